@@ -1,0 +1,74 @@
+"""Reading a sampled turn: free text and Hermes/Qwen3 tool calls. Output is hostile: nothing here raises."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_CALL = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the policy asks for. `arguments` is plain JSON: finite numbers, valid UTF-8 strings."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """A sampled turn. With `parse_error` set there are no tool calls and `text` is the raw turn."""
+
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    parse_error: str | None = None
+
+
+class _Malformed(ValueError):
+    """A tool call that cannot be used; its message goes back to the policy."""
+
+
+def parse_turn(text: str) -> AssistantTurn:
+    """The turn written in `text` (control tokens already removed). A malformed call becomes `parse_error`."""
+    try:
+        calls = tuple(_parse_call(match.group(1)) for match in _CALL.finditer(text))
+        rest = _CALL.sub("", text)
+        if OPEN in rest:
+            raise _Malformed(f"{OPEN} without {CLOSE}")
+        if CLOSE in rest:
+            raise _Malformed(f"{CLOSE} without {OPEN}")
+    except _Malformed as error:
+        return AssistantTurn(text=text, parse_error=str(error))
+    return AssistantTurn(text=rest.strip() if calls else rest, tool_calls=calls)
+
+
+def _parse_call(body: str) -> ToolCall:
+    try:
+        call = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise _Malformed("tool call is nested too deeply") from error
+    except ValueError as error:
+        raise _Malformed(f"tool call is not JSON: {error}") from error
+    if not isinstance(call, dict):
+        raise _Malformed(f"tool call is a JSON {type(call).__name__}, expected an object")
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        raise _Malformed("tool call has no name")
+    if not isinstance(arguments, dict):
+        raise _Malformed(f"arguments of {name!r} are {type(arguments).__name__}, expected an object")
+    _require_plain(call)
+    return ToolCall(name=name, arguments=arguments)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Malformed(f"tool call holds {name}, which is not JSON")
+
+
+def _require_plain(call: dict[str, Any]) -> None:
+    # `1e999` reads as inf and "\ud800" as a lone surrogate: neither survives JSON or protobuf downstream.
+    try:
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise _Malformed(f"tool call holds a value that cannot be sent on: {type(error).__name__}") from error

@@ -1,0 +1,92 @@
+"""/livez, /readyz and /metrics of one process, on their own port, away from its public interface."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What /readyz tells: the phase of the process, and per component why it cannot work now."""
+
+    service: str
+    phase: str
+    reasons: Mapping[str, str]
+
+    @property
+    def ready(self) -> bool:
+        """Running, and no component objects."""
+        return self.phase == "running" and not self.reasons
+
+
+class OpsHttp:
+    """Component that answers orchestrators and Prometheus; up before the others, down after them."""
+
+    name = "ops-http"
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        readiness: Callable[[], Readiness],
+        *,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._readiness = readiness
+        self._registry = registry
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; the one asked for until it is started."""
+        if self._runner is not None and self._runner.addresses:
+            return int(self._runner.addresses[0][1])
+        return self._port
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application()
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            where = f"{self._host}:{self._port}"
+            raise OSError(
+                error.errno,
+                f"cannot listen on {where} for /readyz: {error.strerror}; choose another http_port",
+            ) from error
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def ready(self) -> str | None:
+        """It answers, so it is."""
+        return None
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return web.json_response({"alive": True})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        state = self._readiness()
+        body = {
+            "ready": state.ready,
+            "service": state.service,
+            "phase": state.phase,
+            "reasons": dict(state.reasons),
+        }
+        return web.json_response(body, status=200 if state.ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})

@@ -1,0 +1,79 @@
+"""Traces by OpenTelemetry, configured only by its standard OTEL_* variables.
+
+No exporter variable set: spans still exist, so that ids flow through gRPC, NATS, HTTP and the logs.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+log = logging.getLogger(__name__)
+
+MIN_LINKS: Final = 4096
+"""A training step links to each of its trajectories; the SDK keeps 128 by default, silently."""
+
+
+class UnknownProtocol(ValueError):
+    """OTEL_EXPORTER_OTLP_PROTOCOL asks for something that is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The tracer provider of this process."""
+
+    provider: TracerProvider
+
+    def shutdown(self) -> None:
+        """Send what is buffered, bounded by the exporter's own deadline, and stop."""
+        self.provider.shutdown()
+
+
+def span_limits() -> SpanLimits:
+    """The SDK's limits, except links: at least MIN_LINKS, more if OTEL_SPAN_LINK_COUNT_LIMIT says so."""
+    asked = os.environ.get("OTEL_SPAN_LINK_COUNT_LIMIT", "")
+    return SpanLimits(max_links=max(MIN_LINKS, int(asked) if asked.isdigit() else 0))
+
+
+def setup_telemetry(service: str) -> Telemetry:
+    """Install the global tracer provider of this process; call once, at start-up."""
+    resource = Resource.create({"service.name": service, "service.version": version("upcycle")})
+    provider = TracerProvider(resource=resource, span_limits=span_limits(), shutdown_on_exit=False)
+    exporter = _exporter()
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return Telemetry(provider)
+
+
+def _exporter() -> SpanExporter | None:
+    """OTLP when the standard variables name an endpoint and do not switch traces off."""
+    env = os.environ
+    wanted = env.get("OTEL_TRACES_EXPORTER", "otlp")
+    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if wanted == "none" or not endpoint or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    protocol = (
+        env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or env.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    )
+    return _otlp(protocol)
+
+
+def _otlp(protocol: str) -> SpanExporter:
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+
+        return OverHttp()
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+
+        return OverGrpc()
+    raise UnknownProtocol(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected http/protobuf or grpc")

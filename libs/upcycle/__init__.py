@@ -1,0 +1,53 @@
+"""Upcycle: write an environment once, and the runs that evaluate an agent also train it.
+
+Importing this package loads nothing: every name below is resolved on first use, so that a scenario process,
+a command line and a training client each pay only for what they touch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from upcycle.environment import Environment
+    from upcycle.errors import UpcycleError
+    from upcycle.graders import Rubric
+    from upcycle.rewards import EvaluationResult, SubScore
+    from upcycle.scenario import Answer, Scenario
+    from upcycle.tasks import Task, Taskset
+
+_HOME = {
+    "Answer": "upcycle.scenario",
+    "Environment": "upcycle.environment",
+    "EvaluationResult": "upcycle.rewards",
+    "Rubric": "upcycle.graders",
+    "Scenario": "upcycle.scenario",
+    "SubScore": "upcycle.rewards",
+    "Task": "upcycle.tasks",
+    "Taskset": "upcycle.tasks",
+    "UpcycleError": "upcycle.errors",
+}
+
+__all__ = [
+    "Answer",
+    "Environment",
+    "EvaluationResult",
+    "Rubric",
+    "Scenario",
+    "SubScore",
+    "Task",
+    "Taskset",
+    "UpcycleError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name on first use; an unknown one is an AttributeError that lists the valid ones."""
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'upcycle' has no attribute {name!r}; it offers {', '.join(sorted(_HOME))}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,0 +1,159 @@
+"""`Environment`: the one object an environment's author declares tools and scenarios on."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from upcycle.environment.tools import FunctionTool, Tool, ToolResult
+from upcycle.errors import ArgumentsInvalid, DefinitionError, ToolFailed, UnknownName
+from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+    from upcycle.environment.mcp import McpTools
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A capability an agent may reach through a tunnel, for example an MCP server. url:
+    scheme://host:port/path.
+    """
+
+    name: str
+    protocol: str
+    url: str
+    params: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of `hello`'s `bindings`."""
+        return {"name": self.name, "protocol": self.protocol, "url": self.url, "params": dict(self.params)}
+
+
+class Environment:
+    """What an agent can do (tools) and what it is asked (scenarios).
+
+    Declaring is all that happens at import: MCP servers are started by `open`, per episode process. Module
+    state of the environment's file is private to an episode, because each episode is a forked process.
+
+        env = Environment("incident")
+
+        @env.tool()
+        def search_logs(service: str) -> list[str]: ...
+
+        @env.scenario("investigate")
+        async def investigate(query: str):
+            answer = yield f"Investigate: {query}"
+            yield 1.0 if "pool" in answer else 0.0
+    """
+
+    def __init__(self, name: str, *, version: str = "0.1.0") -> None:
+        if not name or not isinstance(name, str):
+            raise DefinitionError(f"environment name {name!r} is not a non-empty string")
+        self.name = name
+        self.version = version
+        # The file that declares the environment: a Task made from it records where to load it from.
+        self.source = str(sys._getframe(1).f_globals.get("__file__", ""))
+        self.scenarios: dict[str, Scenario] = {}
+        self.bindings: dict[str, Binding] = {}
+        self._tools: dict[str, Tool] = {}
+        self._mcp_config: dict[str, Mapping[str, Any]] = {}
+        self._mcp: McpTools | None = None
+
+    def tool(self, name: str | None = None) -> Callable[[F], F]:
+        """Register a function as a tool; it stays callable as it is. Raises DefinitionError."""
+        if callable(name):
+            raise DefinitionError("@env.tool is missing its parentheses", "write @env.tool()")
+
+        def register(function: F) -> F:
+            self._add_tool(FunctionTool.declare(function, name))
+            return function
+
+        return register
+
+    def scenario(self, name: str | None = None) -> Callable[[ScenarioFunction], Scenario]:
+        """Register a two-yield generator function. Raises DefinitionError."""
+        if callable(name):
+            raise DefinitionError("@env.scenario is missing its parentheses", 'write @env.scenario("name")')
+
+        def register(function: ScenarioFunction) -> Scenario:
+            label = name or function.__name__
+            if label in self.scenarios:
+                raise DefinitionError(f"environment {self.name!r} has two scenarios called {label!r}")
+            declared = declare_scenario(function, label, self)
+            self.scenarios[label] = declared
+            return declared
+
+        return register
+
+    def template(self, name: str | None = None) -> Callable[[ScenarioFunction], Scenario]:
+        """The same as `scenario`, under the name other SDKs use."""
+        return self.scenario(name)
+
+    def bind(self, name: str, protocol: str, url: str, **params: Any) -> None:
+        """Offer a server of this environment to agents through `tunnel.open`."""
+        self.bindings[name] = Binding(name, protocol, url, params)
+
+    def connect_mcp_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+        """Attach the tools of MCP servers: `{"sentry": {"command": …, "args": […], "env": {…}}}` or
+        `{"docs": {"url": …, "headers": {…}}}`. They are started by `open`. Raises DefinitionError."""
+        from upcycle.environment.mcp import check_mcp_config
+
+        self._mcp_config.update(check_mcp_config(config))
+
+    def serve_mcp(self) -> "MCPServer":
+        """An MCP server with the tools of this environment: run it, or mount its `streamable_http_app()`."""
+        from upcycle.environment.mcp import mcp_server
+
+        return mcp_server(self)
+
+    @property
+    def tools(self) -> dict[str, Tool]:
+        """Declared tools and, once `open`ed, those of attached MCP servers."""
+        attached = self._mcp.tools if self._mcp else {}
+        return {**self._tools, **attached}
+
+    async def open(self) -> None:
+        """Start attached MCP servers, if any. Idempotent. Raises ToolFailed when one does not answer."""
+        if self._mcp_config and self._mcp is None:
+            from upcycle.environment.mcp import McpTools
+
+            self._mcp = await McpTools.connect(self._mcp_config, taken=frozenset(self._tools))
+
+    async def close(self) -> None:
+        """Stop attached MCP servers."""
+        if self._mcp is not None:
+            await self._mcp.close()
+            self._mcp = None
+
+    def scenario_named(self, name: str) -> Scenario:
+        """Raises UnknownName with the valid names."""
+        if name not in self.scenarios:
+            known = ", ".join(sorted(self.scenarios)) or "none"
+            raise UnknownName(f"environment {self.name!r} has no scenario {name!r}", f"it has {known}")
+        return self.scenarios[name]
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool as an agent does: refusals and exceptions come back as an error result the agent can
+        read.
+
+        Raises UnknownName only for a tool that does not exist.
+        """
+        tool = self.tools.get(name)
+        if tool is None:
+            raise UnknownName(
+                f"environment {self.name!r} has no tool {name!r}", f"it has {', '.join(self.tools)}"
+            )
+        try:
+            return await tool.call(arguments)
+        except (ArgumentsInvalid, ToolFailed) as error:
+            return ToolResult(str(error), is_error=True)
+
+    def _add_tool(self, tool: Tool) -> None:
+        name = tool.spec.name
+        if name in self._tools:
+            raise DefinitionError(f"environment {self.name!r} has two tools called {name!r}")
+        self._tools[name] = tool

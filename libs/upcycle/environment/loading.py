@@ -1,0 +1,69 @@
+"""Load an environment from a Python file: the one `Environment` it declares."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from upcycle.environment.core import Environment
+from upcycle.errors import DefinitionError, UnknownName
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a Python file once per process, under a name derived from its path.
+
+    The file's folder is importable from it, as with `python file.py`. Raises UnknownName for a missing file;
+    whatever the file itself raises propagates.
+    """
+    resolved = path.resolve()
+    if not resolved.is_file():
+        raise UnknownName(f"no such file: {path}", "give the path of the Python file that declares it")
+    loaded = _already_loaded(resolved)
+    if loaded is not None:
+        return loaded
+    name = f"upcycle_loaded_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise DefinitionError(f"{path} is not a Python file", "environments are declared in .py files")
+    module = importlib.util.module_from_spec(spec)
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(0, str(resolved.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_environment(path: Path | str, name: str | None = None) -> Environment:
+    """The environment that a file declares (or imports). name: which one, if it has several.
+
+    Raises UnknownName or DefinitionError.
+    """
+    module = load_module(Path(path))
+    found = {value.name: value for value in vars(module).values() if isinstance(value, Environment)}
+    if name is not None:
+        if name not in found:
+            raise UnknownName(
+                f"{path} declares no environment {name!r}", f"it has {', '.join(found) or 'none'}"
+            )
+        return found[name]
+    if len(found) != 1:
+        raise DefinitionError(
+            f"{path} declares {len(found)} environments ({', '.join(found) or 'none'})",
+            "name the one to load",
+        )
+    return next(iter(found.values()))
+
+
+def _already_loaded(path: Path) -> ModuleType | None:
+    # `tasks.py` doing `from env import env` and the fleet loading `env.py` by path must meet in one module:
+    # two copies would declare two environments.
+    for module in list(sys.modules.values()):
+        origin = getattr(module, "__file__", None)
+        if origin and module.__name__ != "__main__" and Path(origin).resolve() == path:
+            return module
+    return None

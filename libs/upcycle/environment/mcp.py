@@ -1,0 +1,128 @@
+"""MCP in both directions: tools of attached servers become the environment's tools, and its own are served.
+
+Imported only by environments that use it: the `mcp` package takes most of a second to load.
+"""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from upcycle.environment.tools import FunctionTool, ToolResult, ToolSpec
+from upcycle.errors import DefinitionError, ToolFailed
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.server.mcpserver import MCPServer
+
+    from upcycle.environment.core import Environment
+
+# Seconds for connecting and for one call. A hanging server becomes a typed error, not a hanging episode.
+CONNECT_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 120.0
+
+_STDIO_FIELDS = frozenset({"command", "args", "env", "cwd"})
+_HTTP_FIELDS = frozenset({"url", "headers"})
+
+
+def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The config, or DefinitionError naming the server and the field."""
+    for name, server in config.items():
+        fields = _HTTP_FIELDS if "url" in server else _STDIO_FIELDS
+        if not ("url" in server or "command" in server):
+            raise DefinitionError(f"MCP server {name!r} has neither 'command' nor 'url'")
+        unknown = sorted(set(server) - fields)
+        if unknown:
+            raise DefinitionError(f"MCP server {name!r}: unknown field {unknown[0]!r}", f"use {',
+            '.join(sorted(fields))}")
+    return dict(config)
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """One tool of an attached MCP server, under the name the agent sees."""
+
+    spec: ToolSpec
+    remote_name: str
+    client: "Client"
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Raises ToolFailed when the server is gone or takes too long."""
+        try:
+            result = await self.client.call_tool(
+                self.remote_name, dict(arguments), read_timeout_seconds=CALL_TIMEOUT_S
+            )
+        except Exception as error:
+            raise ToolFailed(f"{self.spec.name}: {type(error).__name__}: {error}") from error
+        text = "\n".join(part.text for part in result.content if part.type == "text")
+        return ToolResult(text, is_error=bool(result.is_error))
+
+
+class McpTools:
+    """The tools of all attached servers; a name that is taken becomes `<server>__<tool>`."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.tools: dict[str, McpTool] = {}
+
+    @classmethod
+    async def connect(cls, config: Mapping[str, Mapping[str, Any]], *, taken: frozenset[str]) -> "McpTools":
+        """Start or reach every server and list its tools. Raises ToolFailed naming the one that fails."""
+        attached = cls(AsyncExitStack())
+        try:
+            for name, server in config.items():
+                await attached._attach(name, server, taken)
+        except BaseException:
+            await attached.close()
+            raise
+        return attached
+
+    async def close(self) -> None:
+        """Disconnect, and stop the servers that were started as programs."""
+        await self._stack.aclose()
+
+    async def _attach(self, name: str, server: Mapping[str, Any], taken: frozenset[str]) -> None:
+        from mcp import Client
+
+        try:
+            transport = await self._transport(server)
+            client = await self._stack.enter_async_context(
+                Client(transport, read_timeout_seconds=CONNECT_TIMEOUT_S)
+            )
+            listed = (await client.list_tools()).tools
+        except Exception as error:
+            raise ToolFailed(f"MCP server {name!r}: {type(error).__name__}: {error}", "is it running?") from
+            error
+        for tool in listed:
+            clash = tool.name in taken or tool.name in self.tools
+            label = f"{name}__{tool.name}" if clash else tool.name
+            spec = ToolSpec(label, tool.description or "", tool.input_schema)
+            self.tools[label] = McpTool(spec, tool.name, client)
+
+    async def _transport(self, server: Mapping[str, Any]) -> Any:
+        if "url" in server:
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            # httpx2's default timeout of 5 s is too short for tools that work.
+            http = httpx2.AsyncClient(
+                headers=dict(server.get("headers", {})), timeout=httpx2.Timeout(CONNECT_TIMEOUT_S,
+                read=CALL_TIMEOUT_S)
+            )
+            return streamable_http_client(server["url"], http_client=await
+            self._stack.enter_async_context(http))
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        return stdio_client(StdioServerParameters(**server))
+
+
+def mcp_server(environment: "Environment") -> "MCPServer":
+    """An MCP server with the environment's own tools; errors of a tool reach the client as `isError` results.
+    """
+    from mcp.server.mcpserver import MCPServer
+
+    server: MCPServer = MCPServer(environment.name, version=environment.version)
+    for name, tool in environment.tools.items():
+        if isinstance(tool, FunctionTool):
+            server.add_tool(tool.function, name=name, description=tool.schema.description)
+    return server

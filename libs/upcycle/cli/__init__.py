@@ -1,0 +1,1 @@
+"""The `upcycle` command. Each command's module is imported when it runs, so that `--help` is instant."""

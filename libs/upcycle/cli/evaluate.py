@@ -1,0 +1,144 @@
+"""`upcycle eval`."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human, print_json
+from upcycle.platform import Platform
+
+if TYPE_CHECKING:
+    from upcycle.api.common.v1.common_pb2 import PolicySelector
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+
+
+async def evaluate(
+    tasks: str,
+    model: str,
+    *,
+    group: int = 1,
+    taskset: str | None = None,
+    channel: Literal["latest", "head"] = "head",
+    at_version: int | None = None,
+    temperature: float = 1.0,
+    max_turns: int | None = None,
+    min_success: float | None = None,
+    timeout_s: float = 3600.0,
+    detach: bool = False,
+    dry_run: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Run every task of TASKS with MODEL and report reward and success.
+
+    Parameters
+    ----------
+    tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
+    model: slug of the model.
+    group: episodes per task.
+    taskset: which taskset of the file.
+    channel: which weights: `head` (promoted) or `latest` (newest published).
+    at_version: exactly this policy version instead of a channel.
+    temperature: sampling temperature.
+    max_turns: turns an episode may take.
+    min_success: exit with 3 when the success rate is lower.
+    timeout_s: give up watching after so many seconds.
+    detach: print the run id and leave.
+    dry_run: load and validate the tasks, submit nothing.
+    as_json: JSON lines: `launch`, then `done`.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.cli import watching
+
+    if dry_run:
+        return _dry_run(tasks, as_json)
+    async with Platform() as platform, remote_errors():
+        name = await watching.register(platform, tasks, taskset)
+        spec = eval_spec(name, selector(model, channel, at_version), group, temperature, max_turns)
+        run = await watching.submit(platform, spec)
+        _launched(run, as_json)
+        if detach:
+            return Exit.OK
+        run = await watching.follow(platform, run.run_id, _progress(), timeout_s=timeout_s)
+    return _report(run, min_success, as_json)
+
+
+def selector(model: str, channel: str, version: int | None) -> "PolicySelector":
+    """Which weights of `model`: a pinned version wins over a channel."""
+    from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, CHANNEL_LATEST, PolicySelector
+
+    if version is not None:
+        return PolicySelector(model=model, pinned_version=version)
+    return PolicySelector(model=model, channel=CHANNEL_HEAD if channel == "head" else CHANNEL_LATEST)
+
+
+def eval_spec(
+    taskset: str, policy: "PolicySelector", group: int, temperature: float = 1.0, max_turns: int | None = None
+) -> "RunSpec":
+    """An evaluation run over `taskset`, `group` episodes per task."""
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
+    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig
+
+    sampling = SamplingConfig(temperature=temperature, max_turns=max_turns)
+    return RunSpec(taskset=taskset, purpose=PURPOSE_EVAL, policy=policy, group_size=group, sampling=sampling)
+
+
+def _dry_run(tasks: str, as_json: bool) -> int:
+    from pathlib import Path
+
+    from upcycle.tasks import load_tasksets
+
+    for taskset in load_tasksets(Path(tasks)):
+        summary = {"taskset": taskset.name, "split": taskset.split, "tasks": len(taskset.tasks), "digest": taskset.digest}
+        if as_json:
+            print_json("dry_run", summary)
+        else:
+            human().print(f"{taskset.name}: {len(taskset.tasks)} tasks, split {taskset.split}, {taskset.digest[:12]}")
+    return Exit.OK
+
+
+def _launched(run: "Run", as_json: bool) -> None:
+    if as_json:
+        print_json("launch", run)
+    human().print(f"run [bold]{run.run_id}[/bold] on {run.spec.taskset} (`upcycle why {run.run_id}` if it waits)")
+
+
+def _progress() -> "Progress":
+    return Progress()
+
+
+class Progress:
+    """One line per change: a bar for a terminal, plain text elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = human()
+        self._last = ""
+
+    def __call__(self, run: "Run") -> None:
+        counts = run.counts
+        line = (
+            f"{counts.settled}/{counts.requested} settled · reward {run.reward_mean:.3f} · "
+            f"success {run.success_rate:.1%} · failed {counts.by_state.get('failed', 0)}"
+        )
+        if line != self._last:
+            self._last = line
+            self._console.print(line, end="\r" if self._console.is_terminal else "\n")
+
+
+def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
+    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
+
+    if as_json:
+        print_json("done", run)
+    else:
+        counts = run.counts
+        print(f"{run.run_id}: success {run.success_rate:.1%}, reward {run.reward_mean:.3f}, {counts.settled} episodes")
+        print(f"read them with: upcycle trajectories list --run {run.run_id}")
+    if run.state != RUN_STATE_COMPLETED:
+        human().print(f"[red]the run did not complete[/red]: {run.failure or 'cancelled'}")
+        return Exit.FAILED
+    if min_success is not None and run.success_rate < min_success:
+        human().print(f"success {run.success_rate:.1%} is below --min-success {min_success:.1%}")
+        return Exit.GATE_UNMET
+    return Exit.OK

@@ -1,0 +1,78 @@
+"""Entry point of `upcycle`: names the commands, turns typed errors into one line and an exit status."""
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+import cyclopts
+
+from upcycle.cli.exits import TABLE, Exit
+from upcycle.cli.output import fail
+
+PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what proves itself."
+
+COMMANDS = {
+    "up": ("upcycle.cli.up:up", "Start the whole platform on this machine."),
+    "demo": ("upcycle.cli.demo:demo", "Close the loop once: evaluate, train, promote, serve."),
+    "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
+    "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
+    "runs": ("upcycle.cli.runs:runs", "List runs, or cancel one."),
+    "why": ("upcycle.cli.why:why", "What is a run waiting for?"),
+    "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
+}
+TRAJECTORY_COMMANDS = {
+    "list": ("upcycle.cli.trajectories:list_trajectories", "Newest trajectories."),
+    "show": ("upcycle.cli.trajectories:show", "Turns, tool calls, reward tree, token log-probabilities."),
+    "export": ("upcycle.cli.trajectories:export", "JSON lines of prompt, completion, reward."),
+}
+MODEL_COMMANDS = {
+    "list": ("upcycle.cli.models:list_models", "Models and their heads."),
+    "import": ("upcycle.cli.models:import_model", "Register a Hugging Face directory as a model."),
+    "fork": ("upcycle.cli.models:fork", "A new model that starts from a checkpoint."),
+    "checkpoints": ("upcycle.cli.models:checkpoints", "The checkpoint tree, oldest first."),
+    "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
+}
+
+
+def build_app() -> cyclopts.App:
+    """The command tree; importing no command."""
+    app = cyclopts.App(name="upcycle", help=PURPOSE, help_epilogue=TABLE, version=version("upcycle"))
+    _add(app, COMMANDS)
+    for name, help_text, commands in (
+        ("trajectories", "What was sampled.", TRAJECTORY_COMMANDS),
+        ("models", "Models, checkpoints, heads.", MODEL_COMMANDS),
+    ):
+        group = cyclopts.App(name=name, help=help_text)
+        _add(group, commands)
+        app.command(group)
+    return app
+
+
+def _add(app: cyclopts.App, commands: dict[str, tuple[str, str]]) -> None:
+    for name, (target, help_text) in commands.items():
+        app.command(target, name=name, help=help_text)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse and run; the exit status."""
+    app = build_app()
+    try:
+        command, bound, _ = app.parse_args(list(arguments), exit_on_error=False, print_error=True)
+    except cyclopts.CycloptsError:
+        return Exit.USAGE
+    try:
+        result = command(*bound.args, **bound.kwargs)
+        status = asyncio.run(result) if inspect.iscoroutine(result) else result
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except Exception as error:
+        return fail(error)
+    return int(status) if isinstance(status, int) else Exit.OK
+
+
+def main() -> NoReturn:
+    """Console script `upcycle`."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""`upcycle models …`."""
+
+import getpass
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human, print_json, result_console
+from upcycle.platform import Platform
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.registry_pb2 import Checkpoint
+    from upcycle.api.registry.v1.service_pb2 import ImportModelRequest, ImportModelResponse
+
+JsonFlag = Annotated[bool, Parameter(name="--json")]
+CHUNK_BYTES = 2 * 1024 * 1024
+POLICY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+async def list_models(*, as_json: JsonFlag = False) -> int:
+    """Models, their heads and newest checkpoints."""
+    from grpc_edge import remote_errors
+
+    from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
+
+    async with Platform() as platform, remote_errors():
+        models = (await platform.registry.ListModels(ListModelsRequest(), timeout=10)).models
+    if as_json:
+        for model in models:
+            print_json("model", model)
+        return Exit.OK
+    rows = ((m.model, f"v{m.head_version}", f"v{m.newest_version}", m.forked_from_checkpoint_id) for m in models)
+    _print_table(("model", "head", "newest", "forked from"), rows)
+    return Exit.OK
+
+
+async def import_model(directory: Path, *, name: str, if_not_exists: bool = False, as_json: JsonFlag = False) -> int:
+    """Register a Hugging Face directory as version 0 of a new model.
+
+    Parameters
+    ----------
+    directory: holds config.json, *.safetensors and the tokenizer's files.
+    name: slug of the new model.
+    if_not_exists: the same weights under that name are fine.
+    as_json: one JSON line.
+    """
+    from grpc_edge import remote_errors
+
+    async with Platform() as platform, remote_errors():
+        answer = await upload(platform, directory, name, if_not_exists=if_not_exists)
+    if as_json:
+        print_json("model", answer.model)
+    else:
+        print(f"{answer.model.model} v0 {answer.base.digest[:12]}")
+    return Exit.OK
+
+
+async def upload(platform: Platform, directory: Path, name: str, *, if_not_exists: bool) -> "ImportModelResponse":
+    """Stream the policy files of `directory` to the registry."""
+    parts = _import_parts(directory, name, if_not_exists)
+    return await platform.registry.ImportModel(parts, timeout=600)
+
+
+async def _import_parts(directory: Path, name: str, if_not_exists: bool) -> AsyncIterator["ImportModelRequest"]:
+    from upcycle.api.registry.v1.service_pb2 import FileChunk, ImportHeader, ImportModelRequest
+
+    if not (directory / "config.json").exists():
+        raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model directory")
+    yield ImportModelRequest(header=ImportHeader(model=name, if_not_exists=if_not_exists))
+    for path in sorted({path for pattern in POLICY_FILES for path in directory.glob(pattern)}):
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                yield ImportModelRequest(chunk=FileChunk(name=path.name, data=data))
+
+
+async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFlag = False) -> int:
+    """A new model that starts from SOURCE's head, or from one of its checkpoints.
+
+    Parameters
+    ----------
+    source: slug of the model to fork.
+    name: slug of the fork.
+    checkpoint: id of the checkpoint to start from; default the head.
+    as_json: one JSON line.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
+
+    request = ForkModelRequest(source_model=source, source_checkpoint_id=checkpoint, model=name)
+    async with Platform() as platform, remote_errors():
+        answer = await platform.registry.ForkModel(request, timeout=60)
+    if as_json:
+        print_json("model", answer.model)
+    else:
+        print(f"{answer.model.model} from {answer.model.forked_from_checkpoint_id} {answer.base.digest[:12]}")
+    return Exit.OK
+
+
+async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
+    """The checkpoint tree of MODEL, oldest first; ▶ marks the head.
+
+    Parameters
+    ----------
+    model: slug.
+    as_json: one JSON line per checkpoint.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+
+    async with Platform() as platform, remote_errors():
+        request = ListCheckpointsRequest(model=model)
+        listed = (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
+    if as_json:
+        for checkpoint in listed:
+            print_json("checkpoint", checkpoint)
+        return Exit.OK
+    _print_table(("", "checkpoint", "state", "step", "held-out", "reason"), map(_checkpoint_row, listed))
+    return Exit.OK
+
+
+def _checkpoint_row(checkpoint: "Checkpoint") -> tuple[str, ...]:
+    from upcycle.api.registry.v1.registry_pb2 import CheckpointState
+
+    state = CheckpointState.Name(checkpoint.state).removeprefix("CHECKPOINT_STATE_").lower()
+    rate = f"{checkpoint.gate.candidate_rate:.1%}" if checkpoint.HasField("gate") else "–"
+    mark = "▶" if checkpoint.is_head else ""
+    return mark, checkpoint.checkpoint_id, state, str(checkpoint.step), rate, checkpoint.reason
+
+
+async def head(
+    model: str,
+    *,
+    set_to: Annotated[str | None, Parameter(name="--set")] = None,
+    reason: str = "set from the command line",
+    as_json: JsonFlag = False,
+) -> int:
+    """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes by hand.
+
+    Parameters
+    ----------
+    model: slug.
+    set_to: checkpoint id that becomes head.
+    reason: written to the audit log.
+    as_json: one JSON line.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest
+
+    async with Platform() as platform, remote_errors():
+        now = (await platform.registry.GetModel(GetModelRequest(model=model), timeout=10)).model
+        if set_to is not None:
+            request = SetHeadRequest(
+                model=model,
+                checkpoint_id=set_to,
+                expected_revision=now.head_revision,
+                actor=getpass.getuser(),
+                reason=reason,
+            )
+            now = (await platform.registry.SetHead(request, timeout=10)).model
+        moves = (await platform.registry.ListHeadMoves(ListHeadMovesRequest(model=model), timeout=10)).moves
+    if as_json:
+        print_json("head", now)
+        return Exit.OK
+    human().print(f"[bold]{model}[/bold] serves {now.head_checkpoint_id} (v{now.head_version})")
+    rows = ((str(m.revision), m.from_checkpoint_id, m.to_checkpoint_id, m.actor, m.reason) for m in moves)
+    _print_table(("revision", "from", "to", "by", "why"), rows)
+    return Exit.OK
+
+
+def _print_table(columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*map(str, row))
+    result_console().print(table)

@@ -1,0 +1,80 @@
+"""Humans read standard error, programs read standard output.
+
+A command prints its result once: as a table or text for people, or as JSON lines with `schema_version` when asked.
+"""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA_VERSION: Final = 1
+
+
+def human() -> "Console":
+    """Console on standard error; honours NO_COLOR and CI."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def result_console() -> "Console":
+    """Console on standard output, for tables that are the result."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_json(kind: str, value: Any) -> None:
+    """One JSON line on standard output: `{"schema_version", "kind", …}`."""
+    line = {"schema_version": SCHEMA_VERSION, "kind": kind, **_fields(value)}
+    sys.stdout.write(json.dumps(line, sort_keys=False) + "\n")
+    sys.stdout.flush()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(
+        value,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        use_integers_for_enums=False,
+    )
+
+
+def fail(error: Exception) -> int:
+    """Say in one line what went wrong; the exit status that fits it. Unknown errors show their traceback."""
+    status = _status_of(error)
+    if "--json" in sys.argv or os.environ.get("UPCYCLE_OUTPUT") == "json":
+        print_json("error", {"error": {"kind": _kind_of(error), "message": str(error)}})
+    if status is None:
+        raise error
+    sys.stderr.write(f"upcycle: {error}\n")
+    return status
+
+
+def _kind_of(error: Exception) -> str:
+    return str(getattr(error, "kind", None) or getattr(error, "reason", None) or type(error).__name__)
+
+
+def _status_of(error: Exception) -> int | None:
+    from grpc_edge import RemoteError, RemoteUnavailable
+
+    from upcycle.errors import UpcycleError
+    from upcycle.platform import PlatformNotFound
+
+    if isinstance(error, PlatformNotFound | RemoteUnavailable):
+        return Exit.UNREACHABLE
+    if isinstance(error, UpcycleError | FileNotFoundError):
+        return Exit.USAGE
+    if isinstance(error, RemoteError):
+        return Exit.FAILED
+    return None

@@ -1,0 +1,36 @@
+"""`upcycle why RUN`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import print_json, result_console
+from upcycle.platform import Platform
+
+
+async def why(run: str, *, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+    """What is RUN waiting for, who owns it, and what to do.
+
+    Parameters
+    ----------
+    run: id of the run, or `last`.
+    as_json: print one JSON line instead of text.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest
+    from upcycle.cli.runs import resolve_run
+
+    async with Platform() as platform, remote_errors():
+        run_id = await resolve_run(platform, run)
+        answer = await platform.tasksets.ExplainRun(ExplainRunRequest(run_id=run_id), timeout=5)
+    if as_json:
+        print_json("why", answer)
+        return Exit.OK
+    out = result_console()
+    out.print(f"[bold]{run_id}[/bold]  {answer.summary}")
+    for reason in answer.waiting_for:
+        out.print(f"  [yellow]{reason.owner}[/yellow]: {reason.what}")
+        out.print(f"      {reason.episodes} episode(s), longest {reason.waiting_s:.1f} s → {reason.remedy}")
+    return Exit.OK

@@ -1,0 +1,130 @@
+"""Where a running platform is, and one client for all of its public services.
+
+Addresses come from `UPCYCLE_PEERS_*`; without them from the state file of the stack that `upcycle up` (or `demo`)
+started in this folder or one above. Nothing connects before `async with`.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from upcycle.errors import UpcycleError
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+    from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
+    from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub
+    from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
+
+STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
+PEERS = ("tasksets", "environments", "trajectories", "training", "registry", "gateway")
+
+
+class PlatformNotFound(UpcycleError, LookupError):
+    """No platform is configured and none was started from this folder."""
+
+    kind = "platform_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """host:port of each public service, the gateway's key file, and where this was learnt."""
+
+    peers: Mapping[str, str]
+    source: str
+    gateway_key_file: Path | None = None
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL for an OpenAI client."""
+        return f"http://{self.peers['gateway']}/v1"
+
+    def gateway_key(self) -> str | None:
+        """The key of a local stack, or UPCYCLE_API_KEY; None when neither is there."""
+        if key := os.environ.get("UPCYCLE_API_KEY"):
+            return key
+        if self.gateway_key_file is not None and self.gateway_key_file.exists():
+            return self.gateway_key_file.read_text().strip()
+        return None
+
+
+def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None = None) -> Addresses:
+    """Addresses from the environment, else from the nearest running stack. Raises PlatformNotFound."""
+    env = os.environ if environ is None else environ
+    named = {
+        peer: env[f"UPCYCLE_PEERS_{peer.upper()}"] for peer in PEERS if f"UPCYCLE_PEERS_{peer.upper()}" in env
+    }
+    if len(named) == len(PEERS):
+        return Addresses(named, "UPCYCLE_PEERS_*")
+    here = (start or Path.cwd()).absolute()
+    for folder in (here, *here.parents):
+        for name in STATE_FILES:
+            if (found := _read_state(folder / name)) is not None:
+                return Addresses({**found.peers, **named}, found.source, found.gateway_key_file)
+    if named:
+        missing = ", ".join(f"UPCYCLE_PEERS_{peer.upper()}" for peer in PEERS if peer not in named)
+        raise PlatformNotFound(
+            f"some service addresses are not set: {missing}", "set them, or run `upcycle up`"
+        )
+    raise PlatformNotFound(
+        f"no running platform was found from {here} upwards",
+        "start one with `upcycle up`, or set UPCYCLE_PEERS_*",
+    )
+
+
+def _read_state(path: Path) -> Addresses | None:
+    if not path.exists():
+        return None
+    state: dict[str, Any] = json.loads(path.read_text())
+    if not _alive(int(state["pid"])):
+        return None
+    key_file = state.get("gateway_key_file")
+    return Addresses(dict(state["peers"]), str(path), Path(key_file) if key_file else None)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Platform:
+    """Stubs of the public gRPC services; `async with Platform() as platform: await platform.tasksets.ListRuns(…)`."""
+
+    tasksets: "TasksetServiceAsyncStub"
+    trajectories: "TrajectoryServiceAsyncStub"
+    training: "TrainingServiceAsyncStub"
+    registry: "RegistryServiceAsyncStub"
+
+    def __init__(self, addresses: Addresses | None = None) -> None:
+        self.addresses = addresses or find_addresses()
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        from grpc_edge import connect  # imported here: grpc takes 100 ms that `--help` need not pay
+        from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+        from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+        from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
+        from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+
+        peers = self.addresses.peers
+
+        async def channel(peer: str) -> Any:
+            return await self._open.enter_async_context(connect(peers[peer]))
+
+        self.tasksets = TasksetServiceStub(await channel("tasksets"))  # type: ignore[assignment]
+        self.trajectories = TrajectoryServiceStub(await channel("trajectories"))  # type: ignore[assignment]
+        self.training = TrainingServiceStub(await channel("training"))  # type: ignore[assignment]
+        self.registry = RegistryServiceStub(await channel("registry"))  # type: ignore[assignment]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()

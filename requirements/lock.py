@@ -1,0 +1,31 @@
+"""Resolve the locks: every version with its hashes, torch apart because its build differs by machine."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RUN_EXTRAS = ("local", "train")
+DEV_EXTRAS = ("local", "train", "postgres", "dev")
+
+
+def wanted(extras: tuple[str, ...]) -> list[str]:
+    """Requirements of the distribution with `extras`, without torch."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    names = list(project["dependencies"])
+    for extra in extras:
+        names += project["optional-dependencies"][extra]
+    return [name for name in names if not name.startswith("torch>")]
+
+
+def lock(target: str, extras: tuple[str, ...], *constraints: str) -> None:
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--generate-hashes", "--no-header", "-q"]
+    command += ["--python-version", "3.11", "--universal", "--no-annotate", "-o", str(HERE / target)]
+    command += [part for name in constraints for part in ("-c", str(HERE / name))]
+    subprocess.run(command, input="\n".join(wanted(extras)), text=True, check=True)
+
+
+if __name__ == "__main__":
+    lock("run.txt", RUN_EXTRAS, "torch.txt")
+    lock("dev.txt", DEV_EXTRAS, "torch.txt", "run.txt")

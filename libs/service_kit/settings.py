@@ -204,6 +204,6 @@ def _describe(cls: type[BaseSettings], detail: Mapping[str, Any], environ: Mappi
         return str(detail["msg"]).removeprefix("Value error, ")
     name = f"{_prefix(cls)}{str(location[0]).upper()}"
     field = cls.model_fields.get(str(location[0]))
-    value = "***" if field and is_secret(field) else repr(redact(environ.get(name, "")))
+    value = "***" if field and is_secret(field) else repr(environ.get(name, ""))
     shown = f"={value}" if name in environ else ""
-    return f"{name}{shown}: {str(detail['msg']).removeprefix('Value error, ')}"
+    return redact(f"{name}{shown}: {str(detail['msg']).removeprefix('Value error, ')}")

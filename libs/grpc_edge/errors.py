@@ -1,0 +1,99 @@
+"""What a caller sees when a remote call fails: one class per reaction, with status, reason and message."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+ERROR_DOMAIN: Final = "upcycle"
+
+
+class RemoteError(Exception):
+    """A call to another service failed. `reason` is its error class in UPPER_SNAKE, or the status name."""
+
+    def __init__(self, what: str, code: grpc.StatusCode, reason: str, message: str) -> None:
+        super().__init__(what, code, reason, message)
+        self.what = what
+        self.code = code
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.code.name} {self.reason}: {self.message}"
+
+
+class RemoteUnavailable(RemoteError):
+    """The service cannot be reached or did not answer in time. Trying again later may work."""
+
+
+class RemoteNotFound(RemoteError):
+    """The thing asked for does not exist."""
+
+
+class RemoteConflict(RemoteError):
+    """Somebody else was faster. Read again, then decide."""
+
+
+class RemoteDenied(RemoteError):
+    """The API key is missing, wrong, or not allowed to do this."""
+
+
+class RemoteRefused(RemoteError):
+    """The request is wrong as it stands. Trying again will not help."""
+
+
+_CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
+    grpc.StatusCode.UNAVAILABLE: RemoteUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: RemoteUnavailable,
+    grpc.StatusCode.NOT_FOUND: RemoteNotFound,
+    grpc.StatusCode.ABORTED: RemoteConflict,
+    grpc.StatusCode.ALREADY_EXISTS: RemoteConflict,
+    grpc.StatusCode.UNAUTHENTICATED: RemoteDenied,
+    grpc.StatusCode.PERMISSION_DENIED: RemoteDenied,
+    grpc.StatusCode.INVALID_ARGUMENT: RemoteRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: RemoteRefused,
+    grpc.StatusCode.OUT_OF_RANGE: RemoteRefused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RemoteRefused,
+    grpc.StatusCode.UNIMPLEMENTED: RemoteRefused,
+}
+
+
+@contextmanager
+def remote_errors(what: str) -> Iterator[None]:
+    """Turn gRPC's errors into RemoteErrors: `with remote_errors("open episode"): await stub.Open(r)`."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise remote_error(what, error) from error
+
+
+def remote_error(what: str, error: grpc.aio.AioRpcError) -> RemoteError:
+    """The typed error for a failed call that was about `what`."""
+    code = error.code()
+    kind = _CLASSES.get(code, RemoteError)
+    return kind(what, code, _reason(error) or code.name, error.details() or "")
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str | None:
+    for key, value in error.trailing_metadata():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            return _reason_in(value)
+    return None
+
+
+def _reason_in(details: bytes) -> str | None:
+    status, info = status_pb2.Status(), error_details_pb2.ErrorInfo()
+    try:
+        status.ParseFromString(details)
+    except DecodeError:  # a proxy's own idea of details: the status code still tells what to do
+        return None
+    for packed in status.details:
+        if packed.Is(info.DESCRIPTOR):
+            packed.Unpack(info)
+            return str(info.reason)
+    return None

@@ -1,0 +1,114 @@
+"""A gRPC server as a component: health, reflection, tracing, guard, bounded graceful stop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry.instrumentation.grpc import aio_server_interceptor
+
+from grpc_edge.guard import OPEN_SERVICES, Guard
+from grpc_edge.limits import MAX_MESSAGE_BYTES, server_options
+from service_kit.deadlines import deadline
+
+T = TypeVar("T")
+
+_BIND_HINT: Final = "is the port taken? choose another grpc_port"
+
+
+class CannotListen(OSError):
+    """The address cannot be bound."""
+
+
+class _ServiceNames:
+    """Stands in for a server while generated code registers a servicer, to learn the service's full name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        self.names += [handler.service_name() for handler in handlers]
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """The same methods again, for the sync server's fast path."""
+
+
+class GrpcServer:
+    """`GrpcServer(host, port).add(add_XServicer_to_server, servicer)`, then start it with the service."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        default_deadline_s: float = 60.0,
+        grace_s: float = 10.0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        api_keys: Sequence[str] = (),
+    ) -> None:
+        """`port` 0: the system chooses. `grace_s`: how long calls in flight may go on after stop."""
+        self.name = "grpc"
+        self._host = host
+        self._port = port
+        self._grace_s = grace_s
+        self._options = server_options(max_message_bytes)
+        self._guard = Guard(default_deadline_s=default_deadline_s, api_keys=tuple(api_keys))
+        self._registrations: list[Callable[[Any], None]] = []
+        self._service_names: list[str] = []
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()
+
+    def add(self, register: Callable[[T, grpc.aio.Server], None], servicer: T) -> Self:
+        """Serve a servicer; `register` is the generated `add_<Service>Servicer_to_server`."""
+        self._registrations.append(lambda server: register(servicer, server))
+        return self
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; the one asked for until it is started."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises CannotListen."""
+        names = _ServiceNames()
+        tracing = aio_server_interceptor(filter_=_is_traced)
+        server = grpc.aio.server(interceptors=[tracing, self._guard], options=self._options)
+        for register in self._registrations:
+            register(names)
+            register(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            [*names.names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+        )
+        try:
+            self._port = server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise CannotListen(f"cannot listen on {self.address}: {error}; {_BIND_HINT}") from error
+        for name in names.names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Tell health watchers, refuse new calls, let calls in flight finish within the grace period."""
+        if self._server is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        async with deadline(f"gRPC server on {self.address} to stop", self._grace_s + 5.0):
+            await self._server.stop(self._grace_s)
+        self._server = None
+
+    def ready(self) -> str | None:
+        """It answers from start to stop."""
+        return None if self._server is not None else "not listening"
+
+
+def _is_traced(details: grpc.HandlerCallDetails) -> bool:
+    return not details.method.startswith(OPEN_SERVICES)

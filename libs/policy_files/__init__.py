@@ -1,0 +1,45 @@
+"""Policy versions as files: published with a manifest last, fetched by digest, never half-visible."""
+
+from policy_files.cache import fetch, prune, verify
+from policy_files.errors import (
+    CorruptPolicy,
+    InvalidManifest,
+    InvalidPolicyDir,
+    PolicyFilesError,
+    UnknownPolicy,
+    VersionTaken,
+)
+from policy_files.manifest import (
+    check_manifest,
+    manifest_bytes,
+    manifest_from_bytes,
+    manifest_key,
+    manifest_ref,
+    policy_digest,
+)
+from policy_files.publishing import PolicyFacts, load, publish
+from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
+
+__all__ = [
+    "CorruptPolicy",
+    "InvalidManifest",
+    "InvalidPolicyDir",
+    "PolicyFacts",
+    "PolicyFilesError",
+    "TensorInfo",
+    "UnknownPolicy",
+    "VersionTaken",
+    "check_manifest",
+    "fetch",
+    "load",
+    "manifest_bytes",
+    "manifest_from_bytes",
+    "manifest_key",
+    "manifest_ref",
+    "policy_digest",
+    "prune",
+    "publish",
+    "read_tensors",
+    "tensors_of_directory",
+    "verify",
+]

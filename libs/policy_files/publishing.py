@@ -1,0 +1,151 @@
+"""Publishing a policy directory: files first, the manifest last, so a version exists whole or not at all.
+
+Guarantees: a version is never overwritten; publishing the same bytes again is success and changes nothing;
+files that the parent already stored are referenced, not stored twice.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from blob_store import BlobRef, BlobStore
+from policy_files.errors import InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
+from policy_files.manifest import (
+    MANIFEST_NAME,
+    check_manifest,
+    manifest_bytes,
+    manifest_from_bytes,
+    manifest_key,
+    policy_digest,
+    version_prefix,
+)
+from policy_files.weights import tensors_of_directory
+from upcycle.api.common.v1.common_pb2 import BlobRef as BlobRefMessage
+from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyFile, PolicyManifest
+
+_SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFacts:
+    """What a manifest says about a version beside its files."""
+
+    model: str
+    version: int
+    created_at: datetime
+    parent: PolicyManifest | None = None
+    """Manifest of the version it was trained from; None for a base model."""
+    run_id: str = ""
+    step: int = 0
+    canary: tuple[CanaryRow, ...] = ()
+    """Rows of token ids with the trainer's log-probabilities; a version with a parent must bring some."""
+    training_config_digest: str = ""
+    dtype: str = "float32"
+    """Of the weights: float32 or bfloat16; it sets the tolerance of the canary."""
+
+
+async def publish(store: BlobStore, directory: Path, facts: PolicyFacts) -> PolicyManifest:
+    """Store every file of a HF directory, then its manifest; returns the manifest that is stored.
+
+    Published before with the same digest: returns the stored manifest, first writer wins.
+    Raises InvalidPolicyDir, InvalidManifest, VersionTaken, and the store's errors.
+    """
+    shas = await asyncio.to_thread(_hash_directory, directory)
+    manifest = _manifest(facts, policy_digest(shas))
+    if (published := await _already_published(store, manifest)) is not None:
+        return published
+    known = {} if facts.parent is None else {file.blob.sha256: file.blob for file in facts.parent.files}
+    for name, sha256 in sorted(shas.items()):
+        blob = known.get(sha256) or await _store_file(store, directory / name, manifest, name, sha256)
+        manifest.files.append(PolicyFile(name=name, blob=blob))
+    check_manifest(manifest)
+    return await _commit(store, manifest)
+
+
+def _manifest(facts: PolicyFacts, digest: str) -> PolicyManifest:
+    manifest = PolicyManifest(
+        model=facts.model,
+        version=facts.version,
+        run_id=facts.run_id,
+        step=facts.step,
+        digest=digest,
+        canary=facts.canary,
+        training_config_digest=facts.training_config_digest,
+        dtype=facts.dtype,
+    )
+    manifest.created_at.FromDatetime(facts.created_at)
+    if facts.parent is not None:
+        manifest.parent_version = facts.parent.version
+        if not facts.canary:
+            raise InvalidManifest(
+                f"{facts.model!r} v{facts.version} has a parent but no canary rows: no reload could be proven"
+            )
+    return manifest
+
+
+async def load(store: BlobStore, model: str, version: int) -> PolicyManifest:
+    """The stored manifest of a version, checked. Raises UnknownPolicy, InvalidManifest."""
+    data = await store.read(manifest_key(model, version))
+    if data is None:
+        raise UnknownPolicy(f"no policy {model!r} v{version} is published ({manifest_key(model, version)})")
+    return manifest_from_bytes(data)
+
+
+async def _store_file(
+    store: BlobStore, path: Path, manifest: PolicyManifest, name: str, sha256: str
+) -> BlobRefMessage:
+    # The content is in the key: a half-published attempt with other bytes cannot clobber this one.
+    key = f"{version_prefix(manifest.model, manifest.version)}/{sha256[:16]}/{name}"
+    ref = await store.put_file(key, path)
+    if ref.sha256 != sha256:
+        raise InvalidPolicyDir(f"{path} changed while it was being published")
+    return BlobRefMessage(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
+
+
+async def _commit(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest:
+    key = manifest_key(manifest.model, manifest.version)
+    ref: BlobRef | None = await store.put_if_absent(key, manifest_bytes(manifest))
+    if ref is not None:
+        return manifest
+    published = await _already_published(store, manifest)
+    if published is None:
+        raise UnknownPolicy(f"{key} was there a moment ago and is gone; who deletes published policies?")
+    return published
+
+
+async def _already_published(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest | None:
+    data = await store.read(manifest_key(manifest.model, manifest.version))
+    if data is None:
+        return None
+    published = manifest_from_bytes(data)
+    if published.digest != manifest.digest:
+        raise VersionTaken(
+            f"{manifest.model!r} v{manifest.version} is published with digest {published.digest}, "
+            f"not {manifest.digest}; versions are never reused, publish as a newer one"
+        )
+    return published
+
+
+def _hash_directory(directory: Path) -> Mapping[str, str]:
+    if not directory.is_dir():
+        raise InvalidPolicyDir(f"{directory} is not a directory")
+    tensors_of_directory(directory)
+    shas: dict[str, str] = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.is_file() and path.suffix in _SUFFIXES and name != MANIFEST_NAME:
+            shas[name] = file_sha256(path)
+    return shas
+
+
+def file_sha256(path: Path) -> str:
+    """Lower-case hex sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from upcycle.errors import TasksetInvalid, UnknownName
 
 if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.taskset_pb2 import Taskset as WireTaskset
     from upcycle.scenario import Scenario
 
 Split = Literal["train", "held_out"]
@@ -146,6 +147,12 @@ class Taskset:
         from upcycle.taskset_files import save_taskset
 
         save_taskset(self, Path(path))
+
+    def to_wire(self) -> "WireTaskset":
+        """As the protobuf message that `RegisterTaskset` takes."""
+        from upcycle.wire import taskset_to_wire
+
+        return taskset_to_wire(self)
 
     def _check(self) -> None:
         if self.split not in get_args(Split):

@@ -1,6 +1,7 @@
 """Load an environment from a Python file: the one `Environment` it declares."""
 
 import hashlib
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ from upcycle.errors import DefinitionError, UnknownName
 
 
 def load_module(path: Path) -> ModuleType:
-    """Import a Python file once per process, under a name derived from its path.
+    """Import a Python file once per process.
 
-    The file's folder is importable from it, as with `python file.py`. Raises UnknownName for a missing file;
-    whatever the file itself raises propagates.
+    A file inside a package is imported by its dotted name, with the folder of the topmost package importable.
+    A file in a plain folder gets a name derived from its path, and its folder is importable from it, as with
+    `python file.py`. Raises UnknownName for a missing file; whatever the file itself raises propagates.
     """
     resolved = path.resolve()
     if not resolved.is_file():
@@ -22,13 +24,16 @@ def load_module(path: Path) -> ModuleType:
     loaded = _already_loaded(resolved)
     if loaded is not None:
         return loaded
+    root, dotted = _package_of(resolved)
+    if root is not None:
+        _make_importable(root)
+        return importlib.import_module(dotted)
     name = f"upcycle_loaded_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise DefinitionError(f"{path} is not a Python file", "environments are declared in .py files")
     module = importlib.util.module_from_spec(spec)
-    if str(resolved.parent) not in sys.path:
-        sys.path.insert(0, str(resolved.parent))
+    _make_importable(resolved.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -67,3 +72,19 @@ def _already_loaded(path: Path) -> ModuleType | None:
         if origin and module.__name__ != "__main__" and Path(origin).resolve() == path:
             return module
     return None
+
+
+def _package_of(path: Path) -> tuple[Path | None, str]:
+    """(folder that holds the topmost package, dotted module name); (None, "") outside any package."""
+    names = [] if path.name == "__init__.py" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    is_packaged = folder != path.parent
+    return (folder, ".".join(names)) if is_packaged else (None, "")
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -33,8 +33,9 @@ def check_mcp_config(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Mappi
             raise DefinitionError(f"MCP server {name!r} has neither 'command' nor 'url'")
         unknown = sorted(set(server) - fields)
         if unknown:
-            raise DefinitionError(f"MCP server {name!r}: unknown field {unknown[0]!r}", f"use {',
-            '.join(sorted(fields))}")
+            raise DefinitionError(
+                f"MCP server {name!r}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(fields))}"
+            )
     return dict(config)
 
 
@@ -91,8 +92,9 @@ class McpTools:
             )
             listed = (await client.list_tools()).tools
         except Exception as error:
-            raise ToolFailed(f"MCP server {name!r}: {type(error).__name__}: {error}", "is it running?") from
-            error
+            raise ToolFailed(
+                f"MCP server {name!r}: {type(error).__name__}: {error}", "is it running?"
+            ) from error
         for tool in listed:
             clash = tool.name in taken or tool.name in self.tools
             label = f"{name}__{tool.name}" if clash else tool.name
@@ -106,18 +108,20 @@ class McpTools:
 
             # httpx2's default timeout of 5 s is too short for tools that work.
             http = httpx2.AsyncClient(
-                headers=dict(server.get("headers", {})), timeout=httpx2.Timeout(CONNECT_TIMEOUT_S,
-                read=CALL_TIMEOUT_S)
+                headers=dict(server.get("headers", {})),
+                timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=CALL_TIMEOUT_S),
             )
-            return streamable_http_client(server["url"], http_client=await
-            self._stack.enter_async_context(http))
+            return streamable_http_client(
+                server["url"], http_client=await self._stack.enter_async_context(http)
+            )
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         return stdio_client(StdioServerParameters(**server))
 
 
 def mcp_server(environment: "Environment") -> "MCPServer":
-    """An MCP server with the environment's own tools; errors of a tool reach the client as `isError` results.
+    """An MCP server with the environment's own tools; a tool's error reaches the client as an `isError`
+    result.
     """
     from mcp.server.mcpserver import MCPServer
 

@@ -1,0 +1,186 @@
+"""The runner's side of the control channel: one connection, calls matched to replies by id."""
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from upcycle.environment.channel import frames
+from upcycle.environment.channel.frames import ChannelClosed, ChannelError
+from upcycle.environment.channel.lines import LineProtocol
+from upcycle.environment.channel.server import EXTENSION
+from upcycle.environment.tools import ToolResult, ToolSpec
+from upcycle.errors import UpcycleError
+
+CONNECT_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 60.0
+
+
+class ChannelTimeout(UpcycleError, TimeoutError):
+    """The environment did not answer a call in time; it may still be at it."""
+
+    kind = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What `hello` said. speaks_tools: `tools.*` and trajectories in grade are understood."""
+
+    session_id: str
+    name: str
+    version: str
+    bindings: tuple[Mapping[str, Any], ...]
+    speaks_tools: bool
+
+
+class ControlChannel:
+    """One open control channel. Every call has a deadline and raises ChannelError (the environment refused or
+    failed), ChannelTimeout or ChannelClosed."""
+
+    def __init__(self, lines: LineProtocol) -> None:
+        self._lines = lines
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.ensure_future(self._read())
+        self.welcome: Welcome | None = None
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Self:
+        """On a connected socket, for example one end of a socketpair."""
+        _, lines = await asyncio.get_running_loop().create_connection(LineProtocol, sock=sock)
+        return cls(lines)
+
+    @classmethod
+    async def connect(cls, url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
+        """To tcp://host:port or unix:///path. Raises ChannelClosed when nobody answers there."""
+        loop, where = asyncio.get_running_loop(), urlsplit(url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if where.scheme == "unix":
+                    _, lines = await loop.create_unix_connection(LineProtocol, where.path)
+                elif where.scheme == "tcp" and where.hostname and where.port:
+                    _, lines = await loop.create_connection(LineProtocol, where.hostname, where.port)
+                else:
+                    raise ChannelError(
+                        frames.INVALID_PARAMS,
+                        f"cannot connect to {url!r}; use tcp://host:port or unix:///path",
+                    )
+        except (OSError, TimeoutError) as error:
+            raise ChannelClosed(f"no environment answers at {url}: {error or 'timed out'}") from error
+        return cls(lines)
+
+    async def hello(self, session_id: str | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Welcome:
+        """Open a session, or resume a parked one; also the heartbeat."""
+        params = {} if session_id is None else {"session_id": session_id}
+        reply = await self.call("hello", params, timeout_s=timeout_s)
+        env = reply.get("env") or {}
+        extensions = reply.get("extensions") or ()
+        self.welcome = Welcome(
+            reply["session_id"],
+            env.get("name", ""),
+            env.get("version", ""),
+            tuple(reply.get("bindings") or ()),
+            EXTENSION in extensions,
+        )
+        return self.welcome
+
+    async def list_tasks(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
+        """Rows `{id, description, args: JSON schema}`."""
+        return list((await self.call("tasks.list", {}, timeout_s=timeout_s))["tasks"])
+
+    async def start(
+        self, task_id: str, args: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> str | list[dict[str, Any]]:
+        """Start a task; returns its prompt, a text or messages."""
+        reply = await self.call("tasks.start", {"id": task_id, "args": dict(args)}, timeout_s=timeout_s)
+        prompt: str | list[dict[str, Any]] = reply["prompt"]
+        return prompt
+
+    async def list_tools(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[ToolSpec]:
+        """The tools of an environment that speaks them."""
+        reply = await self.call("tools.list", {}, timeout_s=timeout_s)
+        return [ToolSpec(row["name"], row["description"], row["parameters"]) for row in reply["tools"]]
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> ToolResult:
+        """Call a tool; what it refuses or raises is a ToolResult with is_error."""
+        params = {"name": name, "arguments": dict(arguments)}
+        reply = await self.call("tools.call", params, timeout_s=timeout_s)
+        return ToolResult(reply["content"], bool(reply.get("is_error", False)))
+
+    async def grade(
+        self,
+        answer: Any,
+        trajectory: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Grade the task in progress; returns the evaluation as a row (`score`, `subscores`, …)."""
+        params: dict[str, Any] = {"answer": answer}
+        if trajectory is not None and self.welcome is not None and self.welcome.speaks_tools:
+            params["trajectory"] = dict(trajectory)
+        return await self.call("tasks.grade", params, timeout_s=timeout_s)
+
+    async def cancel(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Drop the task; a start or grade in progress fails."""
+        await self.call("tasks.cancel", {}, timeout_s=timeout_s)
+
+    async def bye(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Take leave; the other side closes."""
+        await self.call("bye", {}, timeout_s=timeout_s)
+
+    async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """One JSON-RPC call."""
+        call_id = next(self._ids)
+        frame = {"jsonrpc": "2.0", "id": call_id, "method": method, "params": dict(params)}
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = reply
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._lines.send(frames.encode(frame))
+                if self._reader.done():
+                    raise ChannelClosed("the control channel was closed by the other side")
+                return await reply
+        except TimeoutError as error:
+            raise ChannelTimeout(f"{method} got no answer within {timeout_s:g} s") from error
+        finally:
+            self._waiting.pop(call_id, None)
+
+    async def close(self) -> None:
+        """Hang up at once. Idempotent."""
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        if self._lines.transport is not None:
+            self._lines.transport.abort()
+
+    async def _read(self) -> None:
+        ended: UpcycleError = ChannelClosed("the control channel was closed here")
+        try:
+            while True:
+                self._settle(frames.decode(await self._lines.read_line()))
+        except UpcycleError as error:
+            ended = error
+        finally:
+            for reply in self._waiting.values():
+                if not reply.done():
+                    reply.set_exception(ended)
+
+    def _settle(self, frame: frames.Frame) -> None:
+        reply = self._waiting.get(frame.get("id", 0))
+        error = frame.get("error")
+        if error is not None:
+            failure = ChannelError(
+                int(error.get("code", frames.SERVER_ERROR)),
+                str(error.get("message", "")),
+                str((error.get("data") or {}).get("kind", "")),
+            )
+            if frame.get("id") is None:
+                raise failure
+            if reply is not None and not reply.done():
+                reply.set_exception(failure)
+        elif reply is not None and not reply.done():
+            reply.set_result(frame.get("result") or {})

@@ -1,0 +1,74 @@
+"""Frames of the control channel: compact JSON-RPC 2.0 objects, one per line, at most 16 MiB each."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from upcycle.errors import UpcycleError
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600  # wrong moment: no task in progress, unknown session, a call while another runs
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+SERVER_ERROR = -32000  # anything raised; message is its text, data.kind its type
+
+Frame = dict[str, Any]
+
+
+class ChannelError(UpcycleError):
+    """An error frame: `code` as above, `error_kind` the stable word of what failed (scenario_error, …)."""
+
+    kind = "channel_error"
+
+    def __init__(self, code: int, message: str, error_kind: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.error_kind = error_kind
+
+
+class FrameTooLarge(ChannelError):
+    """A frame above 16 MiB: the connection ends after its error frame."""
+
+    def __init__(self, size: int) -> None:
+        limit = f"limit {MAX_FRAME_BYTES} bytes"
+        super().__init__(SERVER_ERROR, f"frame of at least {size} bytes, {limit}", "frame_too_large")
+
+
+class ChannelClosed(UpcycleError, ConnectionError):
+    """The other side went away, or the channel broke."""
+
+    kind = "environment_lost"
+
+
+def encode(frame: Mapping[str, Any]) -> bytes:
+    """One line. Raises FrameTooLarge."""
+    line = json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    if len(line) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(len(line))
+    return line + b"\n"
+
+
+def decode(line: bytes) -> Frame:
+    """The object of one line. Raises ChannelError (PARSE_ERROR or INVALID_REQUEST)."""
+    try:
+        frame = json.loads(line)
+    except ValueError as error:
+        raise ChannelError(PARSE_ERROR, f"frame is not JSON: {error}") from error
+    if not isinstance(frame, dict):
+        raise ChannelError(INVALID_REQUEST, f"frame is a {type(frame).__name__}, not an object")
+    return frame
+
+
+def result_frame(call_id: Any, result: Mapping[str, Any]) -> Frame:
+    """The reply of a call that worked."""
+    return {"jsonrpc": "2.0", "id": call_id, "result": dict(result)}
+
+
+def error_frame(call_id: Any, error: ChannelError) -> Frame:
+    """The reply of a call that did not. id is null where the call could not be read."""
+    body: Frame = {"code": error.code, "message": str(error) or "error"}
+    if error.error_kind:
+        body["data"] = {"kind": error.error_kind}
+    return {"jsonrpc": "2.0", "id": call_id, "error": body}

@@ -1,0 +1,175 @@
+"""A session of the control channel: at most one task in progress, kept while nobody is connected."""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
+from upcycle.errors import UnknownName, UpcycleError
+from upcycle.scenario import Answer, ScenarioPlay, Transcript
+
+if TYPE_CHECKING:
+    from upcycle.environment.core import Environment
+
+
+class Session:
+    """The state behind one `hello`; `cancel` interrupts the start or grade in progress."""
+
+    def __init__(self, environment: "Environment") -> None:
+        self.session_id = f"sess-{secrets.token_hex(8)}"
+        self._environment = environment
+        self._play: ScenarioPlay | None = None
+        self._running: asyncio.Task[dict[str, Any]] | None = None
+
+    @property
+    def has_task(self) -> bool:
+        """A task was started and not yet graded or cancelled."""
+        return self._play is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """A start or grade is running."""
+        return self._running is not None
+
+    async def start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Play a scenario to its prompt; a task already held is dropped. Raises ChannelError."""
+        self._refuse_if_busy()
+        return await self._interruptible(self._start(name, arguments))
+
+    async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Send the answer in and take the reward; consumes the task. Raises ChannelError."""
+        self._refuse_if_busy()
+        if self._play is None:
+            raise ChannelError(INVALID_REQUEST, "no task in progress; call tasks.start first")
+        return await self._interruptible(self._grade(answer, trajectory))
+
+    async def cancel(self) -> dict[str, Any]:
+        """Interrupt a running start or grade and drop the task."""
+        await self.interrupt()
+        await self._drop()
+        return {"cancelled": True}
+
+    async def interrupt(self) -> None:
+        """Stop a running start or grade, if any; its own caller gets an error."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def _start(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        await self._drop()
+        try:
+            play = self._environment.scenario_named(name).play(arguments)
+        except UpcycleError as error:
+            raise ChannelError(INVALID_PARAMS, str(error), error.kind) from error
+        try:
+            prompt = await play.start()
+        except asyncio.CancelledError:
+            await play.close()
+            raise
+        self._play = play
+        return {"prompt": prompt}
+
+    async def _grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
+        play, self._play = self._play, None
+        assert play is not None  # noqa: S101 - checked by grade
+        transcript = Transcript.from_json(trajectory) if trajectory else None
+        try:
+            return (await play.grade(Answer(answer, transcript))).to_json()
+        except asyncio.CancelledError:
+            await play.close()
+            raise
+
+    async def _drop(self) -> None:
+        play, self._play = self._play, None
+        if play is not None:
+            await play.close()
+
+    def _refuse_if_busy(self) -> None:
+        if self._running is not None:
+            raise ChannelError(
+                INVALID_REQUEST, "a start or grade is running; wait for it or call tasks.cancel"
+            )
+
+    async def _interruptible(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        task = asyncio.ensure_future(work)
+        self._running = task
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            self._running = None
+        if task.cancelled():
+            raise ChannelError(SERVER_ERROR, "cancelled", "cancelled")
+        return task.result()
+
+
+class Sessions:
+    """Sessions of one served environment: those connected, and those parked with a task."""
+
+    def __init__(self, environment: "Environment") -> None:
+        self._environment = environment
+        self._live: dict[str, Session] = {}
+        self._parked: dict[str, Session] = {}
+
+    def open(self, session_id: str | None) -> Session:
+        """A new session, or the parked one of that id. Raises ChannelError for an unknown or live id."""
+        if session_id is None:
+            session = Session(self._environment)
+        elif session_id in self._parked:
+            session = self._parked.pop(session_id)
+        else:
+            state = "in use by another connection" if session_id in self._live else "unknown"
+            raise ChannelError(INVALID_REQUEST, f"session {session_id!r} is {state}")
+        self._live[session.session_id] = session
+        return session
+
+    def resume_only(self) -> Session:
+        """The one parked session, for a client that lost its id. Raises ChannelError unless there is exactly
+        one.
+        """
+        if len(self._parked) != 1:
+            raise ChannelError(INVALID_REQUEST, f"no task in progress ({len(self._parked)} parked)")
+        return self.open(next(iter(self._parked)))
+
+    async def release(self, session: Session) -> None:
+        """The connection is gone: a running grade is aborted, a started task is parked."""
+        await session.interrupt()
+        self._live.pop(session.session_id, None)
+        if session.has_task:
+            self._parked[session.session_id] = session
+
+    def forget(self, session: Session) -> None:
+        """The client replaced this session by another."""
+        self._live.pop(session.session_id, None)
+
+
+def arguments_of(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`params[name]` as an object, `{}` when absent. Raises ChannelError."""
+    value = params.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ChannelError(INVALID_PARAMS, f"{name} is a {type(value).__name__}, not an object")
+    return value
+
+
+def text_param(params: Mapping[str, Any], name: str) -> str:
+    """`params[name]` as text. Raises ChannelError."""
+    value = params.get(name)
+    if not isinstance(value, str):
+        raise ChannelError(INVALID_PARAMS, f"{name} is {type(value).__name__}, not text")
+    return value
+
+
+def as_channel_error(error: Exception) -> ChannelError:
+    """Any failure as an error frame's content, its kind kept."""
+    if isinstance(error, ChannelError):
+        return error
+    if isinstance(error, UnknownName):
+        return ChannelError(INVALID_PARAMS, str(error), error.kind)
+    kind = error.kind if isinstance(error, UpcycleError) else "error"
+    return ChannelError(SERVER_ERROR, str(error) or type(error).__name__, kind)

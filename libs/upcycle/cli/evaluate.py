@@ -87,9 +87,9 @@ def eval_spec(
 def _dry_run(tasks: str, as_json: bool) -> int:
     from pathlib import Path
 
-    from upcycle.tasks import load_tasksets
+    from upcycle.cli.watching import load_all
 
-    for taskset in load_tasksets(Path(tasks)):
+    for taskset in load_all(Path(tasks)).values():
         summary = {"taskset": taskset.name, "split": taskset.split, "tasks": len(taskset.tasks), "digest": taskset.digest}
         if as_json:
             print_json("dry_run", summary)

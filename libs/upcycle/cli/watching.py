@@ -10,6 +10,7 @@ from upcycle.errors import UpcycleError
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
     from upcycle.platform import Platform
+    from upcycle.tasks import Taskset
 
 FINAL_STATES = ("RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED")
 
@@ -26,21 +27,33 @@ async def register(platform: "Platform", source: str, name: str | None = None) -
     Raises AmbiguousTaskset when the file defines several and `name` says nothing.
     """
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest, RegisterTasksetRequest
-    from upcycle.tasks import load_tasksets
+    from upcycle.wire import taskset_to_wire
 
     path = Path(source)
     if path.suffix not in (".py", ".json", ".jsonl"):
         await platform.tasksets.GetTaskset(GetTasksetRequest(name=source), timeout=10)
         return source
-    found = {taskset.name: taskset for taskset in load_tasksets(path)}
+    found = load_all(path)
     for taskset in found.values():
-        await platform.tasksets.RegisterTaskset(RegisterTasksetRequest(taskset=taskset.to_wire()), timeout=60)
+        request = RegisterTasksetRequest(taskset=taskset_to_wire(taskset))
+        await platform.tasksets.RegisterTaskset(request, timeout=60)
     if name is None and len(found) > 1:
         raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}")
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")
     return chosen
+
+
+def load_all(path: Path) -> "dict[str, Taskset]":
+    """Every taskset of a tasks file, by name."""
+    from upcycle.tasks import Taskset
+    from upcycle.taskset_files import tasksets_in
+
+    if path.suffix == ".py":
+        return tasksets_in(path)
+    taskset = Taskset.load(path)
+    return {taskset.name: taskset}
 
 
 async def submit(platform: "Platform", spec: "RunSpec", *, request_id: str | None = None) -> "Run":

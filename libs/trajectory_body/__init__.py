@@ -1,0 +1,5 @@
+"""Stored trajectory bodies: protobuf in one zstd frame, at a key that follows from the episode."""
+
+from trajectory_body.codec import MAX_PLAIN_BYTES, MalformedBody, body_key, pack, unpack
+
+__all__ = ["MAX_PLAIN_BYTES", "MalformedBody", "body_key", "pack", "unpack"]

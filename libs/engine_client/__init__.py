@@ -1,0 +1,31 @@
+"""One client for every policy engine: vLLM's HTTP wire, as vLLM 0.32 and the embedded engine speak it."""
+
+from engine_client.client import EngineClient
+from engine_client.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineRejected,
+    EngineUnavailable,
+    GenerationAborted,
+    MalformedReply,
+)
+from engine_client.labels import pinned_name, proven_label, unproven_label, version_of_label
+from engine_client.types import FinishReason, Generation, SamplingParams, TokenSpan
+
+__all__ = [
+    "ContextOverflow",
+    "EngineClient",
+    "EngineError",
+    "EngineRejected",
+    "EngineUnavailable",
+    "FinishReason",
+    "Generation",
+    "GenerationAborted",
+    "MalformedReply",
+    "SamplingParams",
+    "TokenSpan",
+    "pinned_name",
+    "proven_label",
+    "unproven_label",
+    "version_of_label",
+]

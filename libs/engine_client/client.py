@@ -1,0 +1,235 @@
+"""Sampling from, scoring with and steering one engine.
+
+Guarantees: tokens in, tokens out; every sampled token is stamped with a proven policy version or the call
+raises; an abort never looks like a completion; every call has a deadline.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from engine_client import replies
+from engine_client.errors import EngineRejected, EngineUnavailable
+from engine_client.labels import pinned_version, version_of_label
+from engine_client.transport import Transport
+from engine_client.types import Generation, SamplingParams
+
+_ADMIN_S: Final = 120.0
+_PROOF_S: Final = 15.0
+_PROOF_POLL_S: Final = 0.02
+_MAX_SEED: Final = 2**63 - 1
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+class EngineClient:
+    """Client of one engine process. Create it anywhere, use it in one event loop, `close` it."""
+
+    def __init__(self, base_url: str, *, new_seed: Callable[[], int] | None = None) -> None:
+        """`base_url`: origin without /v1. `new_seed`: seeds for requests without one, 0 .. 2**63 - 1."""
+        self.base_url = base_url.rstrip("/")
+        self._http = Transport(base_url)
+        self._new_seed = new_seed or (lambda: secrets.randbelow(_MAX_SEED))
+        self._has_generate = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    async def generate(
+        self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float = 120.0
+    ) -> Generation:
+        """Sample one completion of `prompt_ids`. Cancelling the call aborts the request in the engine.
+
+        Raises ContextOverflow, EngineRejected, GenerationAborted, EngineUnavailable.
+        """
+        if self._has_generate:
+            try:
+                return await self._generate_exactly(model, prompt_ids, sampling, timeout_s)
+            except EngineRejected as error:
+                if error.status not in (403, 404) or not replies.lacks_generate(error.message):
+                    raise
+                self._has_generate = False
+        return await self._generate_by_completions(model, prompt_ids, sampling, timeout_s)
+
+    async def prompt_logprobs(
+        self, model: str, token_ids: Sequence[int], *, timeout_s: float = 60.0
+    ) -> list[float]:
+        """Log-probability (temperature 1) of each of `token_ids[1:]` given its prefix."""
+        body = {
+            "model": model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+        }
+        reply = await self._http.post("/v1/completions", body, timeout_s=timeout_s)
+        return replies.prompt_logprobs(reply, token_ids)
+
+    async def score_while_paused(
+        self, rows: Sequence[Sequence[int]], *, timeout_s: float = 60.0
+    ) -> list[list[float]] | None:
+        """As `prompt_logprobs` for many rows by the loaded weights, also while paused.
+
+        None where the engine has no such method (vLLM): it answers no request until it is resumed.
+        """
+        if await self._kind() != "embedded":
+            return None
+        found = await self._rpc("prompt_logprobs", {"rows": [list(row) for row in rows]}, timeout_s)
+        return replies.scored_rows(found, rows)
+
+    async def chat(self, body: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
+        """One /v1/chat/completions exchange as it is on the wire, for those who pass it on."""
+        return replies.mapping(
+            await self._http.post("/v1/chat/completions", body, timeout_s=timeout_s), "/v1/chat/completions"
+        )
+
+    def chat_stream(self, body: Mapping[str, Any], *, idle_timeout_s: float = 60.0) -> AsyncIterator[bytes]:
+        """The JSON chunks of a streamed chat completion; `body` must say `stream: true`."""
+        return self._http.stream("/v1/chat/completions", body, idle_timeout_s=idle_timeout_s)
+
+    async def health(self, *, timeout_s: float = 5.0) -> bool:
+        """Whether the engine says that it is alive; False also when it cannot be reached."""
+        try:
+            await self._http.get("/health", timeout_s=timeout_s)
+        except (EngineUnavailable, EngineRejected):
+            return False
+        return True
+
+    async def models(self, *, timeout_s: float = 10.0) -> dict[str, int]:
+        """Served name -> max_model_len, pinned names included."""
+        return replies.models(await self._http.get("/v1/models", timeout_s=timeout_s))
+
+    async def pause(self, mode: PauseMode = "keep", *, timeout_s: float = _ADMIN_S) -> None:
+        """Stop sampling. keep: requests in flight freeze and go on after `resume`; new ones wait."""
+        await self._http.post(f"/pause?mode={mode}", None, timeout_s=timeout_s)
+
+    async def resume(self, *, timeout_s: float = _ADMIN_S) -> None:
+        """Go on sampling."""
+        await self._http.post("/resume", None, timeout_s=timeout_s)
+
+    async def is_paused(self, *, timeout_s: float = 10.0) -> bool:
+        """Whether `pause` is in force."""
+        reply = replies.mapping(await self._http.get("/is_paused", timeout_s=timeout_s), "/is_paused")
+        return bool(reply.get("is_paused"))
+
+    async def reload_weights(self, directory: Path, *, timeout_s: float = _ADMIN_S) -> None:
+        """Load the weights of a HF directory (on the engine's disk) over the served ones, in place.
+
+        A failure leaves vLLM without usable weights: load good ones before you resume it.
+        """
+        await self._rpc("reload_weights", {"weights_path": str(directory)}, timeout_s)
+
+    async def update_weight_version(self, label: str, *, timeout_s: float = 30.0) -> None:
+        """Stamp tokens that are sampled from now on with `label` (see `labels`)."""
+        await self._http.post("/update_weight_version", {"new_version": label}, timeout_s=timeout_s)
+
+    async def weight_version(self, *, timeout_s: float = 10.0) -> str:
+        """The label that tokens are stamped with now."""
+        return replies.weight_label(await self._http.get("/weight_info", timeout_s=timeout_s))
+
+    async def reset_prefix_cache(
+        self, *, recompute_running: bool = False, timeout_s: float = _ADMIN_S
+    ) -> None:
+        """Forget cached prompt prefixes; `recompute_running`: those of frozen requests too."""
+        query = "?reset_running_requests=true" if recompute_running else ""
+        await self._http.post(f"/reset_prefix_cache{query}", None, timeout_s=timeout_s)
+
+    async def load_adapter(self, name: str, directory: Path, *, timeout_s: float = _ADMIN_S) -> None:
+        """Serve another policy under `name` beside the main one."""
+        body = {"lora_name": name, "lora_path": str(directory)}
+        await self._http.post("/v1/load_lora_adapter", body, timeout_s=timeout_s)
+
+    async def unload_adapter(self, name: str, *, timeout_s: float = _ADMIN_S) -> None:
+        """Stop serving `name`; requests in flight on it are finished first."""
+        await self._http.post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=timeout_s)
+
+    async def _rpc(self, method: str, kwargs: Mapping[str, Any], timeout_s: float) -> Any:
+        body = {"method": method, "kwargs": kwargs}
+        return await self._http.post("/collective_rpc", body, timeout_s=timeout_s)
+
+    async def _kind(self) -> str:
+        reply = replies.mapping(await self._http.get("/version", timeout_s=10.0), "/version")
+        return str(reply.get("engine", "vllm"))
+
+    async def _generate_exactly(
+        self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, timeout_s: float
+    ) -> Generation:
+        body = {
+            "model": model,
+            "token_ids": list(prompt_ids),
+            "sampling_params": {**self._sampling(sampling), "skip_special_tokens": False, "logprobs": 0},
+        }
+        reply = await self._http.post("/inference/v1/generate", body, timeout_s=timeout_s)
+        parsed = replies.generate_choice(reply)
+        labels = {label for label, _, _ in parsed.spans}
+        versions = {label: await self._proven_version(label) for label in sorted(labels)}
+        return replies.generation(parsed, versions, exact=True)
+
+    async def _generate_by_completions(
+        self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, timeout_s: float
+    ) -> Generation:
+        """For engines without /inference/v1/generate: versions are known only before and after."""
+        before = await self._version_now(model)
+        body = {
+            "model": model,
+            "prompt": list(prompt_ids),
+            **self._sampling(sampling),
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        reply = await self._http.post("/v1/completions", body, timeout_s=timeout_s)
+        parsed = replies.completions_choice(reply)
+        after = await self._version_now(model)
+        older = min(before, after)
+        return replies.generation(
+            parsed._replace(spans=[("served", 0, len(parsed.token_ids))]),
+            {"served": older},
+            exact=before == after,
+        )
+
+    def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
+        return {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": self._new_seed() if sampling.seed is None else sampling.seed,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "n": 1,
+        }
+
+    async def _version_now(self, model: str) -> int:
+        pinned = pinned_version(model)
+        return await self._proven_version(await self.weight_version()) if pinned is None else pinned
+
+    async def _proven_version(self, label: str) -> int:
+        """The version of a label; waits for the verdict where its canary is still being checked."""
+        version, proven = version_of_label(label)
+        if version is None:
+            raise EngineUnavailable(
+                f"engine {self.base_url} serves {label!r}: no version is proven there yet"
+            )
+        if proven:
+            return version
+        waited_s = 0.0
+        while (now := await self.weight_version()) == label:
+            if waited_s >= _PROOF_S:
+                raise EngineUnavailable(f"weights {label!r} were not proven within {_PROOF_S:g} s")
+            await asyncio.sleep(_PROOF_POLL_S)
+            waited_s += _PROOF_POLL_S
+        current, proven = version_of_label(now)
+        if not proven or current is None or current < version:
+            raise EngineUnavailable(f"tokens came from {label!r}, which were refused; serving {now!r}")
+        return version

@@ -1,0 +1,125 @@
+"""HTTP to one engine: deadlines, JSON, trace context, and the engine's errors as typed ones."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from opentelemetry import propagate
+
+from engine_client.errors import ContextOverflow, EngineRejected, EngineUnavailable, MalformedReply
+
+_CONNECT_S: Final = 5.0
+_OVERFLOW = re.compile(
+    r"maximum (context|model) length|max_model_len|longer than the maximum|"
+    r"max_tokens must be at least 1, got (0|-\d+)"
+)
+_RETRIABLE = frozenset({408, 425, 429})
+
+
+class Transport:
+    """Owns the connection pool. Not safe to share between event loops."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the pool; the next call opens a new one."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str, *, timeout_s: float) -> Any:
+        """Parsed JSON of a GET; None where the body is empty."""
+        return await self._call("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
+        """Parsed JSON of a POST; None where the body is empty."""
+        return await self._call("POST", path, body, timeout_s)
+
+    async def stream(
+        self, path: str, body: Mapping[str, Any], *, idle_timeout_s: float
+    ) -> AsyncIterator[bytes]:
+        """The `data:` payloads of a server-sent event stream, `[DONE]` left out."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=idle_timeout_s)
+        try:
+            async with self._open().post(
+                self.base_url + path, data=orjson.dumps(body), headers=_headers(), timeout=timeout
+            ) as reply:
+                if reply.status >= 400:
+                    raise _refusal(reply.status, await reply.read(), path)
+                async for line in reply.content:
+                    payload = line.strip()
+                    if payload.startswith(b"data:") and payload != b"data: [DONE]":
+                        yield payload[5:].strip()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(path, error) from error
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        data = None if body is None else orjson.dumps(body)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, connect=_CONNECT_S)
+        try:
+            async with self._open().request(
+                method, self.base_url + path, data=data, headers=_headers(), timeout=timeout
+            ) as reply:
+                content = await reply.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(f"{method} {path}", error, timeout_s) from error
+        if reply.status >= 400:
+            raise _refusal(reply.status, content, path)
+        return _parse(content, path)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # The engine batches whatever arrives: a cap on connections would only hide requests from it.
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                skip_auto_headers=("User-Agent", "Accept-Encoding"),
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _unavailable(self, what: str, error: Exception, timeout_s: float | None = None) -> EngineUnavailable:
+        if isinstance(error, asyncio.TimeoutError):
+            limit = "" if timeout_s is None else f" within {timeout_s:g} s"
+            return EngineUnavailable(f"engine {self.base_url} did not answer {what}{limit}")
+        return EngineUnavailable(f"engine {self.base_url} cannot be reached for {what}: {error}")
+
+
+def _headers() -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    propagate.inject(headers)
+    return headers
+
+
+def _parse(content: bytes, path: str) -> Any:
+    if not content:
+        return None
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise MalformedReply(f"{path} answered no JSON: {content[:80]!r}") from error
+
+
+def _refusal(status: int, content: bytes, path: str) -> EngineRejected | EngineUnavailable:
+    message = _message(content) or f"{path} answered HTTP {status} without a message"
+    if status >= 500 or status in _RETRIABLE:
+        return EngineUnavailable(f"{path} answered HTTP {status}: {message}")
+    # vLLM gives a full context no code of its own, only its wording.
+    if status == 400 and _OVERFLOW.search(message):
+        return ContextOverflow(status, message)
+    return EngineRejected(status, message)
+
+
+def _message(content: bytes) -> str:
+    try:
+        reply = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return content[:500].decode("utf-8", "replace")
+    error = reply.get("error", reply.get("detail")) if isinstance(reply, dict) else reply
+    if isinstance(error, dict):
+        return str(error.get("message", error))
+    return "" if error is None else str(error)

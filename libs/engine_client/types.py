@@ -1,0 +1,65 @@
+"""What goes into a generation and what comes out of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why sampling ended. An abort is not a reason: it raises GenerationAborted."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last of `token_ids`."""
+    LENGTH = "length"
+    """`max_tokens` or the model's context was used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample; checked here, so that a bad value fails before any request is sent."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    seed: int | None = None
+    """None: the client draws a fresh one, for engines that share a seed repeat each other's samples."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-turn tokens."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}, expected at least 1")
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ValueError(f"temperature is {self.temperature}, expected 0 (greedy) to 100")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p is {self.top_p}, expected above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, expected 0 (no limit) or more")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Sampled tokens start..end (end excluded) of one generation, all made by one policy version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled completion, token for token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per token id: its log-probability under the distribution it was drawn from (temperature, top-k and
+    top-p applied), by the weights that drew it. Greedy: the unscaled distribution."""
+    finish_reason: FinishReason
+    version_spans: tuple[TokenSpan, ...]
+    """Contiguous, in order, covering every token id."""
+    spans_are_exact: bool = True
+    """False: the engine cannot say where the version changed; one span carries the older version."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the engine did not have to compute again (0 where it does not say)."""

@@ -1,0 +1,45 @@
+"""The bus: facts and commands as protobuf events on NATS JetStream. See README.md for what it guarantees."""
+
+from event_bus.bus import EventBus
+from event_bus.connection import EXIT_CONNECTION_CLOSED
+from event_bus.delivery import BusTimings, Delivery, PubAck
+from event_bus.errors import (
+    BusError,
+    BusUnavailable,
+    CursorBeyondStream,
+    EventTooLarge,
+    Later,
+    MalformedEvent,
+    NotProvisioned,
+    Poison,
+    ProvisionRefused,
+    QueueFull,
+    UnknownEvent,
+)
+from event_bus.topology import EVENT_SUBJECTS, UPCYCLE, ConsumerSpec, StreamSpec, Topology
+from service_kit.groups import BusSettings
+
+__all__ = [
+    "EVENT_SUBJECTS",
+    "EXIT_CONNECTION_CLOSED",
+    "UPCYCLE",
+    "BusError",
+    "BusSettings",
+    "BusTimings",
+    "BusUnavailable",
+    "ConsumerSpec",
+    "CursorBeyondStream",
+    "Delivery",
+    "EventBus",
+    "EventTooLarge",
+    "Later",
+    "MalformedEvent",
+    "NotProvisioned",
+    "Poison",
+    "ProvisionRefused",
+    "PubAck",
+    "QueueFull",
+    "StreamSpec",
+    "Topology",
+    "UnknownEvent",
+]

@@ -1,0 +1,200 @@
+"""Batches in stream order, for projections.
+
+First deliveries reach the handler in stream order as long as one process reads the durable: a batch that
+failed is handed back whole and nothing newer is fetched before it is due again; after a start or a
+reconnect the reader first lets the deliveries that an earlier connection left unanswered run out, because
+the server sends those first.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+
+from event_bus import dead_letters, metrics, tracing
+from event_bus.connection import BusConnection
+from event_bus.delivery import Delivery
+from event_bus.errors import BusError, Later, MalformedEvent, Poison
+from event_bus.incoming import Decoder, heartbeats, retry_delay_s
+from event_bus.slots import Outlets
+from event_bus.topology import ConsumerSpec
+
+_LOG = logging.getLogger(__name__)
+_MARGIN_S: Final = 0.25
+"""How long the server may take to make every message of a handed-back batch due again."""
+_PAUSE_S: Final = 0.5
+
+BatchHandler = Callable[[Sequence[Delivery[Any]]], Awaitable[None]]
+Pair = tuple[Msg, Delivery[Any]]
+
+
+class BatchConsumer:
+    """Reads one durable until it is cancelled."""
+
+    def __init__(
+        self,
+        spec: ConsumerSpec,
+        decoder: Decoder,
+        handler: BatchHandler,
+        outlets: Outlets,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._spec = spec
+        self._decoder = decoder
+        self._handler = handler
+        self._out = outlets
+        self._batch_size = batch_size
+        self._failures = 0
+
+    async def run(self, connection: BusConnection) -> None:
+        """Fetch and handle for ever. When cancelled between batches nothing is held; within one it is
+        handed back.
+        """
+        epoch = -1
+        subscription: JetStreamContext.PullSubscription | None = None
+        while True:
+            try:
+                if subscription is None or epoch != connection.epoch():
+                    epoch = connection.epoch()
+                    await self._let_leftovers_run_out(connection)
+                    if subscription is None:
+                        subscription = await connection.jetstream().pull_subscribe_bind(
+                            self._spec.durable, stream=self._spec.stream
+                        )
+                raws = await subscription.fetch(self._batch_size, timeout=self._out.timings.pull_s)
+            except (TimeoutError, NatsTimeout):
+                continue
+            except NatsError as error:
+                _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            pause_s = await self._tracked(raws)
+            if pause_s > 0:
+                await asyncio.sleep(pause_s + _MARGIN_S)
+
+    async def _let_leftovers_run_out(self, connection: BusConnection) -> None:
+        info = await connection.jetstream().consumer_info(self._spec.stream, self._spec.durable)
+        if info.num_ack_pending:
+            _LOG.info(
+                "waiting_for_leftovers",
+                extra={
+                    "consumer": self._spec.durable,
+                    "count": info.num_ack_pending,
+                    "wait_s": self._spec.ack_wait_s,
+                },
+            )
+            await asyncio.sleep(self._spec.ack_wait_s + _MARGIN_S)
+
+    async def _tracked(self, raws: list[Msg]) -> float:
+        """Handle a batch as one piece of work that a drain can wait for; returns the pause that follows."""
+        pause_s = 0.0
+
+        async def work() -> None:
+            nonlocal pause_s
+            try:
+                pause_s = await self._handle(sorted(raws, key=lambda raw: raw.metadata.sequence.stream))
+            except asyncio.CancelledError:
+                await self._give_back(raws, 0.0)
+                raise
+
+        task = asyncio.create_task(work(), name=f"{self._spec.durable}/batch")
+        self._out.in_flight.track(task)
+        await asyncio.shield(task)
+        return pause_s
+
+    async def _handle(self, raws: Sequence[Msg]) -> float:
+        try:
+            pairs = await self._decoded(raws)
+        except BusError as error:  # the dead letters are out of reach, so nothing of this batch may pass
+            _LOG.error("dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)})
+            return await self._failed(raws)
+        return await self._run(pairs) if pairs else 0.0
+
+    async def _decoded(self, raws: Sequence[Msg]) -> list[Pair]:
+        pairs: list[Pair] = []
+        for raw in raws:
+            try:
+                pairs.append((raw, self._decoder.delivery(raw)))
+            except MalformedEvent as error:
+                await self._bury(raw, str(error))
+        return pairs
+
+    async def _run(self, pairs: Sequence[Pair]) -> float:
+        raws = [raw for raw, _ in pairs]
+        durable = self._spec.durable
+        metrics.DELIVERED.labels(durable).inc(len(pairs))
+        try:
+            with (
+                metrics.IN_FLIGHT.labels(durable).track_inprogress(),
+                metrics.HANDLED_S.labels(durable).time(),
+                tracing.processing_batch(durable, [raw.headers or {} for raw in raws]),
+            ):
+                async with (
+                    heartbeats(raws, self._spec.ack_wait_s),
+                    asyncio.timeout(self._spec.handler_timeout_s),
+                ):
+                    await self._handler([delivery for _, delivery in pairs])
+        except Later as later:
+            metrics.POSTPONED.labels(durable).inc()
+            return await self._give_back(raws, later.delay_s)
+        except Poison as poison:
+            return await self._isolate(pairs, poison)
+        except Exception as error:
+            metrics.FAILED.labels(durable, type(error).__name__).inc()
+            _LOG.error("batch_failed", exc_info=error, extra={"consumer": durable, "size": len(raws)})
+            return await self._failed(raws)
+        self._failures = 0
+        for raw in raws:
+            await self._ack(raw)
+        return 0.0
+
+    async def _isolate(self, pairs: Sequence[Pair], poison: Poison) -> float:
+        """One message of the batch is poison: the handler gets each alone, in order, to say which."""
+        if len(pairs) == 1:
+            try:
+                await self._bury(pairs[0][0], poison.reason)
+            except BusError as error:
+                _LOG.error(
+                    "dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)}
+                )
+                return await self._failed([pairs[0][0]])
+            return 0.0
+        for index in range(len(pairs)):
+            if pause_s := await self._run(pairs[index : index + 1]):
+                await self._give_back([raw for raw, _ in pairs[index + 1 :]], pause_s)
+                return pause_s
+        return 0.0
+
+    async def _failed(self, raws: Sequence[Msg]) -> float:
+        self._failures += 1
+        return await self._give_back(raws, retry_delay_s(self._failures, self._out.timings))
+
+    async def _give_back(self, raws: Sequence[Msg], delay_s: float) -> float:
+        for raw in raws:
+            if not raw._ackd:
+                try:
+                    await raw.nak(delay=delay_s or None)
+                except NatsError as error:  # unheard: it comes again after ack_wait
+                    _LOG.warning(
+                        "nak_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)}
+                    )
+        return delay_s
+
+    async def _ack(self, raw: Msg) -> None:
+        try:
+            await raw.ack()
+        except NatsError as error:  # unheard: it comes again, and projections are idempotent
+            _LOG.warning("ack_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)})
+
+    async def _bury(self, raw: Msg, reason: str) -> None:
+        _LOG.error(
+            "dead_lettered", extra={"consumer": self._spec.durable, "subject": raw.subject, "reason": reason}
+        )
+        await dead_letters.bury(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
+        await raw.term()

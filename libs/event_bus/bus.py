@@ -1,0 +1,250 @@
+"""EventBus: the one connection of a process to NATS. FastStream pulls; what a message means and what
+becomes of it is ours.
+
+At least once in, exactly once per id (within the window) out. A connection that is closed for good ends the
+process with status 70: FastStream's pull loops would otherwise spin without ever letting the event loop run
+again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, Literal
+
+from faststream.middlewares import AckPolicy
+from faststream.nats import JStream, PullSub
+from google.protobuf.message import Message
+from nats.aio.msg import Msg
+
+from event_bus import codec, replays
+from event_bus.attempts import AttemptNotes
+from event_bus.batches import BatchConsumer, BatchHandler
+from event_bus.connection import BusConnection
+from event_bus.delivery import BusTimings, Delivery, M, PubAck
+from event_bus.errors import BusError, UnknownEvent
+from event_bus.incoming import Decoder, InFlight
+from event_bus.provision import consumer_config
+from event_bus.publisher import Publisher
+from event_bus.slots import Outlets, SlotConsumer
+from event_bus.subjects import event_subject, task_subject, token
+from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
+from service_kit.groups import BusSettings
+
+_LOG = logging.getLogger(__name__)
+_TEAR_DOWN_S: Final = 5.0
+
+
+class EventBus:
+    """Publishes, subscribes and replays. One per process; constructing it does no I/O."""
+
+    def __init__(
+        self,
+        settings: BusSettings,
+        *,
+        client_name: str,
+        topology: Topology = UPCYCLE,
+        timings: BusTimings | None = None,
+    ) -> None:
+        self._topology = topology
+        self._client_name = client_name
+        self._timings = timings or BusTimings()
+        self._connection = BusConnection(settings, client_name, self._timings)
+        self._publisher = Publisher(self._connection.jetstream, self._timings)
+        self._outlets = Outlets(
+            self._publisher, AttemptNotes(self._connection.jetstream), InFlight(), self._timings
+        )
+        self._durables: list[ConsumerSpec] = []
+        self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._started = False
+        self._newest = 0
+
+    def subscribe(
+        self, spec: ConsumerSpec, handler: Callable[[Delivery[M]], Awaitable[None]], *, slots: int = 1
+    ) -> None:
+        """Give each message of a durable to `handler`, at most `slots` at once in this process. Before
+        `start`.
+
+        Return acknowledges; `Later` and `Poison` say what they say; any other exception comes again with a
+        growing delay and goes to the dead letters after `spec.max_deliver` failures.
+        """
+        self._bind(spec)
+        consumer = SlotConsumer(spec, Decoder.of(self._topology, spec), handler, self._outlets)
+        for _ in range(slots):
+            self._add_slot(spec, consumer)
+
+    def subscribe_batch(self, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100) -> None:
+        """Give the messages of a durable to `handler` in stream order, up to `batch_size` at a time. Before
+        `start`.
+
+        An exception hands the whole batch back, delayed; nothing newer is read before it. `Poison` makes
+        the messages come one by one, and the one that raises it alone goes to the dead letters.
+        """
+        self._bind(spec)
+        consumer = BatchConsumer(
+            spec, Decoder.of(self._topology, spec), handler, self._outlets, batch_size=batch_size
+        )
+        self._loops.append((spec.durable, lambda: consumer.run(self._connection)))
+
+    def subscribe_ephemeral(
+        self,
+        events: Sequence[type[Message]],
+        handler: Callable[[Delivery[Any]], Awaitable[None]],
+        *,
+        model: str | None = None,
+        start: Literal["new"] | int = "new",
+    ) -> None:
+        """Give each fact to `handler` in stream order, in this process only, without a durable. Before
+        `start`.
+
+        `start`: "new" begins with what is stored after the bus started, a number with the first fact after
+        that sequence. Nothing is missed across reconnects; a restart begins again. A delivery that keeps
+        failing is left behind after a few attempts, with an error in the log.
+        """
+        reading = self._reading(events, model)
+
+        async def loop() -> None:
+            after = self._newest if start == "new" else start
+            deliveries = self._replayed(reading, after)
+            await replays.Follower(reading.reader, handler, self._timings).follow(deliveries)
+
+        self._loops.append((f"follow-{reading.reader}", loop))
+
+    async def start(self) -> None:
+        """Connect, check that streams and durables exist, begin to consume. Raises BusUnavailable,
+        NotProvisioned.
+        """
+        if self._started:
+            raise BusError("this EventBus was already started; make a new one")
+        self._started = True
+        try:
+            await self._connection.open()
+            await self._connection.await_provisioned(self._topology.streams, self._durables)
+            self._newest = await replays.last_sequence(self._connection.jetstream())
+            await self._connection.broker.start()
+        except BaseException:
+            await self._connection.close()
+            raise
+        for name, loop in self._loops:
+            self._tasks.append(asyncio.create_task(self._kept_alive(name, loop), name=f"bus/{name}"))
+
+    async def stop(self) -> None:
+        """Stop pulling, let handlers in flight finish (bounded), hand back the rest, disconnect. Never
+        raises for NATS.
+        """
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._outlets.in_flight.drain(self._timings.drain_s))
+            group.create_task(self._connection.close())
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck:
+        """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing.
+
+        Raises EventTooLarge, UnknownEvent; BusUnavailable after at least 15 s of trying.
+        """
+        subject = event_subject(self._topology.verb_of(type(event)), model)
+        return await self._publisher.publish(
+            subject, codec.encode(event), codec.headers_for(event, event_id), stream=EVENTS
+        )
+
+    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck:
+        """Queue a command for one worker of `pool`. Raises QueueFull at once; else like `publish`."""
+        subject = task_subject(self._topology.kind_of(type(command)), pool)
+        return await self._publisher.publish(
+            subject, codec.encode(command), codec.headers_for(command, event_id), stream=TASKS
+        )
+
+    def replay(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None
+    ) -> AsyncIterator[Delivery[Any]]:
+        """Every fact of these types after `after_sequence`, in stream order, then each new one; ends when
+        the bus stops.
+
+        For a consumer that keeps its own cursor (`Delivery.sequence`). Raises CursorBeyondStream at the
+        first step.
+        """
+        return self._replayed(self._reading(events, model), after_sequence)
+
+    async def last(self, event: type[M], *, model: str) -> Delivery[M] | None:
+        """The newest fact of a type about `model`, None when there is none. Raises BusUnavailable,
+        MalformedEvent.
+        """
+        subject = event_subject(self._topology.verb_of(event), model)
+        found: Delivery[Any] | None = await replays.last(
+            self._connection.jetstream(), subject, Decoder({subject: event})
+        )
+        return found
+
+    def ready(self) -> bool:
+        """Connected, consuming, and not stopping."""
+        alive = all(not task.done() for task in self._tasks)
+        return self._connection.is_connected and alive and not self._stopping.is_set()
+
+    def _bind(self, spec: ConsumerSpec) -> None:
+        if self._started:
+            raise BusError(f"subscribe to {spec.durable} before the bus is started")
+        self._durables.append(spec)
+
+    def _add_slot(self, spec: ConsumerSpec, consumer: SlotConsumer) -> None:
+        # One pull loop with batches of one per slot: more workers on one loop fetch more than they work on,
+        # and what waits there is not covered by heartbeats.
+        async def on_message(raw: Msg) -> None:
+            await consumer.consume(raw)
+
+        subscriber = self._connection.broker.subscriber(
+            next(self._topology.bound_by(spec))[0],
+            stream=JStream(spec.stream, declare=False),
+            durable=spec.durable,
+            config=consumer_config(spec, self._topology),
+            pull_sub=PullSub(batch_size=1, timeout=self._timings.pull_s),
+            ack_policy=AckPolicy.MANUAL,
+            decoder=_as_it_came,
+            no_reply=True,
+        )
+        subscriber(on_message)
+
+    def _reading(self, events: Sequence[type[Message]], model: str | None) -> replays.Reading:
+        if not events:
+            raise UnknownEvent("replay needs at least one event type")
+        about = "*" if model is None else token(model)
+        types = {f"up.evt.{self._topology.verb_of(event)}.{about}": event for event in events}
+        return replays.Reading(tuple(types), Decoder(types), self._client_name)
+
+    async def _replayed(self, reading: replays.Reading, after_sequence: int) -> AsyncIterator[Delivery[Any]]:
+        source = replays.replay(reading, after_sequence, self._connection, self._timings, self._publisher)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                step = asyncio.ensure_future(anext(source))
+                try:
+                    await asyncio.wait({step, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not step.done():
+                        step.cancel()
+                        await asyncio.wait({step}, timeout=_TEAR_DOWN_S)
+                if step.cancelled():
+                    return
+                yield step.result()
+        finally:
+            stopping.cancel()
+            await source.aclose()
+
+    async def _kept_alive(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a reading loop again after a surprise, so that one bug does not end reading for good."""
+        while not self._stopping.is_set():
+            try:
+                await loop()
+            except Exception as error:
+                _LOG.exception("reader_crashed", extra={"reader": name, "error": repr(error)})
+                await asyncio.sleep(self._timings.first_retry_s)
+
+
+async def _as_it_came(message: Any) -> Any:
+    """A decoder that does not decode: nothing can fail before our own consumer has the message."""
+    return message.raw_message

@@ -1,0 +1,166 @@
+"""The connection to NATS: opened within a bound, closed without a fuss, deadly when it closes by itself."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from faststream.nats import NatsBroker
+from faststream.nats.security import NatsUserPassword
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from event_bus import metrics
+from event_bus.delivery import BusTimings
+from event_bus.errors import BusUnavailable, NotProvisioned
+from event_bus.topology import ConsumerSpec, StreamSpec
+from service_kit.groups import BusSettings
+
+_LOG = logging.getLogger(__name__)
+EXIT_CONNECTION_CLOSED: Final = 70
+_POLL_S: Final = 0.2
+_API_TIMEOUT_S: Final = 5.0
+
+
+class BusConnection:
+    """Owns FastStream's broker. `epoch()` grows with each reconnect."""
+
+    def __init__(self, settings: BusSettings, client_name: str, timings: BusTimings) -> None:
+        self._settings = settings
+        self._client_name = client_name
+        self._timings = timings
+        self._epoch = 0
+        self._closing = False
+        self._client: Client | None = None
+        self._jetstream: JetStreamContext | None = None
+        self.broker = NatsBroker(
+            settings.servers,
+            name=client_name,
+            security=_security(settings),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.5,  # type: ignore[arg-type]  # seconds; annotated int, used as a number
+            ping_interval=10,
+            max_outstanding_pings=2,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+            # After the drain of the handlers, which has its own bound.
+            graceful_timeout=timings.drain_s + timings.close_s,
+            apply_types=False,
+            logger=logging.getLogger("event_bus.faststream"),
+            log_level=logging.DEBUG,
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether NATS answers now."""
+        return self._client is not None and self._client.is_connected
+
+    def jetstream(self) -> JetStreamContext:
+        """The JetStream API. Raises BusUnavailable before `open` and after `close`."""
+        if self._jetstream is None:
+            raise BusUnavailable(f"{self._client_name} is not connected to NATS: start the EventBus first")
+        return self._jetstream
+
+    def epoch(self) -> int:
+        """Number of reconnects so far."""
+        return self._epoch
+
+    async def open(self) -> None:
+        """Connect within the bound. Raises BusUnavailable."""
+        try:
+            async with asyncio.timeout(self._timings.connect_s):
+                await self.broker.connect()
+        except (TimeoutError, NatsError, OSError) as error:
+            raise BusUnavailable(
+                f"no NATS at {self._settings.url} within {self._timings.connect_s:g} s ({error!r}): "
+                "is nats-server up, is UPCYCLE_BUS_URL right?"
+            ) from error
+        self._client = self.broker.connection
+        self._jetstream = self._client.jetstream(timeout=_API_TIMEOUT_S)
+
+    async def await_provisioned(
+        self, streams: Iterable[StreamSpec], durables: Iterable[ConsumerSpec]
+    ) -> None:
+        """Wait until everything that this process binds to exists. Raises NotProvisioned."""
+        deadline = time.monotonic() + self._timings.connect_s
+        wanted = [(spec.name, None) for spec in streams] + [(spec.stream, spec.durable) for spec in durables]
+        for stream, durable in wanted:
+            while not await self._exists(stream, durable):
+                if time.monotonic() > deadline:
+                    what = f"stream {stream}" if durable is None else f"durable {durable} of stream {stream}"
+                    raise NotProvisioned(
+                        f"{what} does not exist at {self._settings.url} after {self._timings.connect_s:g} s: "
+                        "run upcycle-provision"
+                    )
+                await asyncio.sleep(_POLL_S)
+
+    async def _exists(self, stream: str, durable: str | None) -> bool:
+        try:
+            if durable is None:
+                await self.jetstream().stream_info(stream)
+            else:
+                await self.jetstream().consumer_info(stream, durable)
+        except NotFoundError:
+            return False
+        except NatsError as error:  # JetStream still starts; the caller's deadline decides
+            _LOG.warning("jetstream_not_ready", extra={"stream": stream, "error": repr(error)})
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop pulling and disconnect; what NATS has to say about it is logged, not raised."""
+        self._closing = True
+        limit_s = self._timings.drain_s + 2 * self._timings.close_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.broker.stop()
+        except (NatsError, TimeoutError, ExceptionGroup) as error:
+            # While NATS is down a drain is impossible: what was not acknowledged comes again.
+            _LOG.warning("bus_not_drained", extra={"error": repr(error)})
+            await self._cut()
+        self._jetstream = None
+
+    async def _cut(self) -> None:
+        if self._client is None or self._client.is_closed:
+            return
+        try:
+            async with asyncio.timeout(self._timings.close_s):
+                await self._client.close()
+        except (NatsError, TimeoutError, OSError) as error:
+            _LOG.warning("bus_not_closed", extra={"error": repr(error)})
+
+    async def _on_error(self, error: Exception) -> None:
+        _LOG.warning("nats_error", extra={"client": self._client_name, "error": repr(error)})
+
+    async def _on_disconnected(self) -> None:
+        if not self._closing:
+            _LOG.warning("nats_disconnected", extra={"client": self._client_name})
+
+    async def _on_reconnected(self) -> None:
+        self._epoch += 1
+        metrics.RECONNECTED.inc()
+        _LOG.info("nats_reconnected", extra={"client": self._client_name})
+
+    async def _on_closed(self) -> None:
+        if self._closing:
+            return
+        _LOG.critical(
+            "nats_connection_closed",
+            extra={"client": self._client_name, "exit_status": EXIT_CONNECTION_CLOSED},
+        )
+        logging.shutdown()
+        # A clean exit would have to run on the event loop, which the pull loops are about to occupy for ever.
+        os._exit(EXIT_CONNECTION_CLOSED)
+
+
+def _security(settings: BusSettings) -> NatsUserPassword | None:
+    if settings.user is None:
+        return None
+    password = settings.password.get_secret_value() if settings.password else ""
+    return NatsUserPassword(settings.user, password)

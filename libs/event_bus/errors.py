@@ -1,0 +1,66 @@
+"""Everything that the bus refuses or cannot do, one class per reaction; and the two words a handler may
+raise.
+"""
+
+
+class BusError(Exception):
+    """Base of every error of this package."""
+
+
+class BusUnavailable(BusError):
+    """NATS did not answer within the whole retry budget; the same call may succeed later."""
+
+
+class QueueFull(BusError):
+    """The command queue holds as many commands as it may; slow down and ask again."""
+
+
+class EventTooLarge(BusError):
+    """Payload and headers together exceed what a stream takes; put the bulk in the object store."""
+
+
+class UnknownEvent(BusError):
+    """A message type, subject or id that the topology does not name; a bug of the caller."""
+
+
+class NotProvisioned(BusError):
+    """A stream or durable does not exist; run `upcycle-provision`."""
+
+
+class ProvisionRefused(BusError):
+    """The server will not change an existing stream or durable to what the topology says."""
+
+
+class CursorBeyondStream(BusError):
+    """A kept cursor is newer than the newest message: the stream is not the one that the cursor was taken
+    from.
+    """
+
+
+class MalformedEvent(BusError):
+    """The bytes are not the message that their subject promises."""
+
+
+class Later(Exception):
+    """A handler cannot do the work now. The message comes again after `delay_s`; this counts as no
+    failure.
+    """
+
+    def __init__(self, delay_s: float, reason: str) -> None:
+        super().__init__(delay_s, reason)
+        self.delay_s = delay_s
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"later, in {self.delay_s:g} s: {self.reason}"
+
+
+class Poison(Exception):
+    """A handler will never be able to do the work. The message goes to the dead letters with `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason

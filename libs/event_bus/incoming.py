@@ -1,0 +1,111 @@
+"""From raw messages to deliveries, and the small services every consumer needs: heartbeats, backoff, what
+is in flight.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from event_bus import codec
+from event_bus.delivery import BusTimings, Delivery
+from event_bus.errors import MalformedEvent
+from event_bus.topology import ConsumerSpec, Topology
+
+_LOG = logging.getLogger(__name__)
+_BEATS_PER_ACK_WAIT: Final = 3
+
+
+class Decoder:
+    """Turns raw messages into deliveries; the subject decides the type."""
+
+    def __init__(self, types: Mapping[str, type[Message]]) -> None:
+        # Facts and commands end in a model or pool; the head before it names the type.
+        self._types = {subject.rpartition(".")[0]: kind for subject, kind in types.items()}
+
+    @classmethod
+    def of(cls, topology: Topology, spec: ConsumerSpec) -> "Decoder":
+        """The decoder of everything that a durable reads."""
+        return cls(dict(topology.bound_by(spec)))
+
+    def delivery(self, raw: Msg) -> Delivery[Any]:
+        """Raises MalformedEvent with the reason."""
+        where = raw.metadata
+        headers = raw.headers or {}
+        return Delivery(
+            message=self.message(raw.subject, raw.data, headers),
+            subject=raw.subject,
+            event_id=headers.get(codec.EVENT_ID, f"{where.stream}-{where.sequence.stream}"),
+            sequence=where.sequence.stream,
+            num_delivered=where.num_delivered,
+            published_at=where.timestamp,
+            headers=headers,
+        )
+
+    def message(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Message:
+        """The message alone. Raises MalformedEvent with the reason."""
+        kind = self._types.get(subject.rpartition(".")[0])
+        if kind is None:
+            raise MalformedEvent(f"nothing is known about subject {subject!r}")
+        return codec.decode(kind, payload, headers)
+
+
+@asynccontextmanager
+async def heartbeats(raws: Sequence[Msg], ack_wait_s: float) -> AsyncIterator[None]:
+    """While the body runs, tell the server every ack_wait/3 that the messages are in good hands."""
+    beating = asyncio.create_task(_beat(raws, ack_wait_s / _BEATS_PER_ACK_WAIT))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+
+async def _beat(raws: Sequence[Msg], every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        for raw in raws:
+            try:
+                await raw.in_progress()
+            except NatsError as error:  # a missed beat costs a duplicate delivery, never the work
+                _LOG.warning("heartbeat_missed", extra={"subject": raw.subject, "error": repr(error)})
+
+
+def retry_delay_s(failures: int, timings: BusTimings) -> float:
+    """Delay before the next attempt of a message that failed `failures` >= 1 times."""
+    return float(min(timings.max_retry_s, timings.first_retry_s * 2.0 ** min(failures - 1, 30)))
+
+
+class InFlight:
+    """The handlers that run now. At stop they get a while to finish; then they are cancelled and hand
+    back.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def track(self, task: asyncio.Task[None]) -> None:
+        """Count a handler in until it ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, within_s: float) -> None:
+        """Wait for what is in flight; cancel what is not done in time."""
+        self.draining = True
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(set(self._tasks), timeout=within_s)
+        for task in late:
+            task.cancel()
+        if late:
+            _LOG.warning("handlers_cancelled_at_drain", extra={"count": len(late), "drain_s": within_s})
+            await asyncio.wait(late, timeout=within_s)

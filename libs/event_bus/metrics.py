@@ -1,0 +1,33 @@
+"""Prometheus series of the bus; names are an interface. Labels are durables and subject templates, never
+ids.
+"""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+DELIVERED: Final = Counter("upcycle_bus_delivered", "Messages given to a handler.", ["consumer"])
+REDELIVERED: Final = Counter("upcycle_bus_redelivered", "Messages given to a handler again.", ["consumer"])
+POSTPONED: Final = Counter("upcycle_bus_postponed", "Messages a handler asked to get later.", ["consumer"])
+FAILED: Final = Counter("upcycle_bus_failed", "Handler failures, by exception class.", ["consumer", "error"])
+DEAD_LETTERED: Final = Counter("upcycle_bus_dead_lettered", "Messages given up, with a reason.", ["consumer"])
+IN_FLIGHT: Final = Gauge("upcycle_bus_in_flight", "Messages in handlers now.", ["consumer"])
+HANDLED_S: Final = Histogram(
+    "upcycle_bus_handled_seconds",
+    "Time in the handler.",
+    ["consumer"],
+    buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300),
+)
+PUBLISHED_S: Final = Histogram(
+    "upcycle_bus_published_seconds",
+    "Time until the stream had an event on disk, retries included.",
+    ["subject"],
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2, 10, 30),
+)
+PUBLISH_RETRIES: Final = Counter(
+    "upcycle_bus_publish_retries", "Publish attempts after the first.", ["subject"]
+)
+PUBLISH_FAILED: Final = Counter(
+    "upcycle_bus_publish_failed", "Publishes that were refused or ran out of time.", ["subject", "error"]
+)
+RECONNECTED: Final = Counter("upcycle_bus_reconnected", "Connections to NATS that were made again.")

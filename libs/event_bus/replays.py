@@ -1,0 +1,237 @@
+"""Reading facts from a cursor that the reader keeps: endless, in stream order, without gaps, no
+acknowledgements.
+
+Each reading is an unnamed consumer without acks that the server forgets a minute after its reader. A lost
+delivery shows as a jump in the consumer's own sequence, a lost connection as a new epoch; both mean: read
+again from the cursor.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from event_bus import codec, dead_letters, metrics, tracing
+from event_bus.connection import BusConnection
+from event_bus.delivery import BusTimings, Delivery
+from event_bus.errors import BusError, BusUnavailable, CursorBeyondStream, Later, MalformedEvent, Poison
+from event_bus.incoming import Decoder, retry_delay_s
+from event_bus.publisher import Publisher
+from event_bus.topology import EVENTS
+
+_LOG = logging.getLogger(__name__)
+_BATCH: Final = 200
+_FORGOTTEN_AFTER_S: Final = 60.0
+_PAUSE_S: Final = 0.25
+MAX_EPHEMERAL_FAILURES: Final = 5
+"""Failures of one delivery after which an ephemeral reader goes on to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read, by whom."""
+
+    filters: tuple[str, ...]
+    decoder: Decoder
+    reader: str
+
+
+async def last_sequence(jetstream: JetStreamContext) -> int:
+    """Sequence of the newest fact in the stream, 0 when there was never one."""
+    return (await jetstream.stream_info(EVENTS)).state.last_seq
+
+
+async def replay(
+    reading: Reading,
+    after_sequence: int,
+    connection: BusConnection,
+    timings: BusTimings,
+    publisher: Publisher,
+) -> AsyncGenerator[Delivery[Any], None]:
+    """Every matching fact after `after_sequence`, then each new one. Raises CursorBeyondStream at the
+    start.
+    """
+    await _check_cursor(after_sequence, connection.jetstream())
+    cursor = after_sequence
+    while True:
+        async for raw in _one_consumer(reading, cursor, connection, timings):
+            cursor = raw.metadata.sequence.stream
+            try:
+                delivery = reading.decoder.delivery(raw)
+            except MalformedEvent as error:
+                _LOG.error(
+                    "malformed_in_replay",
+                    extra={"reader": reading.reader, "sequence": cursor, "reason": str(error)},
+                )
+                await _keep_dead(publisher, raw, reading.reader, str(error))
+                continue
+            yield delivery
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _check_cursor(after_sequence: int, jetstream: JetStreamContext) -> None:
+    state = (await jetstream.stream_info(EVENTS)).state
+    if after_sequence > state.last_seq:
+        raise CursorBeyondStream(
+            f"cursor {after_sequence} is beyond the newest fact {state.last_seq} of stream {EVENTS}: "
+            "it is not the stream the cursor came from; start from 0 or restore the stream"
+        )
+    if 0 < after_sequence < state.first_seq - 1:
+        _LOG.warning(
+            "facts_aged_out",
+            extra={"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS},
+        )
+
+
+async def _keep_dead(publisher: Publisher, raw: Msg, reader: str, reason: str) -> None:
+    try:
+        await dead_letters.bury(publisher, raw, consumer=f"replay-{reader}", reason=reason)
+    except BusError as error:  # the fact itself stays in its stream
+        _LOG.error("dead_letter_not_stored", extra={"reader": reader, "error": str(error)})
+
+
+async def _one_consumer(
+    reading: Reading, cursor: int, connection: BusConnection, timings: BusTimings
+) -> AsyncIterator[Msg]:
+    """Messages after `cursor` until something is odd: a new epoch, a jump, an error. Then it ends."""
+    epoch, expected = connection.epoch(), 1
+    subscription: JetStreamContext.PullSubscription | None = None
+    try:
+        jetstream = connection.jetstream()
+        name = await _create(reading, cursor, jetstream)
+        subscription = await jetstream.pull_subscribe_bind(name, stream=EVENTS)
+        while epoch == connection.epoch():
+            for raw in await _fetched(subscription, timings.pull_s):
+                if raw.metadata.sequence.consumer != expected:
+                    return
+                expected += 1
+                yield raw
+    except NatsError as error:
+        _LOG.warning(
+            "replay_interrupted", extra={"reader": reading.reader, "cursor": cursor, "error": repr(error)}
+        )
+    finally:
+        if subscription is not None:
+            await _unsubscribe(subscription)
+
+
+async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) -> str:
+    info = await jetstream.add_consumer(
+        EVENTS,
+        ConsumerConfig(
+            description=f"replay of {reading.reader}",
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=cursor + 1,
+            ack_policy=AckPolicy.NONE,
+            filter_subjects=list(reading.filters),
+            inactive_threshold=_FORGOTTEN_AFTER_S,
+            mem_storage=True,
+        ),
+    )
+    return str(info.name)
+
+
+async def _fetched(subscription: JetStreamContext.PullSubscription, timeout_s: float) -> list[Msg]:
+    try:
+        return await subscription.fetch(_BATCH, timeout=timeout_s)
+    except (TimeoutError, NatsTimeout):
+        return []
+
+
+async def _unsubscribe(subscription: JetStreamContext.PullSubscription) -> None:
+    try:
+        await subscription.unsubscribe()
+    except NatsError as error:  # the server forgets the consumer by itself
+        _LOG.debug("unsubscribe_not_heard", extra={"error": repr(error)})
+
+
+async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> Delivery[Any] | None:
+    """The newest fact on one subject. Raises BusUnavailable, MalformedEvent."""
+    try:
+        raw = await jetstream.get_last_msg(EVENTS, subject)
+    except NotFoundError:
+        return None
+    except NatsError as error:
+        raise BusUnavailable(f"cannot read the newest fact on {subject}: {error!r}") from error
+    headers = raw.headers or {}
+    return Delivery(
+        message=decoder.message(subject, raw.data or b"", headers),
+        subject=subject,
+        event_id=headers.get(codec.EVENT_ID, f"{EVENTS}-{raw.seq}"),
+        sequence=int(raw.seq or 0),
+        num_delivered=1,
+        published_at=raw.time or datetime.fromtimestamp(0, UTC),
+        headers=headers,
+    )
+
+
+class Follower:
+    """Feeds an ephemeral reader one delivery at a time; one that keeps failing is left behind, loudly."""
+
+    def __init__(
+        self, reader: str, handler: Callable[[Delivery[Any]], Awaitable[None]], timings: BusTimings
+    ) -> None:
+        self._reader = reader
+        self._handler = handler
+        self._timings = timings
+        self._failures = 0
+
+    async def follow(self, deliveries: AsyncIterator[Delivery[Any]]) -> None:
+        """Until `deliveries` end."""
+        async for delivery in deliveries:
+            self._failures = 0
+            pause_s = await self._tried(delivery)
+            while pause_s is not None:
+                await asyncio.sleep(pause_s)
+                pause_s = await self._tried(delivery)
+
+    async def _tried(self, delivery: Delivery[Any]) -> float | None:
+        """Seconds until the next attempt, None when the delivery is done with."""
+        metrics.DELIVERED.labels(self._reader).inc()
+        try:
+            with tracing.processing(
+                delivery.subject,
+                delivery.headers,
+                consumer=self._reader,
+                event_id=delivery.event_id,
+                num_delivered=self._failures + 1,
+            ):
+                await self._handler(delivery)
+        except Later as later:
+            metrics.POSTPONED.labels(self._reader).inc()
+            return later.delay_s
+        except Poison as poison:
+            self._leave_behind(delivery, poison.reason)
+        except Exception as error:
+            self._failures += 1
+            metrics.FAILED.labels(self._reader, type(error).__name__).inc()
+            _LOG.error(
+                "handler_failed",
+                exc_info=error,
+                extra={"reader": self._reader, "event_id": delivery.event_id},
+            )
+            if self._failures < MAX_EPHEMERAL_FAILURES:
+                return retry_delay_s(self._failures, self._timings)
+            self._leave_behind(delivery, f"failed {self._failures} times, last: {error!r}")
+        return None
+
+    def _leave_behind(self, delivery: Delivery[Any], reason: str) -> None:
+        metrics.DEAD_LETTERED.labels(self._reader).inc()
+        _LOG.error(
+            "left_behind",
+            extra={
+                "reader": self._reader,
+                "event_id": delivery.event_id,
+                "sequence": delivery.sequence,
+                "reason": reason,
+            },
+        )

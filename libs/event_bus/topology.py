@@ -1,0 +1,241 @@
+"""Streams, durables and subjects as data. `provision` applies them; services only bind to them.
+
+Commands go to `up.task.<kind>.<pool>`, facts to `up.evt.<entity>.<verb>.<model>`, dead letters to
+`up.dlq.<subject they had>`; what handlers already tried is noted under `up.attempt.>`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from google.protobuf.message import Message
+
+from event_bus.errors import UnknownEvent
+from upcycle.api.registry.v1 import events_pb2 as registry
+from upcycle.api.taskset.v1 import events_pb2 as taskset
+from upcycle.api.training.v1 import events_pb2 as training
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory
+
+MAX_EVENT_BYTES = 256 * 1024
+"""Payload and headers of one message. Bulk travels as a BlobRef."""
+
+DAY_S = 86400.0
+_MIB = 1 << 20
+TASKS, EVENTS, DLQ, ATTEMPTS, ADVISORIES = "TASKS", "EVENTS", "DLQ", "ATTEMPTS", "ADVISORIES"
+
+
+class Keep(StrEnum):
+    """What a stream does with its messages."""
+
+    UNTIL_ACKED = "workqueue"
+    UNTIL_LIMITS = "limits"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """One stream: what it takes, how long it keeps it, and what it does when it is full."""
+
+    name: str
+    subjects: tuple[str, ...]
+    keep: Keep = Keep.UNTIL_LIMITS
+    max_bytes: int = 256 * _MIB
+    max_msgs: int = -1
+    max_age_s: float = 0.0
+    """0 keeps for ever."""
+    max_msg_bytes: int = MAX_EVENT_BYTES
+    max_per_subject: int = -1
+    refuse_when_full: bool = False
+    """Refuse new messages rather than drop the oldest."""
+    duplicate_window_s: float = 600.0
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """One durable: who reads what, and what happens when it does not answer."""
+
+    stream: str
+    durable: str
+    events: tuple[type[Message], ...]
+    ack_wait_s: float = 30.0
+    """Silence after which another replica gets the message; a heartbeat every third of it keeps a slow
+    handler's own.
+    """
+    max_deliver: int = 5
+    """Failures before the dead letters; -1 retries for ever (projections)."""
+    max_ack_pending: int = 256
+    """Messages out at once over all replicas: sum of their slots x 1.25."""
+    pools: tuple[str, ...] = ()
+    """For commands: the pools it takes work from."""
+    handler_timeout_s: float = 900.0
+    """A handler that takes longer has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The whole bus as data."""
+
+    streams: tuple[StreamSpec, ...]
+    consumers: tuple[ConsumerSpec, ...]
+    events: Mapping[type[Message], str]
+    """Fact type -> `entity.verb`."""
+    commands: Mapping[type[Message], str] = field(default_factory=dict)
+    """Command type -> kind."""
+
+    def verb_of(self, event: type[Message]) -> str:
+        """`entity.verb` of a fact type. Raises UnknownEvent."""
+        return _look_up(self.events, event, "fact")
+
+    def kind_of(self, command: type[Message]) -> str:
+        """Kind of a command type. Raises UnknownEvent."""
+        return _look_up(self.commands, command, "command")
+
+    def bound_by(self, spec: ConsumerSpec) -> Iterator[tuple[str, type[Message]]]:
+        """(subject filter, type) of everything that a durable reads."""
+        for event in spec.events:
+            if spec.stream == TASKS:
+                for pool in spec.pools:
+                    yield f"up.task.{self.kind_of(event)}.{pool}", event
+            else:
+                yield f"up.evt.{self.verb_of(event)}.*", event
+
+
+def _look_up(table: Mapping[type[Message], str], key: type[Message], what: str) -> str:
+    if (found := table.get(key)) is None:
+        known = ", ".join(sorted(one.__name__ for one in table)) or "none"
+        raise UnknownEvent(
+            f"{key.__name__} is not a {what} of this topology (known: {known}); add it to event_bus.topology"
+        )
+    return found
+
+
+EVENT_SUBJECTS: Mapping[type[Message], str] = {
+    taskset.RunSubmitted: "run.submitted",
+    taskset.RunFinished: "run.finished",
+    taskset.EpisodeRequested: "episode.requested",
+    taskset.EpisodeFailed: "episode.failed",
+    taskset.EpisodeCancelled: "episode.cancelled",
+    taskset.GroupShortened: "group.shortened",
+    trajectory.TrajectoryRecorded: "trajectory.recorded",
+    trajectory.TrajectoryGraded: "trajectory.graded",
+    trajectory.TrajectoryQuarantined: "trajectory.quarantined",
+    training.GroupSettled: "group.settled",
+    training.StepCompleted: "step.completed",
+    training.PolicyPublished: "policy.published",
+    training.CheckpointSaved: "checkpoint.saved",
+    registry.CheckpointEvaluated: "checkpoint.evaluated",
+    registry.CheckpointPromoted: "checkpoint.promoted",
+    registry.CheckpointHeld: "checkpoint.held",
+    registry.CheckpointRolledBack: "checkpoint.rolled_back",
+    registry.EngineReady: "engine.ready",
+    registry.EngineReloaded: "engine.reloaded",
+    registry.EngineReloadFailed: "engine.reload_failed",
+    registry.GatewaySampled: "gateway.sampled",
+}
+"""Fact type -> `entity.verb`."""
+
+COMMAND_SUBJECTS: Mapping[type[Message], str] = {taskset.EpisodeRequested: "episode"}
+"""Command type -> kind."""
+
+STREAMS = (
+    StreamSpec(
+        TASKS,
+        ("up.task.>",),
+        keep=Keep.UNTIL_ACKED,
+        max_bytes=1024 * _MIB,
+        max_msgs=200_000,
+        refuse_when_full=True,
+        description="commands; each is deleted when its owner acknowledged it",
+    ),
+    StreamSpec(
+        EVENTS,
+        ("up.evt.>",),
+        max_bytes=4096 * _MIB,
+        max_age_s=30 * DAY_S,
+        description="facts, in the order in which they became durable",
+    ),
+    StreamSpec(
+        DLQ,
+        ("up.dlq.>",),
+        max_bytes=1024 * _MIB,
+        max_age_s=30 * DAY_S,
+        # The message as it was, plus the headers that say why it is here.
+        max_msg_bytes=MAX_EVENT_BYTES + 8 * 1024,
+        description="messages that nobody could handle, each with its reason",
+    ),
+    StreamSpec(
+        ATTEMPTS,
+        ("up.attempt.>",),
+        max_bytes=64 * _MIB,
+        max_age_s=7 * DAY_S,
+        max_msg_bytes=4096,
+        max_per_subject=1,
+        description="how often each troubled message was answered and how often it failed",
+    ),
+    StreamSpec(
+        ADVISORIES,
+        (
+            "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
+            "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
+        ),
+        max_bytes=64 * _MIB,
+        max_age_s=30 * DAY_S,
+        description="what the server itself says about messages that were given up",
+    ),
+)
+
+SCENARIO_RUNNER_PLAN = ConsumerSpec(
+    EVENTS,
+    "scenario-runner-plan",
+    (
+        trajectory.TrajectoryGraded,
+        taskset.EpisodeFailed,
+        training.GroupSettled,
+        training.StepCompleted,
+        training.PolicyPublished,
+    ),
+)
+ROLLOUT_SAMPLER_TRAIN = ConsumerSpec(
+    TASKS, "rollout-sampler-train", (taskset.EpisodeRequested,), pools=("train",), max_ack_pending=1024
+)
+ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
+    TASKS, "rollout-sampler-eval", (taskset.EpisodeRequested,), pools=("eval",), max_ack_pending=1024
+)
+REWARD_GRADER = ConsumerSpec(EVENTS, "reward-grader", (trajectory.TrajectoryRecorded,), max_ack_pending=512)
+TRAJECTORY_STORE_LEDGER = ConsumerSpec(
+    EVENTS,
+    "trajectory-store-ledger",
+    (
+        taskset.RunSubmitted,
+        taskset.RunFinished,
+        taskset.EpisodeRequested,
+        taskset.EpisodeFailed,
+        taskset.EpisodeCancelled,
+        taskset.GroupShortened,
+        trajectory.TrajectoryRecorded,
+        trajectory.TrajectoryGraded,
+        training.GroupSettled,
+        training.StepCompleted,
+    ),
+    ack_wait_s=10.0,
+    max_deliver=-1,
+    max_ack_pending=200,
+)
+CHECKPOINT_REGISTRY = ConsumerSpec(
+    EVENTS, "checkpoint-registry", (training.CheckpointSaved, taskset.RunFinished), max_ack_pending=64
+)
+
+UPCYCLE = Topology(
+    STREAMS,
+    (
+        SCENARIO_RUNNER_PLAN,
+        ROLLOUT_SAMPLER_TRAIN,
+        ROLLOUT_SAMPLER_EVAL,
+        REWARD_GRADER,
+        TRAJECTORY_STORE_LEDGER,
+        CHECKPOINT_REGISTRY,
+    ),
+    EVENT_SUBJECTS,
+    COMMAND_SUBJECTS,
+)
+"""What this platform runs on."""

@@ -1,0 +1,1 @@
+"""The bus and the object store as plain programs of this machine, and the supervisor that runs a whole stack."""

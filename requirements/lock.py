@@ -7,6 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RUN_EXTRAS = ("local", "train")
+IMAGE_EXTRAS = ("train", "postgres")
 DEV_EXTRAS = ("local", "train", "postgres", "dev")
 
 
@@ -28,4 +29,5 @@ def lock(target: str, extras: tuple[str, ...], *constraints: str) -> None:
 
 if __name__ == "__main__":
     lock("run.txt", RUN_EXTRAS, "torch.txt")
+    lock("image.txt", IMAGE_EXTRAS, "torch.txt", "run.txt")
     lock("dev.txt", DEV_EXTRAS, "torch.txt", "run.txt")

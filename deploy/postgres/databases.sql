@@ -1,0 +1,5 @@
+-- One database per service that keeps tables: nobody reads another's.
+CREATE DATABASE scenario_runner;
+CREATE DATABASE trajectory_store;
+CREATE DATABASE checkpoint_registry;
+CREATE DATABASE model_gateway;

@@ -1,0 +1,137 @@
+"""proto/ keeps the house style, the generated code matches it, and nothing that was released changes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+ROOT = Path(__file__).resolve().parents[3]
+PROTO = ROOT / "proto"
+RELEASED = PROTO / "released" / "v1.binpb"
+FILES = sorted(str(path.relative_to(PROTO)) for path in (PROTO / "upcycle").rglob("*.proto"))
+
+
+def protoc(*arguments: str) -> None:
+    """Run the pinned compiler on every contract."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *arguments, *FILES]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where protoc-gen-mypy lies
+    subprocess.run(command, cwd=PROTO, check=True, capture_output=True, timeout=60, env={**os.environ, "PATH": path})
+
+
+@pytest.fixture(scope="module")
+def current(tmp_path_factory: pytest.TempPathFactory) -> descriptor_pb2.FileDescriptorSet:
+    """Descriptors of what is in the tree."""
+    out = tmp_path_factory.mktemp("descriptors") / "current.binpb"
+    protoc(f"--descriptor_set_out={out}")
+    return descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+
+
+def messages(
+    owner: descriptor_pb2.FileDescriptorProto | descriptor_pb2.DescriptorProto, prefix: str
+) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
+    """Every message, nested ones too, by full name."""
+    nested = owner.message_type if isinstance(owner, descriptor_pb2.FileDescriptorProto) else owner.nested_type
+    for message in nested:
+        name = f"{prefix}.{message.name}"
+        yield name, message
+        yield from messages(message, name)
+
+
+def all_messages(files: descriptor_pb2.FileDescriptorSet) -> dict[str, descriptor_pb2.DescriptorProto]:
+    """Of the whole set."""
+    return {name: message for file in files.file for name, message in messages(file, file.package)}
+
+
+def all_enums(files: descriptor_pb2.FileDescriptorSet) -> dict[str, descriptor_pb2.EnumDescriptorProto]:
+    """Top-level enums of the set."""
+    return {f"{file.package}.{enum.name}": enum for file in files.file for enum in file.enum_type}
+
+
+def test_generated_code_is_what_the_compiler_makes_of_proto(tmp_path: Path) -> None:
+    protoc(
+        f"--python_out={tmp_path}",
+        f"--grpc_python_out={tmp_path}",
+        f"--mypy_out=quiet:{tmp_path}",
+        f"--mypy_grpc_out=quiet:{tmp_path}",
+    )
+    fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.py*")}
+    committed_root = ROOT / "libs"
+    committed = {
+        path.relative_to(committed_root): path.read_text()
+        for path in (committed_root / "upcycle" / "api").rglob("*_pb2*.py*")
+        if "__pycache__" not in path.parts
+    }
+    different = sorted(str(name) for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+    assert different == [], "run `make proto` and commit the result"
+
+
+def test_folder_package_and_version_agree(current: descriptor_pb2.FileDescriptorSet) -> None:
+    for file in current.file:
+        if file.name.startswith("google/"):
+            continue
+        assert file.package == str(Path(file.name).parent).replace("/", ".")
+        assert file.package.endswith(".v1")
+
+
+def test_enum_zero_is_unspecified_and_values_carry_the_enum_name(current: descriptor_pb2.FileDescriptorSet) -> None:
+    for name, enum in all_enums(current).items():
+        short = name.rsplit(".", 1)[1]
+        prefix = "".join(f"_{letter}" if letter.isupper() and index else letter for index, letter in enumerate(short)).upper()
+        assert enum.value[0].number == 0, name
+        assert enum.value[0].name == f"{prefix}_UNSPECIFIED", name
+        assert all(value.name.startswith(f"{prefix}_") for value in enum.value), name
+
+
+def test_each_rpc_has_its_own_request_and_response(current: descriptor_pb2.FileDescriptorSet) -> None:
+    seen: set[str] = set()
+    for file in current.file:
+        for service in file.service:
+            assert service.name.endswith("Service")
+            for method in service.method:
+                request, response = (name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type))
+                assert (request, response) == (f"{method.name}Request", f"{method.name}Response")
+                assert not {method.input_type, method.output_type} & seen
+                seen |= {method.input_type, method.output_type}
+
+
+def breaking_changes(
+    before: descriptor_pb2.FileDescriptorSet, after: descriptor_pb2.FileDescriptorSet
+) -> list[str]:
+    """What a client built against `before` would trip over in `after`."""
+    problems = []
+    now = all_messages(after)
+    for name, message in all_messages(before).items():
+        if name not in now:
+            problems.append(f"message {name} is gone")
+            continue
+        fields = {field.number: field for field in now[name].field}
+        for field in message.field:
+            kept = fields.get(field.number)
+            if kept is None or (kept.name, kept.type, kept.label) != (field.name, field.type, field.label):
+                problems.append(f"{name}.{field.name} = {field.number} changed")
+    enums = all_enums(after)
+    for name, enum in all_enums(before).items():
+        values = {value.number: value.name for value in enums[name].value} if name in enums else {}
+        problems += [f"{name}.{v.name} changed" for v in enum.value if values.get(v.number) != v.name]
+    return problems
+
+
+def test_nothing_released_is_removed_or_renumbered(current: descriptor_pb2.FileDescriptorSet) -> None:
+    released = descriptor_pb2.FileDescriptorSet.FromString(RELEASED.read_bytes())
+    assert breaking_changes(released, current) == []
+
+
+def test_the_breaking_check_sees_a_renumbered_field_and_a_removed_message(
+    current: descriptor_pb2.FileDescriptorSet,
+) -> None:
+    changed = descriptor_pb2.FileDescriptorSet.FromString(current.SerializeToString())
+    file = next(file for file in changed.file if file.name.endswith("common/v1/common.proto"))
+    file.message_type[0].field[0].number = 99
+    del file.message_type[1]
+    problems = breaking_changes(current, changed)
+    assert any("BlobRef.key" in problem for problem in problems)
+    assert any("VersionSpan is gone" in problem for problem in problems)

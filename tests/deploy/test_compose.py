@@ -1,0 +1,82 @@
+"""docker-compose.yml without a Docker engine: its schema, and what only we can check about it."""
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from service_kit import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+OURS = {
+    name: service
+    for name, service in SERVICES.items()
+    if service.get("command", [""])[0] in SCRIPTS and name != "provision"
+}
+SETTINGS = {
+    "upcycle-scenario-runner": ("scenario_runner", "ScenarioRunnerSettings"),
+    "upcycle-rollout-sampler": ("rollout_sampler", "RolloutSamplerSettings"),
+    "upcycle-reward-grader": ("reward_grader", "RewardGraderSettings"),
+    "upcycle-trajectory-store": ("trajectory_store", "TrajectoryStoreSettings"),
+    "upcycle-grpo-trainer": ("grpo_trainer", "GrpoTrainerSettings"),
+    "upcycle-checkpoint-registry": ("checkpoint_registry", "CheckpointRegistrySettings"),
+    "upcycle-policy-engine": ("policy_engine", "PolicyEngineSettings"),
+    "upcycle-model-gateway": ("model_gateway", "ModelGatewaySettings"),
+}
+
+
+def test_it_follows_the_compose_schema() -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_service_of_the_platform_is_there() -> None:
+    assert {service["command"][0] for service in OURS.values()} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_what_is_waited_for_has_a_healthcheck_or_ends(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        if how["condition"] == "service_healthy":
+            assert "healthcheck" in SERVICES[needed], f"{name} waits for {needed}"
+        else:
+            assert how["condition"] == "service_completed_successfully"
+            assert SERVICES[needed]["restart"] == "no"
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_host_ports_are_loopback_and_images_are_pinned(name: str) -> None:
+    service = SERVICES[name]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert re.search(r":[^:/]*\d", service["image"]), service["image"]
+    assert not service["image"].endswith(":latest")
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_the_settings_are_ones_the_service_accepts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, cls_name = SETTINGS[OURS[name]["command"][0]]
+    cls = getattr(importlib.import_module(f"{package}.settings"), cls_name)
+    environ = {key: re.sub(r"\$\{[^}]*:-([^}]*)\}", r"\1", str(value)) for key, value in OURS[name]["environment"].items()}
+    environ = {key: re.sub(r"\$\{[^}]*\}", "secret", value) for key, value in environ.items()}
+    for line in (ROOT / "deploy" / "secrets.example.env").read_text().splitlines():
+        if line.startswith("UPCYCLE_"):
+            key, value = line.split("=", 1)
+            environ[key] = value
+    load_settings(cls, environ=environ)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_mounted_files_exist(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        source = volume.split(":")[0]
+        if source.startswith("./"):
+            assert (ROOT / source).exists(), volume

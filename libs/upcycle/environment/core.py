@@ -116,6 +116,11 @@ class Environment:
         attached = self._mcp.tools if self._mcp else {}
         return {**self._tools, **attached}
 
+    @property
+    def attaches_tools(self) -> bool:
+        """Whether `open` adds tools that are not known before."""
+        return bool(self._mcp_config)
+
     async def open(self) -> None:
         """Start attached MCP servers, if any. Idempotent. Raises ToolFailed when one does not answer."""
         if self._mcp_config and self._mcp is None:

@@ -17,6 +17,7 @@ class ToolResult:
 
     text: str
     is_error: bool = False
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +103,17 @@ def _json_form(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def bounded_text(text: str, max_bytes: int | None) -> tuple[str, bool]:
+    """(text, whether it was cut): at most max_bytes of UTF-8, with a note at the end that says what is
+    missing.
+    """
+    if max_bytes is None or len(text) * 4 <= max_bytes:
+        return text, False
+    data = text.encode("utf-8", "replace")
+    if len(data) <= max_bytes:
+        return text, False
+    note = f"\n[truncated: {len(data)} bytes, limit {max_bytes}; ask for less]"
+    kept = data[: max(0, max_bytes - len(note))].decode("utf-8", "ignore")
+    return kept + note, True

@@ -17,6 +17,8 @@ from upcycle.errors import UpcycleError
 
 CONNECT_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
+# A tool's own deadline is kept by the environment; if not even that answer comes, its process is stuck.
+WEDGED_MARGIN_S = 1.0
 
 
 class ChannelTimeout(UpcycleError, TimeoutError):
@@ -105,12 +107,22 @@ class ControlChannel:
         return [ToolSpec(row["name"], row["description"], row["parameters"]) for row in reply["tools"]]
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        max_bytes: int | None = None,
     ) -> ToolResult:
-        """Call a tool; what it refuses or raises is a ToolResult with is_error."""
-        params = {"name": name, "arguments": dict(arguments)}
-        reply = await self.call("tools.call", params, timeout_s=timeout_s)
-        return ToolResult(reply["content"], bool(reply.get("is_error", False)))
+        """Call a tool; what it refuses or raises is a ToolResult with is_error, and so is one that takes
+        longer than timeout_s while the environment itself still answers. max_bytes: longer results are cut
+        there.""" params: dict[str, Any] = {"name": name, "arguments": dict(arguments), "timeout_s": timeout_s}
+        if max_bytes is not None:
+            params["max_bytes"] = max_bytes
+        reply = await self.call("tools.call", params, timeout_s=timeout_s + WEDGED_MARGIN_S)
+        return ToolResult(
+            reply["content"], bool(reply.get("is_error", False)), bool(reply.get("truncated", False))
+        )
 
     async def grade(
         self,

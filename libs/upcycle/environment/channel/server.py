@@ -21,6 +21,8 @@ from upcycle.environment.channel.session import (
     text_param,
 )
 
+from upcycle.environment.tools import ToolResult, bounded_text
+
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
 
@@ -189,8 +191,14 @@ class Connection:
             raise ChannelError(frames.INVALID_REQUEST, "a start or grade is running")
         await self._environment.open()
         name, arguments = text_param(params, "name"), arguments_of(params, "arguments")
-        result = await self._environment.call_tool(name, arguments)
-        return {"content": result.text, "is_error": result.is_error}
+        timeout_s = params.get("timeout_s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await self._environment.call_tool(name, arguments)
+        except TimeoutError:
+            result = ToolResult(f"{name}: no result within {timeout_s:g} s", is_error=True)
+        text, cut = bounded_text(result.text, params.get("max_bytes"))
+        return {"content": text, "is_error": result.is_error, "truncated": cut}
 
     async def _bye(self, _params: Frame) -> Frame:
         self._over = True

@@ -1,0 +1,123 @@
+"""What a freshly forked episode process does to itself before it runs any of the environment's code.
+
+Own session and process group (so that one kill ends all of it), death with its parent, resource limits,
+private temporary folder, closed descriptors, a filter on system calls. Runs in the forked child: it must not
+wait, import or allocate much.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import tempfile
+from dataclasses import dataclass
+from typing import Final
+
+from scenario_runner.adapters import seccomp
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one episode process. 0 means unbounded."""
+
+    address_space_bytes: int = 2 << 30
+    file_size_bytes: int = 64 << 20
+    cpu_s: int = 120
+    open_files: int = 256
+    extra_processes: int = 64
+    """Processes that this user may have beyond those it had when the zygote started. Not enforced for root by
+    the kernel: set `uid` there."""
+    uid: int = 0
+    """Unprivileged user to become; 0 keeps the runner's."""
+
+
+class Sandbox:
+    """Prepared once in the zygote, entered once in each child."""
+
+    def __init__(self, limits: Limits, *, max_children: int) -> None:
+        self._limits = limits
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._filter = seccomp.build_filter(os.uname().machine) if seccomp.is_available() else b""
+        self._max_processes = (
+            _count_processes(limits.uid or os.getuid()) + max_children + limits.extra_processes
+        )
+
+    @property
+    def isolation(self) -> list[str]:
+        """What an episode is confined by, for the log and the readiness page."""
+        parts = ["session", "rlimits", "private tmp"]
+        parts += ["seccomp"] if self._filter else []
+        parts += [f"uid {self._limits.uid}"] if self._limits.uid else []
+        return parts
+
+    def adopt_orphans(self) -> None:
+        """Make this process the parent of descendants whose own parent died."""
+        if self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+
+    def die_with_parent(self, parent_pid: int) -> None:
+        """Be killed when the parent dies, also if it did so already."""
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    def enter(self, folder: str, keep_fd: int, parent_pid: int) -> None:
+        """Confine this process. folder: its private working and temporary directory. Raises OSError."""
+        self.die_with_parent(parent_pid)
+        os.setsid()
+        self._redirect_output(folder)
+        os.closerange(3, keep_fd)
+        os.closerange(keep_fd + 1, 1 << 20)
+        os.umask(0o077)
+        os.chdir(folder)
+        os.environ.update(TMPDIR=folder, HOME=folder)
+        tempfile.tempdir = folder
+        self._set_limits()
+        if self._limits.uid:
+            os.chown(folder, self._limits.uid, self._limits.uid)
+            os.setgroups([])
+            os.setresgid(self._limits.uid, self._limits.uid, self._limits.uid)
+            os.setresuid(self._limits.uid, self._limits.uid, self._limits.uid)
+            self.die_with_parent(parent_pid)  # a change of user clears the death signal
+        if self._filter:
+            seccomp.install(self._filter, self._libc)
+
+    def _redirect_output(self, folder: str) -> None:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        output = os.open(f"{folder}/output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, source in ((0, nothing), (1, output), (2, output)):
+            os.dup2(source, target)
+
+    def _set_limits(self) -> None:
+        limits = self._limits
+        _lower(resource.RLIMIT_CORE, 0)
+        for kind, value in (
+            (resource.RLIMIT_AS, limits.address_space_bytes),
+            (resource.RLIMIT_FSIZE, limits.file_size_bytes),
+            (resource.RLIMIT_NOFILE, limits.open_files),
+            (resource.RLIMIT_CPU, limits.cpu_s),
+            (resource.RLIMIT_NPROC, self._max_processes),
+        ):
+            if value:
+                _lower(kind, value)
+
+
+def _lower(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (bound, bound))
+
+
+def _count_processes(uid: int) -> int:
+    """How many processes a user has now: RLIMIT_NPROC counts all of them, not only an episode's."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                count += entry.stat().st_uid == uid
+            except FileNotFoundError:
+                continue
+    return count

@@ -1,0 +1,108 @@
+"""A seccomp filter without a library: a deny list of system calls that no environment needs.
+
+Denied calls fail with EPERM; `clone3` with ENOSYS, so that libc falls back to `clone`, whose flags can be
+read here: new namespaces are refused there too. Ordinary processes and threads stay allowed.
+"""
+
+import ctypes
+import errno
+import platform
+import struct
+from typing import Final
+
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_SET_SECCOMP: Final = 22
+_SECCOMP_MODE_FILTER: Final = 2
+
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW: Final = 0x7FFF0000
+_ERRNO: Final = 0x00050000
+_KILL: Final = 0x80000000
+_CLONE_NEW: Final = 0x7E020000  # every CLONE_NEW* flag
+_X32_BIT: Final = 0x40000000
+
+# name: (x86_64, aarch64)
+_DENIED: Final[dict[str, tuple[int, int]]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "sethostname": (170, 161),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "open_by_handle_at": (304, 265),
+    "io_uring_setup": (425, 425),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "pidfd_getfd": (438, 438),
+    "mount_setattr": (442, 442),
+}
+_ARCHITECTURES: Final = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}
+_CLONE3: Final = 435
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def is_available() -> bool:
+    """Whether this machine's architecture is known."""
+    return platform.system() == "Linux" and platform.machine() in _ARCHITECTURES
+
+
+def build_filter(machine: str) -> bytes:
+    """The BPF program for one architecture."""
+    audit, column, clone = _ARCHITECTURES[machine]
+    denied = sorted(numbers[column] for numbers in _DENIED.values())
+    code = [
+        _instruction(_LOAD, 4),  # seccomp_data.arch
+        _instruction(_JUMP_EQ, audit, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, 0),  # seccomp_data.nr
+        _instruction(_JUMP_GE, _X32_BIT, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_JUMP_EQ, _CLONE3, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.ENOSYS),
+        _instruction(_JUMP_EQ, clone, 0, 4),
+        _instruction(_LOAD, 16),  # low half of the first argument
+        _instruction(_JUMP_SET, _CLONE_NEW, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ]
+    for number in denied:
+        code += [_instruction(_JUMP_EQ, number, 0, 1), _instruction(_RETURN, _ERRNO | errno.EPERM)]
+    code.append(_instruction(_RETURN, _ALLOW))
+    return b"".join(code)
+
+
+def install(program: bytes, libc: ctypes.CDLL) -> None:
+    """Filter this process and its children for good. Raises OSError."""
+    prog = _Program(len(program) // 8, program)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot set no_new_privs")
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(prog), 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot install the seccomp filter")
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,0 +1,203 @@
+"""The zygote: a single-threaded process that imports one environment once and forks a child per episode.
+
+Runs as `python -m scenario_runner.adapters.zygote_program FD` with a SOCK_SEQPACKET socket to the fleet on
+FD. One JSON object per packet. In: {"load": {...}} once, {"fork": token, "folder": path} with the child's
+end of a socketpair attached, {"kill": pid}. Out: {"ready": pid} (its description is in the file that load
+names) or {"broken": {...}}, {"forked": token, "pid"} or {"unforked": token, "error"}, {"exited": pid,
+"status"}. It reaps every child, kills what a dead episode left behind, and ends when the fleet hangs up.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scenario_runner.adapters.sandbox import Limits, Sandbox
+from upcycle.environment import Environment, load_environment
+from upcycle.environment.channel.server import ChannelServer
+
+MAX_PACKET_BYTES = 128 * 1024
+
+
+class Zygote:
+    """The loop of the process. `run` returns when the fleet is gone."""
+
+    def __init__(self, control: socket.socket, environment: Environment, sandbox: Sandbox) -> None:
+        self._control = control
+        self._environment = environment
+        self._sandbox = sandbox
+        self._pid = os.getpid()
+        self._episodes: set[int] = set()
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def run(self) -> None:
+        """Serve the fleet's commands until it hangs up, then kill what is left."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._serve_one():
+                break
+        for pid in list(self._episodes):
+            self._kill(pid)
+        self._sweep_orphans()
+
+    def _serve_one(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        if not data:
+            return False
+        command = json.loads(data)
+        if "kill" in command:
+            self._kill(int(command["kill"]))
+        elif "fork" in command:
+            self._fork(command["fork"], command["folder"], descriptors[0])
+        return True
+
+    def _fork(self, token: str, folder: str, descriptor: int) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            self._tell({"unforked": token, "error": str(error)})
+            return
+        if pid == 0:
+            self._become_episode(folder, descriptor)
+        os.close(descriptor)
+        self._episodes.add(pid)
+        self._tell({"forked": token, "pid": pid})
+
+    def _become_episode(self, folder: str, descriptor: int) -> NoReturn:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._sandbox.enter(folder, descriptor, self._pid)
+            asyncio.run(ChannelServer(self._environment).serve_socket(socket.socket(fileno=descriptor)))
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _reap(self) -> None:
+        while True:
+            # Look first and reap last: until then the pid, and so the group, cannot be anyone else's.
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if dead is None:
+                break
+            self._kill_group(dead.si_pid)
+            os.waitpid(dead.si_pid, 0)
+            if dead.si_pid in self._episodes:
+                self._episodes.discard(dead.si_pid)
+                code = dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
+                self._tell({"exited": dead.si_pid, "status": code})
+        self._sweep_orphans()
+
+    def _sweep_orphans(self) -> None:
+        """Descendants that outlived their parent came to us; those that left their episode's session are
+        killed.
+        """
+        for pid in _children_of(self._pid):
+            if pid in self._episodes:
+                continue
+            try:
+                if os.getsid(pid) not in self._episodes:
+                    os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _kill(self, pid: int) -> None:
+        if pid in self._episodes:
+            self._kill_group(pid)
+
+    def _kill_group(self, pid: int) -> None:
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.send(json.dumps(message).encode())
+        except BrokenPipeError:
+            return  # the fleet is gone; the next receive ends the loop
+
+
+def _children_of(pid: int) -> list[int]:
+    with open(f"/proc/self/task/{pid}/children") as listed:
+        return [int(word) for word in listed.read().split()]
+
+
+def describe(environment: Environment, sandbox: Sandbox) -> dict[str, Any]:
+    """What the fleet and the planner need to know about an environment without forking it."""
+    scenarios = {name: scenario.schema.parameters for name, scenario in environment.scenarios.items()}
+    return {
+        "name": environment.name,
+        "version": environment.version,
+        "scenarios": scenarios,
+        "tools": [tool.spec.to_json() for tool in environment.tools.values()],
+        "attaches_tools": environment.attaches_tools,
+        "isolation": sandbox.isolation,
+    }
+
+
+def warm_up() -> None:
+    """Load what an episode's event loop loads lazily, then move everything out of the collector's sight, so
+    that a collection in a child does not touch (and so copy) the parent's pages."""
+
+    async def nothing() -> None:
+        await asyncio.sleep(0)
+
+    asyncio.run(nothing())
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Entry point; see the module's docstring."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    load = json.loads(control.recv(MAX_PACKET_BYTES))["load"]
+    try:
+        sandbox = Sandbox(Limits(**load["limits"]), max_children=load["max_children"])
+        sandbox.die_with_parent(load["fleet_pid"])
+        sandbox.adopt_orphans()
+        environment = load_environment(Path(load["path"]), load["attribute"] or None)
+        # By file, because a packet is small and schemas need not be.
+        Path(load["describe_to"]).write_text(json.dumps(describe(environment, sandbox)))
+    except Exception as error:
+        detail = traceback.format_exc(limit=-8)
+        broken = {
+            "kind": getattr(error, "kind", "environment_broken"),
+            "error": f"{type(error).__name__}: {error}",
+        }
+        control.send(json.dumps({"broken": {**broken, "detail": detail[-8000:]}}).encode())
+        return
+    warm_up()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the fleet, which then closes us
+    zygote = Zygote(control, environment, sandbox)
+    control.send(json.dumps({"ready": os.getpid()}).encode())
+    zygote.run()
+
+
+if __name__ == "__main__":
+    main()

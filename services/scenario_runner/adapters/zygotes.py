@@ -1,0 +1,241 @@
+"""The fleet's side of zygotes: start one per environment, fork episodes from it, end them, notice deaths."""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.zygote_program import MAX_PACKET_BYTES
+from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLost, PythonEnvironment
+
+log = logging.getLogger(__name__)
+
+_INHERITED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TZ")
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteOptions:
+    """How zygotes are started. environment_variables: passed on to environments; everything else is scrubbed,
+    so that the platform's own secrets stay out of their reach."""
+
+    limits: Limits
+    max_children: int
+    start_timeout_s: float
+    fork_timeout_s: float
+    environment_variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A running episode process. ended: resolves to its exit status (negative: the signal that killed it)."""
+
+    pid: int
+    sock: socket.socket
+    folder: Path
+    ended: "asyncio.Future[int]"
+
+
+class Zygote:
+    """One warm process of one environment. `start` once; `dead` resolves when it is gone."""
+
+    def __init__(self, source: PythonEnvironment, options: ZygoteOptions) -> None:
+        self.source = source
+        self.description: Mapping[str, Any] = {}
+        self._options = options
+        self._tokens = itertools.count(1)
+        self._forks: dict[str, asyncio.Future[int]] = {}
+        self._episodes: dict[int, asyncio.Future[int]] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._folder = Path(tempfile.mkdtemp(prefix="upcycle-env-"))
+        self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_alive(self) -> int:
+        """Episode processes that have not ended."""
+        return len(self._episodes)
+
+    async def start(self) -> None:
+        """Start the process and load the environment. Raises EnvironmentBroken."""
+        self._folder.chmod(0o711)  # episodes that run as another user reach their own folders through it
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        program = "scenario_runner.adapters.zygote_program"
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", program, str(theirs.fileno())),
+            pass_fds=(theirs.fileno(),),
+            env=self._environ(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._on_readable)
+        await self._load(ours)
+
+    async def fork(self) -> Forked:
+        """A new episode process. Raises EnvironmentLost when the zygote is dead or does not answer."""
+        if self._control is None or self.dead.done():
+            raise EnvironmentLost(f"the zygote of {self.source.path} is not running")
+        token = str(next(self._tokens))
+        folder = self._folder / token
+        folder.mkdir(mode=0o700)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forks[token] = forked
+        try:
+            async with asyncio.timeout(self._options.fork_timeout_s):
+                with theirs:
+                    await self._send({"fork": token, "folder": str(folder)}, theirs.fileno())
+                pid = await forked
+        except BaseException as error:
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, TimeoutError | OSError):
+                raise EnvironmentLost(f"the zygote of {self.source.path} did not fork: {error!r}") from error
+            raise
+        finally:
+            self._forks.pop(token, None)
+        return Forked(pid, ours, folder, self._episodes[pid])
+
+    async def end(self, forked: Forked) -> int:
+        """Kill an episode with everything it started, and remove its folder. Returns its exit status."""
+        forked.sock.close()
+        if not forked.ended.done():
+            await self._send({"kill": forked.pid})
+        status = await forked.ended
+        # Usually one empty file: cheaper here than a thread; what an environment wrote goes to a thread.
+        if len(os.listdir(forked.folder)) > 1:
+            await asyncio.to_thread(shutil.rmtree, forked.folder, ignore_errors=True)
+        else:
+            shutil.rmtree(forked.folder, ignore_errors=True)
+        return status
+
+    async def stop(self) -> None:
+        """Hang up: the zygote kills its episodes and exits. Killed itself if it does not within 5 s."""
+        if self._control is not None:
+            self._control.shutdown(socket.SHUT_RDWR)
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(5):
+                    await self._process.wait()
+            except TimeoutError:
+                log.warning("zygote_killed", extra={"path": self.source.path, "pid": self._process.pid})
+                self._process.kill()
+                await self._process.wait()
+        self._gone()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def output_of(self, forked: Forked, limit: int = 2000) -> str:
+        """The end of what an episode process printed, for error details."""
+        try:
+            with open(forked.folder / "output.txt", "rb") as printed:
+                printed.seek(max(0, os.fstat(printed.fileno()).st_size - limit))
+                return printed.read(limit).decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return ""
+
+    async def _load(self, control: socket.socket) -> None:
+        described = self._folder / "description.json"
+        load = {
+            "path": self.source.path,
+            "attribute": self.source.attribute or self.source.name,
+            "limits": asdict(self._options.limits),
+            "max_children": self._options.max_children,
+            "fleet_pid": os.getpid(),
+            "describe_to": str(described),
+        }
+        control.send(json.dumps({"load": load}).encode())
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._ready
+        except TimeoutError as error:
+            raise EnvironmentBroken(
+                f"{self.source.path} was not imported within {self._options.start_timeout_s:g} s"
+            ) from error
+        self.description = json.loads(described.read_text())
+
+    async def _send(self, command: Mapping[str, Any], descriptor: int | None = None) -> None:
+        # A full socket buffer means that the zygote is busy forking; it empties within milliseconds.
+        packet = json.dumps(command).encode()
+        descriptors = [] if descriptor is None else [descriptor]
+        while self._control is not None and not self.dead.done():
+            try:
+                socket.send_fds(self._control, [packet], descriptors)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.002)
+            except OSError as error:
+                raise EnvironmentLost(f"the zygote of {self.source.path} is gone: {error}") from error
+
+    def _on_readable(self) -> None:
+        assert self._control is not None  # noqa: S101 - the reader is removed with the socket
+        while True:
+            try:
+                data = self._control.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._gone()
+                return
+            self._on_message(json.loads(data))
+
+    def _on_message(self, message: Mapping[str, Any]) -> None:
+        if "forked" in message:
+            pid = int(message["pid"])
+            self._episodes[pid] = asyncio.get_running_loop().create_future()
+            _settle(self._forks.get(message["forked"]), pid)
+        elif "exited" in message:
+            _settle(self._episodes.pop(int(message["exited"]), None), int(message["status"]))
+        elif "unforked" in message:
+            _fail(self._forks.get(message["unforked"]), EnvironmentLost(f"cannot fork: {message['error']}"))
+        elif "ready" in message:
+            _settle(self._ready, None)
+        elif "broken" in message:
+            broken = message["broken"]
+            _fail(self._ready, EnvironmentBroken(f"{self.source.path}: {broken['error']}", broken["detail"]))
+
+    def _gone(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self._control.close()
+            self._control = None
+        lost = EnvironmentLost(f"the zygote of {self.source.path} died")
+        _fail(self._ready, EnvironmentBroken(f"{self.source.path}: its process died while importing it"))
+        for fork in self._forks.values():
+            _fail(fork, lost)
+        for episode in self._episodes.values():
+            _settle(episode, -9)  # children die with their zygote
+        self._episodes.clear()
+        _settle(self.dead, None)
+
+    def _environ(self) -> dict[str, str]:
+        names = (*_INHERITED, *self._options.environment_variables)
+        kept = {name: os.environ[name] for name in names if name in os.environ}
+        return {**kept, "PYTHONUNBUFFERED": "1", "HOME": str(self._folder), "OMP_NUM_THREADS": "1"}
+
+
+def _settle(future: "asyncio.Future[Any] | None", value: Any) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[Any] | None", error: Exception) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # read here: nobody may be waiting

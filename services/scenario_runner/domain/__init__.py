@@ -1,0 +1,1 @@
+"""Frozen facts and pure decisions."""

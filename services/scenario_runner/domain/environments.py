@@ -1,0 +1,145 @@
+"""Environments, leases on their processes, and how they fail: one class per reaction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+
+class RunnerError(Exception):
+    """Base of this service's errors. `kind` is the word in `episode.failed` and in error metadata."""
+
+    kind: ClassVar[str] = "error"
+
+
+class EnvironmentBroken(RunnerError):
+    """The environment cannot be loaded at all. detail: the traceback of its import."""
+
+    kind = "environment_broken"
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class EnvironmentLost(RunnerError):
+    """The episode's process, or the zygote it came from, is gone."""
+
+    kind = "environment_lost"
+
+
+class FleetFull(RunnerError):
+    """Every slot for an environment process is taken; ask again later."""
+
+    kind = "fleet_full"
+
+
+class UnknownLease(RunnerError):
+    """No such lease: never given, lapsed, closed, or its process died."""
+
+    kind = "environment_lost"
+
+
+class EpisodeNotOpen(RunnerError):
+    """The episode is not planned, or it is settled already: nobody waits for it."""
+
+    kind = "not_planned"
+
+
+class EpisodeFault(RunnerError):
+    """The environment's own code is to blame. `fault` is the word: scenario_error, reward_invalid, …"""
+
+    def __init__(self, fault: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+class EpisodeTimeout(RunnerError):
+    """The environment's code did not come back in time."""
+
+    kind = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEnvironment:
+    """An environment declared in a file on this machine. attribute: which variable, "" for the only one."""
+
+    name: str
+    path: str
+    attribute: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpEnvironment:
+    """An environment that is served on the control channel elsewhere. url: tcp://host:port."""
+
+    name: str
+    url: str
+
+
+EnvironmentSource = PythonEnvironment | TcpEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDescription:
+    """A tool as the policy sees it. parameters: JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDescription:
+    """What an environment says about itself. scenarios: name -> JSON schema of its arguments."""
+
+    name: str
+    version: str
+    scenarios: Mapping[str, Mapping[str, Any]]
+    tools: tuple[ToolDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeToPlay:
+    """Everything needed to start an episode's environment."""
+
+    episode_id: str
+    source: EnvironmentSource
+    scenario: str
+    args_json: str
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """A tool's result as the policy reads it. duration_s: seconds inside the environment."""
+
+    content: str
+    is_error: bool
+    truncated: bool
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A reward and its tree. subscores: rows {name, weight, value, info?, children?}."""
+
+    reward: float
+    success: bool
+    subscores: tuple[Mapping[str, Any], ...]
+    info: Mapping[str, Any]
+    duration_s: float
+
+
+Message = Mapping[str, Any]
+"""{"role", "content", …} as a scenario yields it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A lease: who holds lease_id may call tools and grade until expires_at."""
+
+    lease_id: str
+    prompt: tuple[Message, ...]
+    tools: tuple[ToolDescription, ...]
+    expires_at: datetime

@@ -1,1 +1,31 @@
-"""Tables of one service: SQLite in one process, Postgres for several. See README.md."""
+"""Tables of one service: SQLite in one process, Postgres for several. See README.md for what it
+guarantees.
+"""
+
+from sql_store.columns import UtcDateTime
+from sql_store.database import Database
+from sql_store.errors import (
+    MigrationFailed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnsupportedDatabase,
+)
+from sql_store.migrations import migrate
+from sql_store.outbox import enqueue, enqueue_command, outbox_table
+from sql_store.relay import OutboxRelay
+
+__all__ = [
+    "Database",
+    "MigrationFailed",
+    "OutboxRelay",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "UnsupportedDatabase",
+    "UtcDateTime",
+    "enqueue",
+    "enqueue_command",
+    "migrate",
+    "outbox_table",
+]

@@ -1,0 +1,175 @@
+"""Database: one transaction at a time is a plain function of a SQLAlchemy connection, run off the event
+loop.
+
+SQLite (one process owns the file): one connection on one thread, WAL, synchronous=FULL, so that a commit
+survives power loss. Postgres: a small pool, one thread per connection.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import SecretStr
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from sql_store.errors import StoreUnavailable, UnsupportedDatabase
+from sql_store.failures import is_transient, translated
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_POSTGRES_CONNECTIONS: Final = 4
+_BUSY_TIMEOUT_MS: Final = 10_000
+_STATEMENT_TIMEOUT_MS: Final = 30_000
+_CONNECT_TIMEOUT_S: Final = 10
+_MAX_TRIES: Final = 4
+_NOTICES: Final = "sql_store.notices"
+
+
+class Database:
+    """One service's tables. Constructing it does no I/O."""
+
+    def __init__(self, url: str | SecretStr) -> None:
+        self._url = _normalised(url.get_secret_value() if isinstance(url, SecretStr) else url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        workers = 1 if self._is_sqlite else _POSTGRES_CONNECTIONS
+        self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sql")
+        self._engine = self._sqlite() if self._is_sqlite else self._postgres()
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._stopped = False
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._url.get_backend_name()
+
+    async def start(self) -> None:
+        """Open the database; makes the folder of a SQLite file. Raises StoreUnavailable, StoreFull."""
+        if self._is_sqlite and self._url.database:
+            try:
+                Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreUnavailable(f"cannot make the folder of {self._url.database}: {error}") from error
+        await self.run(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one())
+
+    async def stop(self) -> None:
+        """Finish the transactions in flight and close every connection."""
+        self._stopped = True
+        await asyncio.to_thread(self._threads.shutdown, wait=True)
+        await asyncio.to_thread(self._engine.dispose)
+
+    def ready(self) -> bool:
+        """Open for transactions."""
+        return not self._stopped
+
+    async def run(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` in one transaction: it commits when `fn` returns and rolls back when it raises.
+
+        `fn` must touch nothing but the connection: after a deadlock it runs again. A caller that is
+        cancelled does not know whether the transaction took place. Raises StoreFull, StoreUnavailable,
+        and whatever `fn` raises.
+        """
+        if self._stopped:
+            raise StoreUnavailable(f"the database {self._shown} was closed")
+        work = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, work.run, self._with_retries, fn
+        )
+
+    def _with_retries(self, fn: Callable[[Connection], T]) -> T:
+        for attempt in range(1, _MAX_TRIES):
+            try:
+                return self._transact(fn)
+            except DBAPIError as error:
+                if not is_transient(error):
+                    raise translated(error, self._shown) from error
+                _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
+        try:
+            return self._transact(fn)
+        except DBAPIError as error:
+            raise translated(error, self._shown) from error
+
+    def _transact(self, fn: Callable[[Connection], T]) -> T:
+        notices: set[str] = set()
+        with self._engine.begin() as connection:
+            connection.info[_NOTICES] = notices
+            result = fn(connection)
+        for listener in (one for topic in notices for one in self._listeners.get(topic, ())):
+            listener()
+        return result
+
+    def listen(self, topic: str, listener: Callable[[], None]) -> None:
+        """Call `listener`, on a worker thread, after each commit of a transaction that gave notice of
+        `topic`.
+        """
+        self._listeners.setdefault(topic, []).append(listener)
+
+    @property
+    def _shown(self) -> str:
+        return self._url.render_as_string(hide_password=True)
+
+    def _sqlite(self) -> Engine:
+        engine = create_engine(self._url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_immediate)
+        return engine
+
+    def _postgres(self) -> Engine:
+        options = f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_BUSY_TIMEOUT_MS}"
+        given = self._url.query.get("options")
+        return create_engine(
+            self._url,
+            pool_size=_POSTGRES_CONNECTIONS,
+            max_overflow=0,
+            pool_pre_ping=True,
+            pool_timeout=_CONNECT_TIMEOUT_S,
+            connect_args={
+                "connect_timeout": _CONNECT_TIMEOUT_S,
+                "options": f"{options} {given}" if isinstance(given, str) else options,
+            },
+        )
+
+
+def give_notice(connection: Connection, topic: str) -> None:
+    """Tell the listeners of `topic` once the running transaction of `Database.run` has committed."""
+    notices: set[str] = connection.info[_NOTICES]
+    notices.add(topic)
+
+
+def _normalised(url: str) -> URL:
+    try:
+        parsed = make_url(url.replace("postgres://", "postgresql://", 1))
+    except ArgumentError as error:
+        raise UnsupportedDatabase(
+            "the database URL cannot be read: expected sqlite:///FILE or postgresql://..."
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return parsed.set(drivername="sqlite+pysqlite")
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise UnsupportedDatabase(
+        f"database {backend!r} is not supported: use sqlite:///FILE or postgresql://..."
+    )
+
+
+def _prepare_sqlite(connection: Any, record: object) -> None:
+    # The driver must not begin transactions by itself: it begins them late, and outside our control.
+    connection.isolation_level = None
+    for pragma in (
+        f"busy_timeout={_BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    # Taking the write lock at the beginning, a read-then-write cannot fail half way.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,68 @@
+"""From what a driver raises to what a caller can react to."""
+
+import sqlite3
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from sql_store.errors import StoreFull, StoreUnavailable
+
+_SQLITE_UNAVAILABLE: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_PERM,
+    }
+)
+_PRIMARY_CODE: Final = 0xFF
+_POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
+_POSTGRES_AGAIN: Final = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+_POSTGRES_UNAVAILABLE_CLASSES: Final = ("08", "53", "57", "58", "28", "3D")
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether the same transaction, run again now, is expected to succeed."""
+    return _sqlstate(error) in _POSTGRES_AGAIN
+
+
+def translated(error: DBAPIError, where: str) -> Exception:
+    """The typed error for a driver's; a conflict or a wrong statement stays what it is."""
+    if isinstance(error, IntegrityError):
+        return error
+    cause = f"{type(error.orig).__name__}: {str(error.orig).strip()}"
+    if _is_full(error):
+        return StoreFull(f"database {where} is full ({cause}): nothing was written, make room and try again")
+    if _is_unavailable(error):
+        return StoreUnavailable(f"database {where} cannot be used now ({cause}): nothing was written")
+    return error
+
+
+def _is_full(error: DBAPIError) -> bool:
+    return _sqlite_code(error) == sqlite3.SQLITE_FULL or _sqlstate(error) in _POSTGRES_FULL
+
+
+def _is_unavailable(error: DBAPIError) -> bool:
+    if _sqlite_code(error) in _SQLITE_UNAVAILABLE or error.connection_invalidated:
+        return True
+    state = _sqlstate(error)
+    if state is None:
+        # psycopg knows no code when there was no server to give one.
+        return (
+            type(error.orig).__module__.startswith("psycopg") and type(error).__name__ == "OperationalError"
+        )
+    return state.startswith(_POSTGRES_UNAVAILABLE_CLASSES)
+
+
+def _sqlite_code(error: DBAPIError) -> int | None:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else int(code) & _PRIMARY_CODE
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    state = getattr(error.orig, "sqlstate", None)
+    return None if state is None else str(state)

@@ -1,0 +1,72 @@
+"""Brings a service's tables to the version that its program needs, in one transaction, at its start."""
+
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from sql_store.database import Database
+from sql_store.errors import MigrationFailed
+
+_HOME: Final = "adapters.migrations"
+_LOCK: Final = 0x75706379636C65  # "upcycle"
+
+
+async def migrate(db: Database, package: str) -> str:
+    """Run the Alembic migrations of a service and return the version its tables are at now.
+
+    `package` is the service's package (`trajectory_store`, with `adapters/migrations/versions/*.py`) or
+    the migrations package itself. Several processes may call it at once. Raises MigrationFailed (tables
+    as they were), StoreError.
+    """
+    folder = _folder_of(package)
+    service = package.removesuffix(f".{_HOME}").rpartition(".")[2]
+    return await db.run(lambda connection: _upgrade(connection, folder, f"{service}_version"))
+
+
+def _folder_of(package: str) -> Path:
+    for name in (f"{package}.{_HOME}", package):
+        folder = _package_folder(name)
+        if folder is not None and (folder / "versions").is_dir():
+            return folder
+    raise MigrationFailed(
+        f"no migrations in package {package!r}: expected "
+        f"{package.replace('.', '/')}/adapters/migrations/versions/*.py"
+    )
+
+
+def _package_folder(name: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _upgrade(connection: Connection, folder: Path, version_table: str) -> str:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    config = Config()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    try:
+        script = ScriptDirectory.from_config(config)
+        head = script.get_current_head()
+        with EnvironmentContext(
+            config,
+            script,
+            fn=lambda revision, _: script._upgrade_revs("head", revision),
+            destination_rev="head",
+        ) as environment:
+            environment.configure(connection=connection, version_table=version_table, render_as_batch=True)
+            environment.run_migrations()
+    except (CommandError, DBAPIError) as error:
+        raise MigrationFailed(f"cannot migrate {version_table.removesuffix('_version')}: {error}") from error
+    return head or "base"

@@ -1,0 +1,84 @@
+"""The outbox: an event is stored in the transaction that makes it true, and published after it, at least
+once.
+
+A row keeps what the publisher needs: schema, canonical JSON, the deterministic id, and the trace that it
+belongs to.
+"""
+
+import json
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from opentelemetry import propagate
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, func
+from sqlalchemy.dialects import postgresql, sqlite
+
+from event_bus import codec
+from event_bus.subjects import event_subject, task_subject
+from event_bus.topology import EVENTS, TASKS, UPCYCLE, Topology
+from sql_store.columns import UtcDateTime
+from sql_store.database import give_notice
+
+TABLE_NAME: Final = "outbox"
+
+
+def outbox_table(metadata: MetaData) -> Table:
+    """The outbox as a table of `metadata`; a service's first migration creates it."""
+    return Table(
+        TABLE_NAME,
+        metadata,
+        Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("lane", Text, nullable=False, comment="stream: order holds within one"),
+        Column("address", Text, nullable=False, comment="model of a fact, pool of a command"),
+        Column("event_id", Text, nullable=False, unique=True),
+        Column("schema", Text, nullable=False),
+        Column("payload", Text, nullable=False),
+        Column("trace", Text, nullable=False, server_default="{}"),
+        Column("enqueued_at", UtcDateTime(), nullable=False, server_default=func.now()),
+        Column("published_at", UtcDateTime(), index=True),
+        Column("refusal", Text, comment="why the bus will never take it"),
+    )
+
+
+OUTBOX: Final = outbox_table(MetaData())
+
+
+def enqueue(
+    connection: Connection, event: Message, *, model: str, event_id: str, topology: Topology = UPCYCLE
+) -> None:
+    """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing.
+
+    Raises UnknownEvent and EventTooLarge here, where the transaction can still be refused.
+    """
+    subject = event_subject(topology.verb_of(type(event)), model)
+    _store(connection, event, lane=EVENTS, address=model, event_id=event_id, subject=subject)
+
+
+def enqueue_command(
+    connection: Connection, command: Message, *, pool: str, event_id: str, topology: Topology = UPCYCLE
+) -> None:
+    """Store a command for one worker of `pool`, like `enqueue`."""
+    subject = task_subject(topology.kind_of(type(command)), pool)
+    _store(connection, command, lane=TASKS, address=pool, event_id=event_id, subject=subject)
+
+
+def _store(
+    connection: Connection, message: Message, *, lane: str, address: str, event_id: str, subject: str
+) -> None:
+    payload = codec.encode(message)
+    trace: dict[str, str] = {}
+    propagate.inject(trace)
+    codec.check_size(subject, payload, {**codec.headers_for(message, event_id), **trace})
+    row: dict[str, Any] = {
+        "lane": lane,
+        "address": address,
+        "event_id": event_id,
+        "schema": message.DESCRIPTOR.full_name,
+        "payload": payload.decode(),
+        "trace": json.dumps(trace),
+    }
+    if connection.dialect.name == "postgresql":
+        connection.execute(postgresql.insert(OUTBOX).values(row).on_conflict_do_nothing())
+    else:
+        connection.execute(sqlite.insert(OUTBOX).values(row).on_conflict_do_nothing())
+    give_notice(connection, TABLE_NAME)

@@ -1,0 +1,205 @@
+"""Publishes what the outbox holds, in order within each lane, until the bus confirms; then marks it.
+
+A row is marked after its PubAck, so a crash between the two publishes it again under the same id. One
+lane waiting (a full command queue) does not hold up the other. What the bus will never take is set aside
+with its reason.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from google.protobuf import json_format, symbol_database
+from google.protobuf.message import Message
+from opentelemetry import context, propagate
+from prometheus_client import Counter, Gauge
+from sqlalchemy import Connection, delete, func, literal, select, update
+
+from event_bus.delivery import PubAck
+from event_bus.errors import BusError, BusUnavailable, QueueFull
+from event_bus.topology import EVENTS, TASKS
+from sql_store.database import Database
+from sql_store.errors import StoreError
+from sql_store.outbox import OUTBOX, TABLE_NAME
+
+_LOG = logging.getLogger(__name__)
+_BATCH: Final = 100
+_LANES: Final = (EVENTS, TASKS)
+_PRUNE_EVERY_S: Final = 600.0
+
+RELAYED: Final = Counter("upcycle_outbox_relayed", "Rows published from the outbox.", ["lane"])
+REFUSED: Final = Counter("upcycle_outbox_refused", "Rows that the bus will never take.", ["lane"])
+WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet published.", ["lane"])
+
+
+class Bus(Protocol):
+    """What the relay needs of an EventBus."""
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck: ...
+
+    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One unpublished row."""
+
+    id: int
+    lane: str
+    address: str
+    event_id: str
+    schema: str
+    payload: str
+    trace: str
+
+
+class OutboxRelay:
+    """A component: runs from `start` to `stop`; wakes at once when this process enqueued, else polls."""
+
+    def __init__(
+        self, db: Database, bus: Bus, *, poll_s: float = 0.5, keep: timedelta = timedelta(days=1)
+    ) -> None:
+        self._db = db
+        self._bus = bus
+        self._poll_s = poll_s
+        self._keep = keep
+        self._wakeups = {lane: asyncio.Event() for lane in _LANES}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Begin to publish."""
+        loop = asyncio.get_running_loop()
+        self._db.listen(TABLE_NAME, lambda: self._wake_from_thread(loop))
+        self._tasks = [asyncio.create_task(self._run(lane), name=f"outbox/{lane}") for lane in _LANES]
+        self._tasks.append(asyncio.create_task(self._prune(), name="outbox/prune"))
+
+    async def stop(self) -> None:
+        """Publish what is already committed if the bus takes it now, then end. The rest stays for the
+        next start.
+        """
+        self._stopping = True
+        self._wake()
+        lanes, prune = self._tasks[: len(_LANES)], self._tasks[len(_LANES) :]
+        if lanes:
+            await asyncio.wait(lanes, timeout=2.0)
+        for task in (*lanes, *prune):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def ready(self) -> bool:
+        """Running."""
+        return bool(self._tasks) and all(not task.done() for task in self._tasks)
+
+    def _wake(self) -> None:
+        for wakeup in self._wakeups.values():
+            wakeup.set()
+
+    def _wake_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake)
+
+    async def _run(self, lane: str) -> None:
+        while True:
+            self._wakeups[lane].clear()
+            is_last = self._stopping
+            pause_s = await self._relay(lane)
+            if is_last:
+                return
+            if pause_s > 0:
+                try:
+                    await asyncio.wait_for(self._wakeups[lane].wait(), pause_s)
+                except TimeoutError:
+                    continue
+
+    async def _relay(self, lane: str) -> float:
+        """Publish one batch; returns how long to wait for the next."""
+        try:
+            rows = await self._db.run(lambda connection: _unpublished(connection, lane))
+            WAITING.labels(lane).set(len(rows))
+            confirmed = await self._published(rows)
+        except StoreError as error:
+            _LOG.error("outbox_unreadable", extra={"lane": lane, "error": str(error)})
+            return self._poll_s
+        WAITING.labels(lane).set(len(rows) - confirmed)
+        return 0.0 if len(rows) == _BATCH == confirmed else self._poll_s
+
+    async def _published(self, rows: Sequence[Row]) -> int:
+        """Publish rows in order up to the first that has to wait; mark those confirmed; returns how many."""
+        confirmed: list[int] = []
+        try:
+            for row in rows:
+                try:
+                    await self._publish(row)
+                except (BusUnavailable, QueueFull) as error:
+                    _LOG.warning(
+                        "outbox_waits",
+                        extra={"lane": row.lane, "event_id": row.event_id, "error": str(error)},
+                    )
+                    break
+                except (BusError, json_format.ParseError, KeyError) as error:
+                    await self._set_aside(row, error)
+                confirmed.append(row.id)
+        finally:
+            if confirmed:
+                await self._db.run(lambda connection: _mark_published(connection, confirmed))
+        return len(confirmed)
+
+    async def _publish(self, row: Row) -> None:
+        message_type = symbol_database.Default().GetSymbol(row.schema)
+        message: Message = json_format.Parse(row.payload, message_type())
+        token = context.attach(propagate.extract(json.loads(row.trace)))
+        try:
+            if row.lane == TASKS:
+                await self._bus.command(message, pool=row.address, event_id=row.event_id)
+            else:
+                await self._bus.publish(message, model=row.address, event_id=row.event_id)
+        finally:
+            context.detach(token)
+        RELAYED.labels(row.lane).inc()
+
+    async def _set_aside(self, row: Row, error: Exception) -> None:
+        REFUSED.labels(row.lane).inc()
+        _LOG.error(
+            "outbox_row_refused", extra={"event_id": row.event_id, "schema": row.schema, "error": repr(error)}
+        )
+        await self._db.run(
+            lambda connection: connection.execute(
+                update(OUTBOX).where(OUTBOX.c.id == row.id).values(refusal=repr(error))
+            )
+        )
+
+    async def _prune(self) -> None:
+        while True:
+            await asyncio.sleep(_PRUNE_EVERY_S)
+            try:
+                await self._db.run(lambda connection: prune(connection, self._keep))
+            except StoreError as error:
+                _LOG.warning("outbox_not_pruned", extra={"error": str(error)})
+
+
+def prune(connection: Connection, keep: timedelta) -> int:
+    """Delete rows that were published longer than `keep` ago; refused rows stay. Returns how many."""
+    now: Any = connection.execute(select(func.now())).scalar_one()
+    return connection.execute(
+        delete(OUTBOX).where(OUTBOX.c.published_at < literal(now - keep), OUTBOX.c.refusal.is_(None))
+    ).rowcount
+
+
+def _unpublished(connection: Connection, lane: str) -> list[Row]:
+    columns = [OUTBOX.c[name] for name in Row.__slots__]
+    wanted = (
+        select(*columns)
+        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.lane == lane)
+        .order_by(OUTBOX.c.id)
+        .limit(_BATCH)
+    )
+    return [Row(*values) for values in connection.execute(wanted)]
+
+
+def _mark_published(connection: Connection, ids: Sequence[int]) -> None:
+    connection.execute(update(OUTBOX).where(OUTBOX.c.id.in_(ids)).values(published_at=func.now()))

@@ -1,7 +1,7 @@
 """Where a running platform is, and one client for all of its public services.
 
-Addresses come from `UPCYCLE_PEERS_*`; without them from the state file of the stack that `upcycle up` (or `demo`)
-started in this folder or one above. Nothing connects before `async with`.
+Addresses come from `UPCYCLE_PEERS_*`; without them from the state file of the stack that `upcycle up` (or
+`demo`) started in this folder or one above. Nothing connects before `async with`.
 """
 
 import json
@@ -97,7 +97,7 @@ def _alive(pid: int) -> bool:
 
 
 class Platform:
-    """Stubs of the public gRPC services; `async with Platform() as platform: await platform.tasksets.ListRuns(…)`."""
+    """Stubs of the public gRPC services: `async with Platform() as p: await p.tasksets.ListRuns(…)`."""
 
     tasksets: "TasksetServiceAsyncStub"
     trajectories: "TrajectoryServiceAsyncStub"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from service_kit import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,14 @@ SETTINGS = {
 
 
 def test_it_follows_the_compose_schema() -> None:
-    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    check = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        "docker-compose.yml",
+    ]
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -65,7 +73,10 @@ def test_host_ports_are_loopback_and_images_are_pinned(name: str) -> None:
 def test_the_settings_are_ones_the_service_accepts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package, cls_name = SETTINGS[OURS[name]["command"][0]]
     cls = getattr(importlib.import_module(f"{package}.settings"), cls_name)
-    environ = {key: re.sub(r"\$\{[^}]*:-([^}]*)\}", r"\1", str(value)) for key, value in OURS[name]["environment"].items()}
+    environ = {
+        key: re.sub(r"\$\{[^}]*:-([^}]*)\}", r"\1", str(value))
+        for key, value in OURS[name]["environment"].items()
+    }
     environ = {key: re.sub(r"\$\{[^}]*\}", "secret", value) for key, value in environ.items()}
     for line in (ROOT / "deploy" / "secrets.example.env").read_text().splitlines():
         if line.startswith("UPCYCLE_"):

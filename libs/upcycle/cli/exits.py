@@ -14,5 +14,5 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-TABLE = """Exit status: 0 done; 1 it ran and failed; 2 usage or configuration; 3 a bar such as --min-success was not
-reached; 4 a service cannot be reached; 130 interrupted."""
+TABLE = """Exit status: 0 done; 1 it ran and failed; 2 usage or configuration; 3 a bar such as --min-success
+was not reached; 4 a service cannot be reached; 130 interrupted."""

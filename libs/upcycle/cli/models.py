@@ -23,7 +23,6 @@ POLICY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 async def list_models(*, as_json: JsonFlag = False) -> int:
     """Models, their heads and newest checkpoints."""
     from grpc_edge import remote_errors
-
     from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
 
     async with Platform() as platform, remote_errors():
@@ -32,12 +31,16 @@ async def list_models(*, as_json: JsonFlag = False) -> int:
         for model in models:
             print_json("model", model)
         return Exit.OK
-    rows = ((m.model, f"v{m.head_version}", f"v{m.newest_version}", m.forked_from_checkpoint_id) for m in models)
+    rows = (
+        (m.model, f"v{m.head_version}", f"v{m.newest_version}", m.forked_from_checkpoint_id) for m in models
+    )
     _print_table(("model", "head", "newest", "forked from"), rows)
     return Exit.OK
 
 
-async def import_model(directory: Path, *, name: str, if_not_exists: bool = False, as_json: JsonFlag = False) -> int:
+async def import_model(
+    directory: Path, *, name: str, if_not_exists: bool = False, as_json: JsonFlag = False
+) -> int:
     """Register a Hugging Face directory as version 0 of a new model.
 
     Parameters
@@ -58,13 +61,17 @@ async def import_model(directory: Path, *, name: str, if_not_exists: bool = Fals
     return Exit.OK
 
 
-async def upload(platform: Platform, directory: Path, name: str, *, if_not_exists: bool) -> "ImportModelResponse":
+async def upload(
+    platform: Platform, directory: Path, name: str, *, if_not_exists: bool
+) -> "ImportModelResponse":
     """Stream the policy files of `directory` to the registry."""
     parts = _import_parts(directory, name, if_not_exists)
     return await platform.registry.ImportModel(parts, timeout=600)
 
 
-async def _import_parts(directory: Path, name: str, if_not_exists: bool) -> AsyncIterator["ImportModelRequest"]:
+async def _import_parts(
+    directory: Path, name: str, if_not_exists: bool
+) -> AsyncIterator["ImportModelRequest"]:
     from upcycle.api.registry.v1.service_pb2 import FileChunk, ImportHeader, ImportModelRequest
 
     if not (directory / "config.json").exists():
@@ -87,7 +94,6 @@ async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFla
     as_json: one JSON line.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
 
     request = ForkModelRequest(source_model=source, source_checkpoint_id=checkpoint, model=name)
@@ -109,7 +115,6 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     as_json: one JSON line per checkpoint.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
 
     async with Platform() as platform, remote_errors():
@@ -149,7 +154,6 @@ async def head(
     as_json: one JSON line.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest
 
     async with Platform() as platform, remote_errors():

@@ -1,6 +1,6 @@
 """Humans read standard error, programs read standard output.
 
-A command prints its result once: as a table or text for people, or as JSON lines with `schema_version` when asked.
+A command prints its result once: text for people, or JSON lines with `schema_version` when asked.
 """
 
 import json
@@ -67,7 +67,6 @@ def _kind_of(error: Exception) -> str:
 
 def _status_of(error: Exception) -> int | None:
     from grpc_edge import RemoteError, RemoteUnavailable
-
     from upcycle.errors import UpcycleError
     from upcycle.platform import PlatformNotFound
 

@@ -48,7 +48,6 @@ async def runs(
     as_json: one JSON line per run.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.taskset.v1.service_pb2 import CancelRunRequest, ListRunsRequest
 
     async with Platform() as platform, remote_errors():

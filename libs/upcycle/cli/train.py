@@ -60,7 +60,6 @@ async def train(
     as_json: JSON lines: `launch`, `progress`…, `done`.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, TrainingConfig
     from upcycle.cli import watching
 
@@ -111,7 +110,10 @@ def _say(run: "Run", kind: str, as_json: bool) -> None:
     elif kind == "launch":
         human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {run.spec.taskset}")
     else:
-        print(f"{run.run_id}: {run.policy_version} versions, reward {run.reward_mean:.3f}, {run.counts.settled} episodes")
+        print(
+            f"{run.run_id}: {run.policy_version} versions, reward {run.reward_mean:.3f}, "
+            f"{run.counts.settled} episodes"
+        )
 
 
 def _curve(as_json: bool) -> "Curve":

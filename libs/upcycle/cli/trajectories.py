@@ -12,7 +12,9 @@ from upcycle.platform import Platform
 JsonFlag = Annotated[bool, Parameter(name="--json")]
 
 
-async def list_trajectories(*, run: str = "", model: str = "", limit: int = 20, as_json: JsonFlag = False) -> int:
+async def list_trajectories(
+    *, run: str = "", model: str = "", limit: int = 20, as_json: JsonFlag = False
+) -> int:
     """Newest trajectories.
 
     Parameters
@@ -22,15 +24,17 @@ async def list_trajectories(*, run: str = "", model: str = "", limit: int = 20, 
     limit: at most so many, up to 1000.
     as_json: one JSON line each.
     """
-    from grpc_edge import remote_errors
     from rich.table import Table
 
+    from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
     from upcycle.cli.runs import resolve_run
 
     async with Platform() as platform, remote_errors():
         run_id = await resolve_run(platform, run) if run else ""
-        request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=run_id, model=model), page_size=limit)
+        request = ListTrajectoriesRequest(
+            filter=TrajectoryFilter(run_id=run_id, model=model), page_size=limit
+        )
         listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
     if as_json:
         for one in listed:
@@ -55,7 +59,6 @@ async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = Fals
     as_json: the whole record as one JSON line.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.cli.trajectory_view import render
 
@@ -92,7 +95,6 @@ async def export(*, run: str = "", model: str = "", form: Literal["triples", "re
     form: `triples` of prompt, completion and reward, or whole `records`.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.trajectory.v1 import service_pb2
     from upcycle.cli.runs import resolve_run
 

@@ -1,4 +1,4 @@
-"""A trajectory as a person reads it: what was said, what the tools answered, how sure the policy was, what it earned."""
+"""A trajectory as a person reads it: what was said and answered, how sure the policy was, what it earned."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -30,10 +30,14 @@ def render(summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens:
 def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower()
     state = LedgerState.Name(summary.ledger.state).removeprefix("LEDGER_STATE_").lower()
-    ended = f"{state} {summary.ledger.reason or (f'step {summary.ledger.step}' if summary.ledger.step else '')}"
+    ended = (
+        f"{state} {summary.ledger.reason or (f'step {summary.ledger.step}' if summary.ledger.step else '')}"
+    )
     span = f"v{body.sampled_by.oldest}–v{body.sampled_by.newest}"
     text = Text(summary.trajectory_id, style="bold")
-    text.append(f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended.strip()}", style="not bold")
+    text.append(
+        f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended.strip()}", style="not bold"
+    )
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
 
@@ -58,7 +62,8 @@ def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:
 def _turn_title(number: int, turn: "Turn") -> str:
     finish = FinishReason.Name(turn.finish_reason).removeprefix("FINISH_REASON_").lower()
     versions = ", ".join(f"v{span.version}×{span.num_tokens}" for span in turn.versions)
-    return f"turn {number} · {len(turn.sampled_ids)} tokens · {versions} · {finish} · {turn.sampling_s * 1e3:.0f} ms"
+    took = f"{turn.sampling_s * 1e3:.0f} ms"
+    return f"turn {number} · {len(turn.sampled_ids)} tokens · {versions} · {finish} · {took}"
 
 
 def token_strip(texts: Sequence[str], logprobs: Iterable[float]) -> Text:

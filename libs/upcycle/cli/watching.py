@@ -38,7 +38,9 @@ async def register(platform: "Platform", source: str, name: str | None = None) -
         request = RegisterTasksetRequest(taskset=taskset_to_wire(taskset))
         await platform.tasksets.RegisterTaskset(request, timeout=60)
     if name is None and len(found) > 1:
-        raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}")
+        raise AmbiguousTaskset(
+            f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}"
+        )
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")

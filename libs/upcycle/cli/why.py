@@ -18,7 +18,6 @@ async def why(run: str, *, as_json: Annotated[bool, Parameter(name="--json")] = 
     as_json: print one JSON line instead of text.
     """
     from grpc_edge import remote_errors
-
     from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest
     from upcycle.cli.runs import resolve_run
 

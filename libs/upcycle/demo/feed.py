@@ -135,7 +135,9 @@ def _reloaded(state: LoopState, event: registry.EngineReloaded) -> str | None:
 
 def _reload_failed(state: LoopState, event: registry.EngineReloadFailed) -> str:
     state.failed_reloads.append(event)
-    return f"RELOAD FAILED: {event.engine_id} keeps v{event.serving_version}: {event.kind} {event.detail[:80]}"
+    return (
+        f"RELOAD FAILED: {event.engine_id} keeps v{event.serving_version}: {event.kind} {event.detail[:80]}"
+    )
 
 
 _REDUCERS: dict[type[Message], Callable[[LoopState, Message], str | None]] = {

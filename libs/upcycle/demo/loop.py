@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from rich.console import Console
+
 from event_bus import EventBus
 from local_stack import Stack, StackSettings
-from rich.console import Console
 from service_kit import deadline
-
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
 from upcycle.api.registry.v1.service_pb2 import (
     GetModelRequest,
@@ -144,7 +144,9 @@ class Demo:
             seed=self.plan.seed,
         )
         gate = GateConfig(
-            taskset=HELD_OUT_TASKSET, attempts=recipe.eval_attempts, regression_margin=recipe.regression_margin
+            taskset=HELD_OUT_TASKSET,
+            attempts=recipe.eval_attempts,
+            regression_margin=recipe.regression_margin,
         )
         spec = train_spec(TRAIN_TASKSET, MODEL, recipe.group_size, training, gate)
         spec.sampling.MergeFrom(self._sampling())
@@ -164,7 +166,9 @@ class Demo:
         done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=timeout_s)
         if done.failure or done.counts.in_flight:
             hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
-            raise RunDidNotComplete(f"run {run.run_id} ended with: {done.failure or 'episodes in flight'}", hint)
+            raise RunDidNotComplete(
+                f"run {run.run_id} ended with: {done.failure or 'episodes in flight'}", hint
+            )
         return done
 
     async def _candidates_judged(self) -> None:
@@ -183,12 +187,19 @@ class Demo:
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
         served = await self._served(production)
         waits = [
-            (production.first_answers[event.version].first_token_at - event.promoted_at.ToMicroseconds() / 1e6) * 1e3
+            (
+                production.first_answers[event.version].first_token_at
+                - event.promoted_at.ToMicroseconds() / 1e6
+            )
+            * 1e3
             for event in self.state.promotions
             if event.version in production.first_answers
         ]
         walls = Walls(
-            self._walls["setup"], self._walls["baseline"], self._walls["training"], time.monotonic() - self._began
+            self._walls["setup"],
+            self._walls["baseline"],
+            self._walls["training"],
+            time.monotonic() - self._began,
         )
         counts = self.state.checkpoints
         return Report(
@@ -224,7 +235,9 @@ class Demo:
             answer = await production.ask()
         finally:
             await production.stop()
-        engines = (await self.platform.registry.ListEngines(ListEnginesRequest(model=MODEL), timeout=10)).engines
+        engines = (
+            await self.platform.registry.ListEngines(ListEnginesRequest(model=MODEL), timeout=10)
+        ).engines
         diffs = [engine.canary_max_abs_diff for engine in engines if engine.digest == answer.digest]
         return Served(MODEL, answer.version, answer.digest, max(diffs, default=float("nan")))
 
@@ -235,7 +248,8 @@ class Demo:
         body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{prompt}"}}]}}'
         url = f"{self._addresses.gateway_url}/chat/completions"
         return [
-            f"curl -i {url} -H \"Authorization: Bearer $(cat {_short(key_file)})\" -H 'Content-Type: application/json' -d '{body}'",
+            f'curl -i {url} -H "Authorization: Bearer $(cat {_short(key_file)})"'
+            f" -H 'Content-Type: application/json' -d '{body}'",
             "upcycle trajectories show last",
             f"upcycle why {self._last_run}",
             f"upcycle models checkpoints {MODEL}",

@@ -46,7 +46,9 @@ def find_repository(start: Path | None = None) -> Path:
     for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
         if (folder / "examples" / "incident" / "tasks.py").exists():
             return folder
-    raise ExampleMissing(f"no examples/incident was found from {here} upwards", "run the demo in a checkout of upcycle")
+    raise ExampleMissing(
+        f"no examples/incident was found from {here} upwards", "run the demo in a checkout of upcycle"
+    )
 
 
 def load_recipe(repository: Path) -> Any:

@@ -43,7 +43,9 @@ class Production:
 
     async def start(self) -> None:
         """Begin asking, one request after the other."""
-        self._client = AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=REQUEST_TIMEOUT_S)
+        self._client = AsyncOpenAI(
+            base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=REQUEST_TIMEOUT_S
+        )
         self._task = asyncio.create_task(self._ask_forever(self._client), name="production-app")
 
     async def stop(self) -> None:
@@ -61,7 +63,10 @@ class Production:
         if streaming is None:
             raise RuntimeError("the production app was not started")
         raw = await streaming.chat.completions.with_raw_response.create(
-            model=self.model, messages=list(self.messages), max_tokens=MAX_TOKENS, stream=True  # type: ignore[arg-type]
+            model=self.model,
+            messages=list(self.messages),
+            max_tokens=MAX_TOKENS,
+            stream=True,  # type: ignore[arg-type]
         )
         stream: Any = await _parsed(raw)
         first_token_at = 0.0

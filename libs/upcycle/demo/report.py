@@ -1,4 +1,4 @@
-"""The demo's result as data, and the bars it must clear; a loop that did not learn is a failure, not a report."""
+"""The demo's result as data, and the bars it must clear: a loop that did not learn has failed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,10 @@ class Reloads:
 
     def to_json(self) -> dict[str, Any]:
         """Field names of report.json."""
-        quantiles = {"p50": quantile(self.promoted_to_first_token_ms, 0.5), "p95": quantile(self.promoted_to_first_token_ms, 0.95)}
+        quantiles = {
+            "p50": quantile(self.promoted_to_first_token_ms, 0.5),
+            "p95": quantile(self.promoted_to_first_token_ms, 0.95),
+        }
         return {"count": self.count, "failed": self.failed, "promoted_to_first_token_ms": quantiles}
 
 
@@ -121,12 +124,24 @@ class Report:
     def shortfalls(self) -> list[str]:
         """What a demo must show and this one did not; empty: it closed the loop."""
         checks = (
-            (self.before.rate <= MAX_BEFORE, f"held-out success began at {self.before.rate:.1%}, above {MAX_BEFORE:.0%}"),
-            (self.after.rate >= MIN_AFTER, f"held-out success ended at {self.after.rate:.1%}, below {MIN_AFTER:.0%}"),
+            (
+                self.before.rate <= MAX_BEFORE,
+                f"held-out success began at {self.before.rate:.1%}, above {MAX_BEFORE:.0%}",
+            ),
+            (
+                self.after.rate >= MIN_AFTER,
+                f"held-out success ended at {self.after.rate:.1%}, below {MIN_AFTER:.0%}",
+            ),
             (self.before.ci95[1] < self.after.ci95[0], "the 95 % intervals before and after overlap"),
-            (self.ledger.requested == self.ledger.settled, f"{self.ledger.requested} requested, {self.ledger.settled} settled"),
+            (
+                self.ledger.requested == self.ledger.settled,
+                f"{self.ledger.requested} requested, {self.ledger.settled} settled",
+            ),
             (self.ledger.in_flight == 0, f"{self.ledger.in_flight} episodes are still in flight"),
-            (self.checkpoints_promoted >= MIN_PROMOTIONS, f"{self.checkpoints_promoted} promotions, {MIN_PROMOTIONS} wanted"),
+            (
+                self.checkpoints_promoted >= MIN_PROMOTIONS,
+                f"{self.checkpoints_promoted} promotions, {MIN_PROMOTIONS} wanted",
+            ),
             (self.reloads.failed == 0, f"{self.reloads.failed} reloads failed"),
             (self.production_failures == 0, f"{self.production_failures} production requests failed"),
             (self.served.digest == self.promoted_digest, "the gateway does not serve the promoted digest"),

@@ -85,14 +85,21 @@ def _numbers(state: LoopState) -> Table:
     episodes = state.episodes
     shown = ("requested", "sampled", "graded", "trained", "evaluated", "failed")
     table.add_row("episodes", "  ".join(f"{name} {episodes[name]}" for name in shown))
-    table.add_row("excluded", "  ".join(f"{k[9:-1]} {n}" for k, n in sorted(episodes.items()) if k.startswith("excluded")))
-    table.add_row("training", f"step {state.step}/{state.target_steps or '?'}  latest v{state.latest_version}")
+    table.add_row(
+        "excluded",
+        "  ".join(f"{k[9:-1]} {n}" for k, n in sorted(episodes.items()) if k.startswith("excluded")),
+    )
+    table.add_row(
+        "training", f"step {state.step}/{state.target_steps or '?'}  latest v{state.latest_version}"
+    )
     table.add_row("reward", f"{_bar(fmean(state.recent_rewards or [0.0]))}  success {_bar(_rate(state))}")
     table.add_row("staleness", "  ".join(f"{lag}: {count}" for lag, count in sorted(state.staleness.items())))
     held_out = " → ".join(f"v{version} {rate:.0%}" for version, rate in state.held_out[-6:])
     table.add_row("held-out", f"{held_out}   [bold green]head v{state.head_version}[/bold green]")
     counts = state.checkpoints
-    table.add_row("checkpoints", f"saved {counts['saved']}  promoted {counts['promoted']}  held {counts['held']}")
+    table.add_row(
+        "checkpoints", f"saved {counts['saved']}  promoted {counts['promoted']}  held {counts['held']}"
+    )
     return table
 
 

@@ -19,7 +19,9 @@ def protoc(*arguments: str) -> None:
     """Run the pinned compiler on every contract."""
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *arguments, *FILES]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where protoc-gen-mypy lies
-    subprocess.run(command, cwd=PROTO, check=True, capture_output=True, timeout=60, env={**os.environ, "PATH": path})
+    subprocess.run(
+        command, cwd=PROTO, check=True, capture_output=True, timeout=60, env={**os.environ, "PATH": path}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,9 @@ def messages(
     owner: descriptor_pb2.FileDescriptorProto | descriptor_pb2.DescriptorProto, prefix: str
 ) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
     """Every message, nested ones too, by full name."""
-    nested = owner.message_type if isinstance(owner, descriptor_pb2.FileDescriptorProto) else owner.nested_type
+    nested = (
+        owner.message_type if isinstance(owner, descriptor_pb2.FileDescriptorProto) else owner.nested_type
+    )
     for message in nested:
         name = f"{prefix}.{message.name}"
         yield name, message
@@ -65,7 +69,9 @@ def test_generated_code_is_what_the_compiler_makes_of_proto(tmp_path: Path) -> N
         for path in (committed_root / "upcycle" / "api").rglob("*_pb2*.py*")
         if "__pycache__" not in path.parts
     }
-    different = sorted(str(name) for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
+    different = sorted(
+        str(name) for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name)
+    )
     assert different == [], "run `make proto` and commit the result"
 
 
@@ -77,10 +83,14 @@ def test_folder_package_and_version_agree(current: descriptor_pb2.FileDescriptor
         assert file.package.endswith(".v1")
 
 
-def test_enum_zero_is_unspecified_and_values_carry_the_enum_name(current: descriptor_pb2.FileDescriptorSet) -> None:
+def test_enum_zero_is_unspecified_and_values_carry_the_enum_name(
+    current: descriptor_pb2.FileDescriptorSet,
+) -> None:
     for name, enum in all_enums(current).items():
         short = name.rsplit(".", 1)[1]
-        prefix = "".join(f"_{letter}" if letter.isupper() and index else letter for index, letter in enumerate(short)).upper()
+        prefix = "".join(
+            f"_{letter}" if letter.isupper() and index else letter for index, letter in enumerate(short)
+        ).upper()
         assert enum.value[0].number == 0, name
         assert enum.value[0].name == f"{prefix}_UNSPECIFIED", name
         assert all(value.name.startswith(f"{prefix}_") for value in enum.value), name
@@ -92,7 +102,9 @@ def test_each_rpc_has_its_own_request_and_response(current: descriptor_pb2.FileD
         for service in file.service:
             assert service.name.endswith("Service")
             for method in service.method:
-                request, response = (name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type))
+                request, response = (
+                    name.rsplit(".", 1)[1] for name in (method.input_type, method.output_type)
+                )
                 assert (request, response) == (f"{method.name}Request", f"{method.name}Response")
                 assert not {method.input_type, method.output_type} & seen
                 seen |= {method.input_type, method.output_type}

@@ -1,0 +1,105 @@
+"""The command line as its user meets it: exit statuses, output streams, addresses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from upcycle.cli.main import run
+from upcycle.errors import UpcycleError
+from upcycle.platform import PEERS, PlatformNotFound, find_addresses
+
+UPCYCLE = Path(sys.executable).parent / "upcycle"
+
+
+def upcycle(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, in a folder where nothing runs."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
+    command = [str(UPCYCLE), *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_lists_commands_and_exit_statuses_on_stdout(tmp_path: Path) -> None:
+    done = upcycle("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for word in ("demo", "eval", "train", "why", "doctor", "Exit status"):
+        assert word in done.stdout
+
+
+def test_a_misspelt_command_is_a_usage_error_that_names_the_nearest(tmp_path: Path) -> None:
+    done = upcycle("wyh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert '"why"' in done.stdout + done.stderr
+
+
+def test_an_unknown_flag_is_a_usage_error(tmp_path: Path) -> None:
+    assert upcycle("runs", "--limmit", "3", cwd=tmp_path).returncode == 2
+
+
+def test_without_a_platform_the_status_is_4_and_stdout_stays_empty(tmp_path: Path) -> None:
+    done = upcycle("runs", cwd=tmp_path)
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert "upcycle up" in done.stderr
+
+
+def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
+    done = upcycle("runs", "--json", cwd=tmp_path)
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["error"]["kind"] == "platform_not_found"
+
+
+def test_a_group_of_one_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    done = upcycle("train", "m", "--taskset", "t", "--group", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "at least 2" in done.stderr
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> int:
+        raise ZeroDivisionError("bug")
+
+    monkeypatch.setattr("upcycle.cli.doctor.doctor", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(["doctor"])
+
+
+def state(folder: Path, pid: int) -> None:
+    """A state file as a running stack leaves it."""
+    path = folder / ".upcycle" / "up" / "state.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        json.dumps({"pid": pid, "peers": dict.fromkeys(PEERS, "127.0.0.1:1"), "gateway_key_file": "key"})
+    )
+
+
+def test_addresses_come_from_the_nearest_running_stack(tmp_path: Path) -> None:
+    state(tmp_path, os.getpid())
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    found = find_addresses(below, environ={})
+    assert found.peers["registry"] == "127.0.0.1:1"
+    assert found.gateway_url == "http://127.0.0.1:1/v1"
+
+
+def test_a_stack_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait(timeout=10)
+    state(tmp_path, gone.pid)
+    with pytest.raises(PlatformNotFound, match="no running platform"):
+        find_addresses(tmp_path, environ={})
+
+
+def test_the_environment_wins_and_half_of_it_is_refused_by_name(tmp_path: Path) -> None:
+    whole = {f"UPCYCLE_PEERS_{peer.upper()}": "h:2" for peer in PEERS}
+    state(tmp_path, os.getpid())
+    assert find_addresses(tmp_path, environ=whole).peers["training"] == "h:2"
+    half = {"UPCYCLE_PEERS_REGISTRY": "h:2"}
+    assert find_addresses(tmp_path, environ=half).peers["registry"] == "h:2"
+    with pytest.raises(UpcycleError, match="UPCYCLE_PEERS_TASKSETS"):
+        find_addresses(Path("/"), environ=half)

@@ -1,0 +1,72 @@
+"""A trajectory on a terminal: everything that was said is there, and hostile text stays text."""
+
+import io
+
+from rich.console import Console
+
+from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
+from upcycle.cli.trajectory_view import render, sureness_style, token_strip
+
+
+def shown(summary: pb.TrajectorySummary, body: pb.TrajectoryBody) -> str:
+    """What a person sees, without colours."""
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    console.print(render(summary, body, with_tokens=True))
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def turn() -> pb.Turn:
+    """One tool call with its answer."""
+    return pb.Turn(
+        sampled_ids=[5, 6],
+        sampled_texts=["look", " now"],
+        sampled_logprobs=[-0.1, -3.0],
+        versions=[pb.TokenVersions(version=3, num_tokens=2)],
+        finish_reason=pb.FINISH_REASON_STOP,
+        tool_calls=[pb.ToolCall(call_id="c1", name="search_logs", arguments_json='{"service":"cart"}')],
+        tool_results=[pb.ToolResult(call_id="c1", content="[bold]timeout[/bold]", duration_s=0.002)],
+    )
+
+
+def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
+    body = pb.TrajectoryBody(
+        task_slug="cart-500s", model="incident", turns=[turn()], stop_reason=pb.STOP_REASON_ANSWERED
+    )
+    tree = pb.Subscore(
+        name="service", weight=0.5, value=1.0, children=[pb.Subscore(name="exact", weight=1, value=1)]
+    )
+    summary = pb.TrajectorySummary(
+        trajectory_id="traj-x", graded=True, reward=0.75, success=True, subscores=[tree]
+    )
+    text = shown(summary, body)
+    for part in (
+        "traj-x",
+        "cart-500s",
+        "look now",
+        'search_logs({"service":"cart"})',
+        "[bold]timeout[/bold]",
+        "v3×2",
+    ):
+        assert part in text
+    for part in ("reward 0.750", "service 1.000", "exact"):
+        assert part in text
+
+
+def test_an_ungraded_trajectory_says_so() -> None:
+    assert "not graded" in shown(pb.TrajectorySummary(trajectory_id="t"), pb.TrajectoryBody())
+
+
+def test_colours_follow_probability() -> None:
+    assert [sureness_style(logprob) for logprob in (0.0, -0.5, -1.2, -2.5, -9.0)] == [
+        "green",
+        "bright_green",
+        "yellow",
+        "dark_orange",
+        "red",
+    ]
+
+
+def test_a_strip_holds_every_token() -> None:
+    assert token_strip(["a", "b"], [-1.0, -2.0]).plain.startswith("ab")

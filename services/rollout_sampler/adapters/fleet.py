@@ -1,0 +1,148 @@
+"""Environments over gRPC: one channel per address, statuses turned into reactions."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import grpc.aio
+
+from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, connect, remote_errors
+from rollout_sampler import wire
+from rollout_sampler.domain import FailureKind, OpenedEnvironment, ToolCall, ToolResult
+from rollout_sampler.ports import EnvironmentLost, EpisodeBroken, NotPlanned, Unavailable
+from upcycle.api.environment.v1 import service_pb2
+from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
+
+if TYPE_CHECKING:  # only the stubs know the asynchronous classes
+    from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
+
+log = logging.getLogger(__name__)
+
+_BUSY_DELAY_S: Final = 1.0
+_AWAY_DELAY_S: Final = 2.0
+_FIRST_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 1.0
+_REASON_KINDS: Final = {
+    "SCENARIO_ERROR": "scenario_error",
+    "SCENARIO_FAILED": "scenario_error",
+    "ENVIRONMENT_LOST": "environment_lost",
+    "LEASE_LOST": "environment_lost",
+    "REWARD_INVALID": "reward_invalid",
+    "TOOL_FAILED": "scenario_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTimings:
+    """Deadlines of calls to environments, in seconds."""
+
+    open_s: float = 60.0
+    tool_s: float = 60.0
+    close_s: float = 5.0
+    patience_s: float = 10.0
+    """How long a replica that holds a lease may be unreachable before the lease counts as lost."""
+
+
+class GrpcEnvironments:
+    """Implements ports.Environments."""
+
+    def __init__(self, address: str, timings: FleetTimings) -> None:
+        """`address`: where episodes are opened; each lease then names the replica that holds it."""
+        self._address = address
+        self._timings = timings
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, EnvironmentServiceAsyncStub] = {}
+
+    async def open(self, episode_id: str) -> OpenedEnvironment:
+        """Start the scenario of a planned episode."""
+        request = service_pb2.OpenRequest(episode_id=episode_id)
+        try:
+            with remote_errors(f"open {episode_id}"):
+                response = await self._stub(self._address).Open(request, timeout=self._timings.open_s)
+        except RemoteError as error:
+            raise _cannot_open(error) from error
+        try:
+            return wire.environment_from_wire(response, self._address)
+        except ValueError as error:
+            raise EpisodeBroken(FailureKind.SCENARIO_ERROR, f"the environment's tools: {error}") from error
+
+    async def call_tool(self, environment: OpenedEnvironment, call: ToolCall) -> ToolResult:
+        """Run one tool, asking again while the replica is unreachable: the call id makes that harmless."""
+        request = service_pb2.CallToolRequest(
+            lease_id=environment.lease_id,
+            call_id=call.call_id,
+            name=call.name,
+            arguments_json=call.arguments_json,
+        )
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._timings.patience_s
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await self._call_once(environment.address, request)
+            except RemoteUnavailable as error:
+                if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise EpisodeBroken(FailureKind.TIMEOUT, str(error)) from error
+                if loop.time() + delay_s > give_up_at:
+                    raise EnvironmentLost(f"{environment.address} is unreachable: {error}") from error
+            await asyncio.sleep(delay_s)
+            delay_s = min(_MAX_RETRY_S, delay_s * 2)
+
+    async def close(self, environment: OpenedEnvironment) -> None:
+        """Let the process go; without an answer the lease lapses by itself."""
+        request = service_pb2.CloseRequest(lease_id=environment.lease_id)
+        try:
+            with remote_errors(f"close lease {environment.lease_id}"):
+                await self._stub(environment.address).Close(request, timeout=self._timings.close_s)
+        except RemoteNotFound:
+            return
+        except RemoteError as error:
+            log.warning("lease_not_closed", extra={"lease_id": environment.lease_id, "why": str(error)})
+
+    async def stop(self) -> None:
+        """Close all channels."""
+        for channel in self._channels.values():
+            await channel.close(grace=1.0)
+
+    async def _call_once(self, address: str, request: service_pb2.CallToolRequest) -> ToolResult:
+        try:
+            with remote_errors(f"tool {request.name}"):
+                response = await self._stub(address).CallTool(request, timeout=self._timings.tool_s)
+        except RemoteUnavailable:
+            raise
+        except RemoteError as error:
+            if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return ToolResult(request.call_id, "error: the result is too large", True, 0.0)
+            raise _broken(error) from error
+        return ToolResult(request.call_id, response.content, response.is_error, response.duration_s)
+
+    def _stub(self, address: str) -> "EnvironmentServiceAsyncStub":
+        stub = self._stubs.get(address)
+        if stub is None:
+            channel = self._channels[address] = connect(address)
+            stub = self._stubs[address] = EnvironmentServiceStub(channel)
+        return stub
+
+
+def _cannot_open(error: RemoteError) -> Exception:
+    match error.code:
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND:
+            return NotPlanned(str(error))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable(f"a free environment slot ({error.message})", _BUSY_DELAY_S)
+        case grpc.StatusCode.UNAVAILABLE:
+            return Unavailable("the environment service", _AWAY_DELAY_S)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return EpisodeBroken(FailureKind.TIMEOUT, str(error))
+        case _:
+            return _broken(error)
+
+
+def _broken(error: RemoteError) -> EpisodeBroken:
+    """The environment's own word for what happened where it sent one, else what the status implies."""
+    kind = _REASON_KINDS.get(error.reason)
+    if kind is None:
+        kind = "environment_lost" if isinstance(error, RemoteNotFound) else FailureKind.SCENARIO_ERROR
+    return EpisodeBroken(kind, str(error))

@@ -1,0 +1,104 @@
+"""Which engines are alive, by registry leases: read at most once a second, and again after a failure."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from grpc_edge import RemoteError, remote_errors
+from rollout_sampler.domain import PolicyWanted
+from rollout_sampler.ports import NoEngine
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import registry_pb2, service_pb2
+
+if TYPE_CHECKING:  # only the stubs know the asynchronous classes
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+
+_LIST_TIMEOUT_S: Final = 5.0
+_SERVING: Final = {
+    registry_pb2.ENGINE_STATE_READY: 0,
+    # A reload keeps requests waiting for a moment; a failed one left the old version serving.
+    registry_pb2.ENGINE_STATE_RELOADING: 1,
+    registry_pb2.ENGINE_STATE_FAILED: 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One engine that can sample what is wanted, and the model name to ask it for."""
+
+    engine_id: str
+    base_url: str
+    model_name: str
+    lease: registry_pb2.EngineLease
+
+    @property
+    def rank(self) -> int:
+        """Smaller is better."""
+        return _SERVING[self.lease.state]
+
+
+class Leases:
+    """The leases of each model, cached."""
+
+    def __init__(self, registry: "RegistryServiceAsyncStub", *, max_age_s: float = 1.0) -> None:
+        self._registry = registry
+        self._max_age_s = max_age_s
+        self._cached: dict[str, tuple[float, Sequence[registry_pb2.EngineLease]]] = {}
+        self._reading: dict[str, asyncio.Task[Sequence[registry_pb2.EngineLease]]] = {}
+
+    async def of(self, model: str) -> Sequence[registry_pb2.EngineLease]:
+        """Live leases of a model's engines. Raises NoEngine when the registry does not answer."""
+        loop = asyncio.get_running_loop()
+        cached = self._cached.get(model)
+        if cached is not None and loop.time() - cached[0] < self._max_age_s:
+            return cached[1]
+        if (reading := self._reading.get(model)) is None:
+            reading = self._reading[model] = loop.create_task(self._read(model))
+            reading.add_done_callback(lambda _: self._reading.pop(model, None))
+        return await asyncio.shield(reading)
+
+    def forget(self) -> None:
+        """Read again at the next call."""
+        self._cached.clear()
+
+    async def _read(self, model: str) -> Sequence[registry_pb2.EngineLease]:
+        request = service_pb2.ListEnginesRequest(model=model)
+        try:
+            with remote_errors(f"list engines of {model}"):
+                response = await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)
+        except RemoteError as error:
+            # The engines go on without the registry: what was true a moment ago is the best there is.
+            if (cached := self._cached.get(model)) is not None:
+                return cached[1]
+            raise NoEngine(f"the registry, to find an engine of {model}") from error
+        self._cached[model] = (asyncio.get_running_loop().time(), response.engines)
+        return response.engines
+
+
+def offers(leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWanted) -> list[Offer]:
+    """The engines among `leases` that can sample what is wanted."""
+    found = []
+    for lease in leases:
+        name = _name_on(lease, wanted)
+        if name is not None and lease.state in _SERVING and lease.model == wanted.model:
+            found.append(Offer(lease.engine_id, lease.base_url, name, lease))
+    return found
+
+
+def _name_on(lease: registry_pb2.EngineLease, wanted: PolicyWanted) -> str | None:
+    """The model name under which an engine serves what is wanted, or None."""
+    version = wanted.pinned_version
+    if version is None:
+        return wanted.model if lease.channel == int(wanted.channel) else None
+    if version in lease.held_versions:
+        return f"{wanted.model}@v{version}"
+    if lease.channel == common_pb2.CHANNEL_CANDIDATE and lease.version == version:
+        return wanted.model
+    return None
+
+
+def nobody_serves(wanted: PolicyWanted) -> NoEngine:
+    """The wait that `upcycle why` shows."""
+    what = "holds" if wanted.pinned_version is not None else "serves"
+    return NoEngine(f"an engine that {what} {wanted}")

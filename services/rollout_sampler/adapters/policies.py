@@ -1,0 +1,128 @@
+"""What the object store says about policies: weights digests, tokenizers and templates, each read once."""
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from blob_store import BlobRef, BlobStore, CorruptBlob, MissingBlob
+from chat_format import ChatFormat, InvalidModelDir
+from policy_files import PolicyFilesError, UnknownPolicy, load
+from rollout_sampler.adapters.bodies import store_errors
+from rollout_sampler.adapters.once import Once
+from rollout_sampler.domain import FailureKind, PolicyWanted
+from rollout_sampler.ports import EpisodeBroken, PolicyFormat, Unavailable
+from upcycle.api.training.v1.training_pb2 import PolicyManifest
+
+_FORMAT_FILES: Final = frozenset(
+    {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
+)
+_KEPT_MANIFESTS: Final = 64
+_KEPT_FORMATS: Final = 8
+_UNPUBLISHED_DELAY_S: Final = 1.0
+
+VersionNow = Callable[[PolicyWanted], Awaitable[int]]
+"""The version whose tokenizer a policy uses: the pinned one, or what an engine of the channel serves."""
+
+
+class PolicyFiles:
+    """Digest and chat format of each version."""
+
+    def __init__(self, store: BlobStore, cache_dir: Path) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._manifests: Once[tuple[str, int], PolicyManifest] = Once(_KEPT_MANIFESTS)
+        self._formats: Once[str, PolicyFormat] = Once(_KEPT_FORMATS)
+
+    async def format(self, model: str, version: int) -> PolicyFormat:
+        """Tokenizer and template of a version; versions with the same files share one."""
+        manifest = await self._manifest(model, version)
+        refs = {
+            file.name: BlobRef(file.blob.key, file.blob.sha256, file.blob.size_bytes)
+            for file in manifest.files
+            if file.name in _FORMAT_FILES
+        }
+        digest = _digest(refs)
+        return await self._formats(digest, lambda: self._load_format(digest, refs))
+
+    async def digest(self, model: str, version: int) -> str:
+        """Digest of a version's weights, from its manifest."""
+        return (await self._manifest(model, version)).digest
+
+    async def _manifest(self, model: str, version: int) -> PolicyManifest:
+        return await self._manifests((model, version), lambda: self._read(model, version))
+
+    async def _read(self, model: str, version: int) -> PolicyManifest:
+        try:
+            with store_errors():
+                return await load(self._store, model, version)
+        except UnknownPolicy as error:
+            raise Unavailable(f"policy {model}@v{version} to be published", _UNPUBLISHED_DELAY_S) from error
+        except PolicyFilesError as error:
+            raise EpisodeBroken(FailureKind.POLICY_UNREADABLE, str(error)) from error
+
+    async def _load_format(self, digest: str, refs: Mapping[str, BlobRef]) -> PolicyFormat:
+        try:
+            folder = await self._fetch(digest, refs)
+            chat = await asyncio.to_thread(ChatFormat.load, folder)
+        except (InvalidModelDir, CorruptBlob, MissingBlob) as error:
+            raise EpisodeBroken(FailureKind.POLICY_UNREADABLE, str(error)) from error
+        return PolicyFormat(chat, _TokenTexts(chat))
+
+    async def _fetch(self, digest: str, refs: Mapping[str, BlobRef]) -> Path:
+        """The files in a folder of their own, which appears whole or not at all."""
+        target = self._cache_dir / digest
+        if target.is_dir():
+            return target
+        with store_errors():
+            files = {name: await self._store.get(ref) for name, ref in refs.items()}
+        await asyncio.to_thread(_write_folder, target, files)
+        return target
+
+
+class EngineFormats:
+    """Implements ports.Formats: the format of the version that an engine serves now."""
+
+    def __init__(self, files: PolicyFiles, version_now: VersionNow) -> None:
+        self._files = files
+        self._version_now = version_now
+
+    async def of(self, wanted: PolicyWanted) -> PolicyFormat:
+        """Tokenizer and template of what will be sampled."""
+        return await self._files.format(wanted.model, await self._version_now(wanted))
+
+
+class _TokenTexts(dict[int, str]):
+    """Text of each token alone, decoded the first time it is asked for."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        super().__init__()
+        self._chat = chat
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = self._chat.decode([token])
+        return text
+
+
+def _digest(refs: Mapping[str, BlobRef]) -> str:
+    """Identity of a chat format: names and digests of its files."""
+    lines = "".join(f"{name} {refs[name].sha256}\n" for name in sorted(refs))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=".fetch-"))
+    try:
+        for name, data in files.items():
+            (staging / name).write_bytes(data)
+        try:
+            staging.rename(target)
+        except OSError:
+            if not target.is_dir():  # otherwise another sampler of this machine was first
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

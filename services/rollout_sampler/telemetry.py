@@ -1,0 +1,129 @@
+"""Spans by the GenAI conventions, and the sampler's metrics. No prompt or completion text leaves this way."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from prometheus_client import Counter, Gauge, Histogram
+
+from rollout_sampler.domain import Completion, EpisodeTask
+
+_log = logging.getLogger(__name__)
+_tracer = trace.get_tracer("upcycle.rollout_sampler")
+
+EPISODES = Counter(
+    "upcycle_sampler_episodes_total", "Episodes by how the sampler's part ended", ["pool", "outcome", "kind"]
+)
+IN_FLIGHT = Gauge("upcycle_sampler_episodes_in_flight", "Episodes being played", ["pool"])
+TOKENS = Counter("upcycle_sampler_tokens_total", "Tokens that policies sampled", ["model"])
+TURN_S = Histogram("upcycle_sampler_turn_sampling_seconds", "From request to completion of one turn")
+TOOL_S = Histogram("upcycle_sampler_tool_call_seconds", "From call to result of one tool call")
+WAITS = Counter("upcycle_sampler_waits_total", "Episodes put off because something was away", ["pool"])
+
+PROVIDER: Final = "upcycle"
+
+
+@contextmanager
+def agent_span(task: EpisodeTask) -> Iterator[Span]:
+    """`invoke_agent`: the whole episode."""
+    attributes: dict[str, str | int] = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.agent.name": task.policy.model,
+        "gen_ai.conversation.id": task.trajectory_id,
+        "gen_ai.request.model": task.policy.model,
+        "upcycle.run.id": task.run_id,
+        "upcycle.group.id": task.group_id,
+        "upcycle.episode.id": task.episode_id,
+        "upcycle.task.slug": task.task_slug,
+    }
+    name = f"invoke_agent {task.policy.model}"
+    with _tracer.start_as_current_span(name, kind=SpanKind.INTERNAL, attributes=attributes) as span:
+        yield span
+
+
+@contextmanager
+def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> Iterator[Span]:
+    """`chat`: one completion."""
+    attributes: dict[str, str | int | float] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.conversation.id": task.trajectory_id,
+        "gen_ai.request.model": task.policy.model,
+        "gen_ai.request.temperature": task.budget.temperature,
+        "gen_ai.request.top_p": task.budget.top_p,
+        "gen_ai.request.max_tokens": max_tokens,
+        "upcycle.turn": turn,
+    }
+    name = f"chat {task.policy.model}"
+    with _tracer.start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes) as span:
+        yield span
+
+
+def describe_completion(span: Span, model: str, completion: Completion, num_prompt_tokens: int) -> None:
+    """What an engine answered: the weights that were really used, and how much they wrote."""
+    versions = completion.versions
+    span.set_attributes(
+        {
+            "gen_ai.response.model": f"{model}@v{versions[-1].version}",
+            "gen_ai.response.finish_reasons": [completion.finish_reason.name.lower()],
+            "gen_ai.usage.input_tokens": num_prompt_tokens,
+            "gen_ai.usage.output_tokens": len(completion.token_ids),
+            "upcycle.policy.version": versions[-1].version,
+            "upcycle.policy.oldest_version": versions[0].version,
+            "upcycle.engine.id": completion.engine_id,
+        }
+    )
+    TOKENS.labels(model).inc(len(completion.token_ids))
+
+
+@contextmanager
+def tool_span(task: EpisodeTask, name: str, call_id: str) -> Iterator[Span]:
+    """`execute_tool`: one tool call."""
+    attributes: dict[str, str] = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": name,
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": call_id,
+        "gen_ai.conversation.id": task.trajectory_id,
+    }
+    with _tracer.start_as_current_span(
+        f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes
+    ) as span:
+        yield span
+
+
+def mark_failed(span: Span, kind: str, detail: str) -> None:
+    """The operation failed; `kind` is a stable word."""
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR, detail))
+
+
+class WaitLog:
+    """Says what episodes wait for, without saying it once per episode."""
+
+    def __init__(self, *, every_s: float = 10.0, max_texts: int = 100) -> None:
+        self._every_s = every_s
+        self._max_texts = max_texts
+        self._said_at: dict[str, float] = {}
+
+    def say(self, waiting_for: str) -> None:
+        """Log a warning unless the same was logged a moment ago."""
+        now = time.monotonic()
+        if now - self._said_at.get(waiting_for, -self._every_s) < self._every_s:
+            return
+        if len(self._said_at) >= self._max_texts:
+            self._said_at.clear()
+        self._said_at[waiting_for] = now
+        _log.warning("episodes_wait", extra={"waiting_for": waiting_for})
+
+
+def current_traceparent() -> str:
+    """W3C context of the current span, empty where nothing is traced."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")

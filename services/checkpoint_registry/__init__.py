@@ -1,0 +1,1 @@
+"""Models, their checkpoint trees and heads, the promotion gate, and the leases by which engines are found."""

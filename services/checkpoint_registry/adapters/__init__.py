@@ -1,0 +1,1 @@
+"""One technology per module: SQL, the object store, the planner's gRPC."""

@@ -1,0 +1,1 @@
+"""Alembic migrations of the registry's tables; applied at start."""

@@ -1,0 +1,65 @@
+"""The planner's TasksetService, as the use cases need it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from checkpoint_registry import wire
+from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
+from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
+from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteRefused, remote_errors
+from upcycle.api.taskset.v1 import service_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+
+IDEMPOTENT = ("GetRun", "GetTaskset", "SubmitRun")
+"""SubmitRun too: the same request_id is the same run."""
+
+
+class GrpcTasksets:
+    """ports.Tasksets."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._stub = TasksetServiceStub(peer.channel)
+
+    async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
+        """See the port."""
+        request = service_pb2.GetRunRequest(run_id=run_id, include_results=include_results)
+        try:
+            with _peer_errors(f"read run {run_id}"):
+                return wire.run_from_wire(await self._stub.GetRun(request))
+        except _NotThere:
+            return None
+
+    async def taskset(self, name: str) -> TasksetView | None:
+        """See the port."""
+        try:
+            with _peer_errors(f"read taskset {name!r}"):
+                response = await self._stub.GetTaskset(service_pb2.GetTasksetRequest(name=name))
+        except _NotThere:
+            return None
+        return wire.taskset_from_wire(response.taskset)
+
+    async def submit(self, order: EvaluationOrder) -> str:
+        """See the port."""
+        try:
+            with _peer_errors(f"submit {order.label}"):
+                response = await self._stub.SubmitRun(wire.order_to_wire(order))
+        except _NotThere as error:
+            raise PeerRefused(str(error)) from error
+        return response.run.run_id
+
+
+class _NotThere(Exception):
+    """The planner knows nothing of that name."""
+
+
+@contextmanager
+def _peer_errors(what: str) -> Iterator[None]:
+    try:
+        with remote_errors(what):
+            yield
+    except RemoteNotFound as error:
+        raise _NotThere(str(error)) from error
+    except RemoteRefused as error:
+        raise PeerRefused(str(error)) from error
+    except RemoteError as error:
+        raise PeerUnavailable(str(error)) from error

@@ -1,0 +1,122 @@
+"""Moves of head inside one transaction: compare-and-set, audit line, event."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from sqlalchemy import Connection, insert, select, update
+
+from checkpoint_registry import wire
+from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.events import emit
+from checkpoint_registry.adapters.rows import checkpoint_of, move_of
+from checkpoint_registry.domain.errors import HeadMoved, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
+
+
+def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
+    """Raises UnknownCheckpoint."""
+    joined = tables.checkpoint.join(tables.model)
+    query = (
+        select(tables.checkpoint, tables.model.c.head_checkpoint_id)
+        .select_from(joined)
+        .where(tables.checkpoint.c.checkpoint_id == checkpoint_id)
+    )
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise UnknownCheckpoint(
+            f"checkpoint {checkpoint_id!r} is not in the registry; "
+            "`upcycle models checkpoints` lists a model's"
+        )
+    return checkpoint_of(row)
+
+
+def move_head(
+    connection: Connection, target: Checkpoint, *, revision: int | None, move: HeadMove
+) -> HeadMove:
+    """Sets head to `target` if it is at `revision` (None: wherever it is). Raises HeadMoved, UnknownModel.
+
+    `move` brings actor, reason and time; the rest is filled in here. Head moved to itself is no move: the
+    audit's last line is returned.
+    """
+    head = _lock_head(connection, target.model)
+    if revision is not None and head.revision != revision:
+        raise HeadMoved(target.model, revision, head.revision)
+    if head.to_checkpoint_id == target.checkpoint_id:
+        return head
+    done = replace(
+        move,
+        model=target.model,
+        revision=head.revision + 1,
+        from_checkpoint_id=head.to_checkpoint_id,
+        to_checkpoint_id=target.checkpoint_id,
+    )
+    changed = connection.execute(
+        update(tables.model)
+        .where(tables.model.c.model == target.model, tables.model.c.head_revision == head.revision)
+        .values(
+            head_checkpoint_id=target.checkpoint_id,
+            head_version=target.version,
+            head_revision=done.revision,
+        )
+    )
+    if changed.rowcount != 1:
+        raise HeadMoved(target.model, head.revision, head.revision + 1)
+    connection.execute(insert(tables.head_move).values(**_audit(done)))
+    before = read_checkpoint(connection, done.from_checkpoint_id)
+    forward = target.version > before.version
+    _mark(connection, target, done.reason)
+    event = wire.head_moved(target, done, forward=forward)
+    verb = "promoted" if forward else "rolled_back"
+    emit(
+        connection,
+        event,
+        model=target.model,
+        event_id=f"checkpoint.{verb}/{target.model}/{done.revision}",
+    )
+    return done
+
+
+def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
+    """The audit's first line: the model was added with version 0 as head. No event: nobody serves it."""
+    move = HeadMove(base.model, 1, "", base.checkpoint_id, "import", "the model was added", at)
+    connection.execute(insert(tables.head_move).values(**_audit(move)))
+
+
+def _lock_head(connection: Connection, model: str) -> HeadMove:
+    """The last line of the audit, which is head."""
+    query = (
+        select(tables.head_move)
+        .join(
+            tables.model,
+            (tables.model.c.model == tables.head_move.c.model)
+            & (tables.model.c.head_revision == tables.head_move.c.revision),
+        )
+        .where(tables.model.c.model == model)
+        .with_for_update()
+    )
+    row = connection.execute(query).mappings().first()
+    if row is None:
+        raise UnknownModel(model)
+    return move_of(row)
+
+
+def _audit(move: HeadMove) -> dict[str, object]:
+    return {
+        "model": move.model,
+        "revision": move.revision,
+        "from_checkpoint_id": move.from_checkpoint_id,
+        "to_checkpoint_id": move.to_checkpoint_id,
+        "actor": move.actor,
+        "reason": move.reason,
+        "moved_at": move.moved_at,
+    }
+
+
+def _mark(connection: Connection, target: Checkpoint, reason: str) -> None:
+    """A checkpoint that is head was promoted; version 0 stays the base that it is."""
+    state = target.state if target.state is CheckpointState.BASE else CheckpointState.PROMOTED
+    connection.execute(
+        update(tables.checkpoint)
+        .where(tables.checkpoint.c.checkpoint_id == target.checkpoint_id)
+        .values(state=state.value, reason=reason)
+    )

@@ -1,0 +1,208 @@
+"""Models, checkpoints, heads and leases in SQL. Every method is one transaction."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.rows import (
+    checkpoint_of,
+    checkpoint_values,
+    job_values,
+    lease_of,
+    model_of,
+    move_of,
+)
+from checkpoint_registry.adapters.sql_heads import first_move, move_head, read_checkpoint
+from checkpoint_registry.domain.errors import CheckpointConflict, ModelExists, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.jobs import GateJob
+from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
+from sql_store import Database
+
+
+class SqlModelStore:
+    """ports.ModelStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def create_model(self, base: Checkpoint, *, forked_from: str) -> bool:
+        """See the port."""
+
+        def work(connection: Connection) -> bool:
+            existing = _versions(connection, base.model, 0)
+            if existing:
+                if existing[0].digest == base.digest:
+                    return False
+                raise ModelExists(
+                    f"model {base.model!r} exists with weights {existing[0].digest[:12]}, "
+                    f"not {base.digest[:12]}; choose another slug"
+                )
+            connection.execute(
+                insert(tables.model).values(
+                    model=base.model,
+                    forked_from_checkpoint_id=forked_from,
+                    head_checkpoint_id=base.checkpoint_id,
+                    head_version=base.version,
+                    head_revision=1,
+                    created_at=base.created_at,
+                )
+            )
+            connection.execute(insert(tables.checkpoint).values(**checkpoint_values(base)))
+            first_move(connection, base, base.created_at)
+            return True
+
+        return await self._db.run(work)
+
+    async def model(self, model: str) -> Model:
+        """See the port."""
+        found = await self._db.run(lambda connection: _models(connection, model))
+        if not found:
+            raise UnknownModel(model)
+        return found[0]
+
+    async def models(self) -> list[Model]:
+        """See the port."""
+        return await self._db.run(lambda connection: _models(connection, None))
+
+    async def checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        """See the port."""
+        return await self._db.run(lambda connection: read_checkpoint(connection, checkpoint_id))
+
+    async def version(self, model: str, version: int) -> Checkpoint:
+        """See the port."""
+
+        def work(connection: Connection) -> Checkpoint:
+            _require_model(connection, model)
+            found = _versions(connection, model, version)
+            if not found:
+                raise UnknownCheckpoint(f"model {model!r} has no checkpoint of version {version}")
+            return found[0]
+
+        return await self._db.run(work)
+
+    async def checkpoints(self, model: str) -> list[Checkpoint]:
+        """See the port."""
+
+        def work(connection: Connection) -> list[Checkpoint]:
+            _require_model(connection, model)
+            return _versions(connection, model, None)
+
+        return await self._db.run(work)
+
+    async def record_candidate(self, checkpoint: Checkpoint, job: GateJob) -> bool:
+        """See the port."""
+
+        def work(connection: Connection) -> bool:
+            _require_model(connection, checkpoint.model)
+            existing = _versions(connection, checkpoint.model, checkpoint.version)
+            if existing:
+                if existing[0].digest == checkpoint.digest:
+                    return False
+                raise CheckpointConflict(
+                    f"{checkpoint.model}@v{checkpoint.version} is recorded with weights "
+                    f"{existing[0].digest[:12]} and was announced again with "
+                    f"{checkpoint.digest[:12]}; versions are never reused"
+                )
+            connection.execute(insert(tables.checkpoint).values(**checkpoint_values(checkpoint)))
+            connection.execute(insert(tables.gate_job).values(**job_values(job), slot=None))
+            return True
+
+        return await self._db.run(work)
+
+    async def move_head(
+        self, target: Checkpoint, *, expected_revision: int | None, actor: str, reason: str, at: datetime
+    ) -> HeadMove:
+        """See the port."""
+        move = HeadMove(target.model, 0, "", target.checkpoint_id, actor, reason, at)
+        return await self._db.run(
+            lambda connection: move_head(connection, target, revision=expected_revision, move=move)
+        )
+
+    async def head_moves(self, model: str) -> list[HeadMove]:
+        """See the port."""
+
+        def work(connection: Connection) -> list[HeadMove]:
+            _require_model(connection, model)
+            query = (
+                select(tables.head_move)
+                .where(tables.head_move.c.model == model)
+                .order_by(tables.head_move.c.revision)
+            )
+            return [move_of(row) for row in connection.execute(query).mappings()]
+
+        return await self._db.run(work)
+
+
+class SqlLeaseStore:
+    """ports.LeaseStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def renew(self, lease: EngineLease) -> None:
+        """See the port."""
+
+        def work(connection: Connection) -> None:
+            _require_model(connection, lease.model)
+            values = {
+                "model": lease.model,
+                "channel": lease.channel,
+                "body": lease.body,
+                "expires_at": lease.expires_at,
+            }
+            mine = tables.engine_lease.c.engine_id == lease.engine_id
+            if connection.execute(update(tables.engine_lease).where(mine).values(**values)).rowcount == 0:
+                connection.execute(insert(tables.engine_lease).values(engine_id=lease.engine_id, **values))
+
+        await self._db.run(work)
+
+    async def live(self, model: str, channel: int, now: datetime) -> list[EngineLease]:
+        """See the port."""
+
+        def work(connection: Connection) -> list[EngineLease]:
+            query = select(tables.engine_lease).where(tables.engine_lease.c.expires_at > now)
+            if model:
+                query = query.where(tables.engine_lease.c.model == model)
+            if channel:
+                query = query.where(tables.engine_lease.c.channel == channel)
+            rows = connection.execute(query.order_by(tables.engine_lease.c.engine_id)).mappings()
+            return [lease_of(row) for row in rows]
+
+        return await self._db.run(work)
+
+    async def forget_lapsed(self, before: datetime) -> int:
+        """Deletes leases that lapsed before `before`; the number of them."""
+        lapsed = delete(tables.engine_lease).where(tables.engine_lease.c.expires_at < before)
+        return await self._db.run(lambda connection: connection.execute(lapsed).rowcount)
+
+
+def _require_model(connection: Connection, model: str) -> None:
+    if connection.execute(select(tables.model.c.model).where(tables.model.c.model == model)).first() is None:
+        raise UnknownModel(model)
+
+
+def _models(connection: Connection, model: str | None) -> list[Model]:
+    newest = (
+        select(tables.checkpoint.c.model, func.max(tables.checkpoint.c.version).label("newest_version"))
+        .group_by(tables.checkpoint.c.model)
+        .subquery()
+    )
+    query = select(tables.model, newest.c.newest_version).join(newest, newest.c.model == tables.model.c.model)
+    if model is not None:
+        query = query.where(tables.model.c.model == model)
+    rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
+    return [model_of(row, row["newest_version"]) for row in rows]
+
+
+def _versions(connection: Connection, model: str, version: int | None) -> list[Checkpoint]:
+    query = (
+        select(tables.checkpoint, tables.model.c.head_checkpoint_id)
+        .join(tables.model)
+        .where(tables.checkpoint.c.model == model)
+    )
+    if version is not None:
+        query = query.where(tables.checkpoint.c.version == version)
+    rows = connection.execute(query.order_by(tables.checkpoint.c.version)).mappings()
+    return [checkpoint_of(row) for row in rows]

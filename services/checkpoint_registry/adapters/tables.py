@@ -1,0 +1,122 @@
+"""The registry's tables. Times are aware UTC; the outbox table is sql_store's."""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from sql_store import UtcDateTime
+
+metadata = MetaData()
+
+model = Table(
+    "model",
+    metadata,
+    Column("model", String(64), primary_key=True),
+    Column("forked_from_checkpoint_id", String(128), nullable=False),
+    Column("head_checkpoint_id", String(128), nullable=False),
+    Column("head_version", BigInteger, nullable=False),
+    Column("head_revision", BigInteger, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("checkpoint_id", String(128), primary_key=True),
+    Column("model", String(64), ForeignKey("model.model"), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("parent_checkpoint_id", String(128), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("manifest", JSON, nullable=False),
+    Column("training_state", JSON, nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("gate_json", Text, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("model", "version", name="checkpoint_version_once"),
+)
+
+head_move = Table(
+    "head_move",
+    metadata,
+    Column("model", String(64), ForeignKey("model.model"), primary_key=True),
+    Column("revision", BigInteger, primary_key=True),
+    Column("from_checkpoint_id", String(128), nullable=False),
+    Column("to_checkpoint_id", String(128), nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("moved_at", UtcDateTime, nullable=False),
+)
+
+engine_lease = Table(
+    "engine_lease",
+    metadata,
+    Column("engine_id", String(128), primary_key=True),
+    Column("model", String(64), ForeignKey("model.model"), nullable=False),
+    Column("channel", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Index("engine_lease_by_model", "model", "expires_at"),
+)
+
+gate_job = Table(
+    "gate_job",
+    metadata,
+    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), primary_key=True),
+    Column("model", String(64), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("traceparent", String(64), nullable=False),
+    Column("gate", JSON, nullable=True),
+    Column("profile", JSON, nullable=True),
+    Column("taskset_digest", String(64), nullable=False),
+    # The model's name while the job runs, else null: unique, so that a model has one evaluation slot.
+    Column("slot", String(64), nullable=True, unique=True),
+    Index("gate_job_by_phase", "phase", "model", "version"),
+)
+
+evaluation = Table(
+    "evaluation",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), nullable=False),
+    Column("taskset", String(256), nullable=False),
+    Column("taskset_digest", String(64), nullable=False),
+    Column("profile_key", String(128), nullable=False),
+    Column("num_tasks", Integer, nullable=False),
+    Column("tallies", JSON, nullable=False),
+    Column("finished_at", UtcDateTime, nullable=False),
+    Index("evaluation_by_checkpoint", "checkpoint_id", "taskset_digest"),
+)
+
+evaluation_request = Table(
+    "evaluation_request",
+    metadata,
+    Column("request_id", String(384), primary_key=True),
+    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), nullable=False),
+    Column("taskset_digest", String(64), nullable=False),
+    Column("profile_key", String(128), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Index("evaluation_request_by_run", "run_id"),
+    Index("evaluation_request_by_checkpoint", "checkpoint_id", "taskset_digest", "attempt"),
+)

@@ -1,0 +1,85 @@
+"""Evidence: what a version was seen to do on the tasks of one held-out taskset."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Graded attempts at one task."""
+
+    family: str
+    successes: int
+    attempts: int
+
+    @property
+    def rate(self) -> float:
+        """Share of attempts that succeeded."""
+        return self.successes / self.attempts
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingProfile:
+    """How a policy was sampled, without the seed: evidence under different profiles is not comparable."""
+
+    temperature: float
+    top_p: float
+    max_turns: int
+    max_tokens_per_turn: int
+    max_tokens_per_episode: int
+
+    def key(self) -> str:
+        """Canonical text, equal for equal profiles."""
+        return (
+            f"t{self.temperature:g}/p{self.top_p:g}/n{self.max_turns}"
+            f"/k{self.max_tokens_per_turn}/e{self.max_tokens_per_episode}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One finished evaluation run, reduced to tallies by task slug."""
+
+    run_id: str
+    checkpoint_id: str
+    taskset: str
+    taskset_digest: str
+    profile_key: str
+    num_tasks: int  # of the run, graded or not
+    tallies: Mapping[str, Tally]
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known of one checkpoint on one taskset: its evaluations added up."""
+
+    checkpoint_id: str
+    run_ids: tuple[str, ...]  # oldest first
+    num_tasks: int
+    tallies: Mapping[str, Tally]
+
+    @property
+    def attempts(self) -> int:
+        """Graded episodes."""
+        return sum(tally.attempts for tally in self.tallies.values())
+
+    def is_enough(self, attempts: int, min_coverage: float) -> bool:
+        """Whether at least `min_coverage` of `attempts` per task was graded (infrastructure loses a few)."""
+        counted = sum(min(tally.attempts, attempts) for tally in self.tallies.values())
+        return self.num_tasks > 0 and counted >= min_coverage * attempts * self.num_tasks
+
+
+def combine(checkpoint_id: str, evaluations: Iterable[Evaluation]) -> Evidence:
+    """Adds the evaluations of one checkpoint up by task; order of the runs is kept."""
+    runs = sorted(evaluations, key=lambda evaluation: (evaluation.finished_at, evaluation.run_id))
+    tallies: dict[str, Tally] = {}
+    for run in runs:
+        for slug, tally in run.tallies.items():
+            before = tallies.get(slug, Tally(tally.family, 0, 0))
+            tallies[slug] = Tally(
+                tally.family, before.successes + tally.successes, before.attempts + tally.attempts
+            )
+    num_tasks = max((run.num_tasks for run in runs), default=0)
+    return Evidence(checkpoint_id, tuple(run.run_id for run in runs), num_tasks, tallies)

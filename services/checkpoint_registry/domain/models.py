@@ -1,0 +1,119 @@
+"""Models, checkpoints, heads and engine leases as values."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from checkpoint_registry.domain.errors import InvalidRequest
+
+MAX_SLUG_CHARS = 64
+_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
+
+# Longest promise a keeper may make; past it a dead engine would be routed to for too long.
+MAX_LEASE_TTL_S = 60.0
+
+
+class CheckpointState(StrEnum):
+    """Where a checkpoint stands with the gate."""
+
+    BASE = "base"
+    CANDIDATE = "candidate"
+    EVALUATING = "evaluating"
+    PROMOTED = "promoted"
+    HELD = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobAddress:
+    """A claim check: object key, SHA-256 (hex) of the stored bytes, their number."""
+
+    key: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A named line of weights."""
+
+    model: str
+    forked_from_checkpoint_id: str
+    head_checkpoint_id: str
+    head_version: int
+    head_revision: int
+    newest_version: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One immutable set of weights in a model's tree."""
+
+    checkpoint_id: str
+    model: str
+    version: int
+    parent_checkpoint_id: str
+    digest: str
+    manifest: BlobAddress
+    state: CheckpointState
+    created_at: datetime
+    training_state: BlobAddress | None = None
+    run_id: str = ""
+    step: int = 0
+    reason: str = ""
+    gate_json: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMove:
+    """One line of the audit: head of `model` moved, as its `revision`-th state."""
+
+    model: str
+    revision: int
+    from_checkpoint_id: str
+    to_checkpoint_id: str
+    actor: str
+    reason: str
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLease:
+    """A keeper's promise; `body` is the message as the keeper sent it, `expires_at` is ours."""
+
+    engine_id: str
+    model: str
+    channel: int
+    body: bytes
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """What a keeper asks for; `body` is kept as it is for those who look engines up."""
+
+    engine_id: str
+    base_url: str
+    model: str
+    channel: int
+    ttl_s: float
+    body: bytes
+
+
+def checkpoint_id_of(model: str, version: int) -> str:
+    """The platform-wide name of a version's checkpoint."""
+    return f"ckpt-{model}-v{version:08d}"
+
+
+def validate_slug(model: str) -> str:
+    """The slug itself; raises InvalidRequest when it cannot be part of a key, a subject and a model name."""
+    if len(model) > MAX_SLUG_CHARS or not _SLUG.fullmatch(model):
+        raise InvalidRequest(
+            f"model {model!r} is not a slug: 1 to {MAX_SLUG_CHARS} of a-z, 0-9, '.', '_', '-', "
+            "beginning and ending with a letter or a digit"
+        )
+    return model

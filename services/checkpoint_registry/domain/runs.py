@@ -1,0 +1,94 @@
+"""What the registry needs to know about another service's runs and tasksets."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from checkpoint_registry.domain.evidence import SamplingProfile, Tally
+from checkpoint_registry.domain.jobs import GateSpec
+
+
+class RunOutcome(StrEnum):
+    """How a run stands."""
+
+    UNFINISHED = "unfinished"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """One episode that counts; versions are the oldest and newest that produced a token of it."""
+
+    task_slug: str
+    family: str
+    graded: bool
+    success: bool
+    oldest_version: int
+    newest_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as its owner describes it."""
+
+    run_id: str
+    model: str
+    is_evaluation: bool
+    outcome: RunOutcome
+    failure: str
+    taskset: str
+    taskset_digest: str
+    pinned_version: int | None
+    profile: SamplingProfile
+    gate: GateSpec | None
+    finished_at: datetime | None
+    results: tuple[EpisodeOutcome, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TasksetView:
+    """A registered taskset."""
+
+    name: str
+    digest: str
+    is_held_out: bool
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOrder:
+    """An evaluation run to submit; the same request_id is the same run."""
+
+    request_id: str
+    model: str
+    version: int
+    taskset: str
+    attempts: int
+    profile: SamplingProfile
+    seed: int
+    label: str
+
+
+def version_measured(run: RunView) -> int | None:
+    """The one version that a run measured; None when its episodes were sampled by several.
+
+    A pinned run says so itself. One that followed a channel counts only if no token came from another.
+    """
+    graded = [result for result in run.results if result.graded]
+    versions = {result.oldest_version for result in graded} | {result.newest_version for result in graded}
+    if run.pinned_version is not None:
+        return run.pinned_version if versions <= {run.pinned_version} else None
+    return versions.pop() if len(versions) == 1 else None
+
+
+def tally(results: Iterable[EpisodeOutcome]) -> dict[str, Tally]:
+    """Graded attempts by task; failed and cancelled episodes say nothing about the policy."""
+    graded = [result for result in results if result.graded]
+    attempts = Counter(result.task_slug for result in graded)
+    successes = Counter(result.task_slug for result in graded if result.success)
+    family = {result.task_slug: result.family for result in graded}
+    return {slug: Tally(family[slug], successes[slug], attempts[slug]) for slug in sorted(attempts)}

@@ -1,0 +1,169 @@
+"""Paired statistics on success counts: exact test, score interval, cluster bootstrap. Pure and deterministic.
+
+A task is the unit that was drawn, so it is the unit that is resampled; attempts at one task share
+its difficulty.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+# Probability mass below this is dropped while distributions are convolved; it bounds the error.
+_NEGLIGIBLE = 1e-15
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTask:
+    """Both versions on one task: successes out of attempts, attempts >= 1 on both sides."""
+
+    family: str
+    candidate_successes: int
+    candidate_attempts: int
+    head_successes: int
+    head_attempts: int
+
+    @property
+    def candidate_rate(self) -> float:
+        """Success rate of the candidate, 0..1."""
+        return self.candidate_successes / self.candidate_attempts
+
+    @property
+    def head_rate(self) -> float:
+        """Success rate of head, 0..1."""
+        return self.head_successes / self.head_attempts
+
+    @property
+    def difference(self) -> float:
+        """Candidate minus head, -1..1."""
+        return self.candidate_rate - self.head_rate
+
+
+def normal_quantile(probability: float) -> float:
+    """z with P(Z <= z) = probability."""
+    return NormalDist().inv_cdf(probability)
+
+
+def wilson(successes: float, trials: float, z: float) -> tuple[float, float]:
+    """Wilson's score interval of a proportion; each side misses with the one-sided error of `z`."""
+    if trials <= 0:
+        return 0.0, 1.0
+    rate = successes / trials
+    scale = 1 + z * z / trials
+    centre = (rate + z * z / (2 * trials)) / scale
+    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / scale
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def newcombe_lower(pairs: Sequence[PairedTask], alpha: float) -> float:
+    """Lower end of Newcombe's paired score interval (1998, method 10) for candidate minus head.
+
+    With several attempts per task the four cells hold expected counts under independence within the task, so
+    that one attempt each gives the textbook table.
+    """
+    both = only_candidate = only_head = neither = 0.0
+    for pair in pairs:
+        weight = min(pair.candidate_attempts, pair.head_attempts)
+        c, h = pair.candidate_rate, pair.head_rate
+        both += weight * c * h
+        only_candidate += weight * c * (1 - h)
+        only_head += weight * (1 - c) * h
+        neither += weight * (1 - c) * (1 - h)
+    total = both + only_candidate + only_head + neither
+    if total == 0:
+        return -1.0
+    z = normal_quantile(1 - alpha)
+    c, h = (both + only_candidate) / total, (both + only_head) / total
+    c_low, _ = wilson(c * total, total, z)
+    _, h_high = wilson(h * total, total, z)
+    margins = (
+        (both + only_candidate) * (only_head + neither) * (both + only_head) * (only_candidate + neither)
+    )
+    phi = (both * neither - only_candidate * only_head) / math.sqrt(margins) if margins > 0 else 0.0
+    below, above = c - c_low, h_high - h
+    return (c - h) - math.sqrt(max(0.0, below**2 - 2 * phi * below * above + above**2))
+
+
+def exact_p_value(pairs: Sequence[PairedTask]) -> float:
+    """P(candidate successes this many or more), were both versions equally good on each task.
+
+    Conditions on each task's successes: they fall on the candidate's attempts like a hypergeometric draw, and
+    the sum over tasks is convolved exactly (the exact Cochran-Mantel-Haenszel test). With one attempt each it
+    is McNemar's exact test. It holds at every sample size: no change passes with at most alpha.
+    """
+    observed = 0
+    distribution = {0: 1.0}
+    for pair in pairs:
+        observed += pair.candidate_successes
+        draw = _hypergeometric(pair)
+        convolved: dict[int, float] = {}
+        for total, mass in distribution.items():
+            for successes, probability in draw:
+                convolved[total + successes] = convolved.get(total + successes, 0.0) + mass * probability
+        distribution = {total: mass for total, mass in convolved.items() if mass > _NEGLIGIBLE}
+    return min(1.0, sum(mass for total, mass in distribution.items() if total >= observed))
+
+
+def _hypergeometric(pair: PairedTask) -> list[tuple[int, float]]:
+    """How many of the task's successes are the candidate's, with probabilities, if labels did not matter."""
+    mine, other = pair.candidate_attempts, pair.head_attempts
+    successes = pair.candidate_successes + pair.head_successes
+    ways = math.comb(mine + other, successes)
+    low, high = max(0, successes - other), min(mine, successes)
+    return [(k, math.comb(mine, k) * math.comb(other, successes - k) / ways) for k in range(low, high + 1)]
+
+
+def bootstrap_lower(differences: Sequence[float], alpha: float, *, seed: int, reps: int) -> float:
+    """One-sided lower bound of the mean difference: percentile bootstrap over tasks.
+
+    Deviations are stretched by sqrt(n / (n - 1)), the factor by which the percentile bootstrap of a mean is
+    too narrow. One task proves nothing, so its bound is -1.
+    """
+    n = len(differences)
+    if n < 2:
+        return -1.0
+    mean = math.fsum(differences) / n
+    rng = random.Random(seed)  # noqa: S311 - a repeatable resampling, not a secret
+    means = sorted(math.fsum(rng.choices(differences, k=n)) / n for _ in range(reps))
+    rank = max(0, math.ceil(alpha * reps) - 1)
+    return mean + (means[rank] - mean) * math.sqrt(n / (n - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleNeeded:
+    """What would settle an undecided bound, if the effect is as large as it looked; None: no such number."""
+
+    tasks: int | None  # at the present number of attempts
+    attempts: int | None  # per task, at the present number of tasks
+
+
+def sample_needed(pairs: Sequence[PairedTask], floor: float, alpha: float) -> SampleNeeded:
+    """How large the sample must be for the mean difference's lower bound to clear `floor`."""
+    n = len(pairs)
+    mean = math.fsum(pair.difference for pair in pairs) / n
+    gap = mean - floor
+    if gap <= 0 or n < 2:
+        return SampleNeeded(None, None)
+    variance = math.fsum((pair.difference - mean) ** 2 for pair in pairs) / (n - 1)
+    z2 = normal_quantile(1 - alpha) ** 2
+    tasks = max(n + 1, math.ceil(z2 * variance / gap**2))
+    return SampleNeeded(tasks, _attempts_needed(pairs, variance, gap**2 * n / z2))
+
+
+def _attempts_needed(pairs: Sequence[PairedTask], variance: float, allowed: float) -> int | None:
+    """Attempts per task that bring the per-task variance down to `allowed`; None when repetition cannot."""
+    attempts = min(min(pair.candidate_attempts, pair.head_attempts) for pair in pairs)
+    if attempts < 2:
+        return None
+    within = math.fsum(_sampling_variance(pair) for pair in pairs) / len(pairs)
+    between = max(0.0, variance - within)
+    if allowed <= between:
+        return None
+    return max(attempts + 1, math.ceil(within * attempts / (allowed - between)))
+
+
+def _sampling_variance(pair: PairedTask) -> float:
+    """Unbiased estimate of the variance that repeated attempts alone put into the task's difference."""
+    c, h = pair.candidate_rate, pair.head_rate
+    return c * (1 - c) / (pair.candidate_attempts - 1) + h * (1 - h) / (pair.head_attempts - 1)

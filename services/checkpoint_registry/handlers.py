@@ -1,0 +1,72 @@
+"""The bus edge: saved checkpoints come in, finished evaluation runs become evidence."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+from opentelemetry import propagate
+
+from checkpoint_registry import wire
+from checkpoint_registry.domain.errors import (
+    CheckpointConflict,
+    InvalidRequest,
+    PeerRefused,
+    PeerUnavailable,
+    UnknownModel,
+)
+from checkpoint_registry.ports import Judge
+from checkpoint_registry.usecases.evidence import GatherEvidence
+from checkpoint_registry.usecases.gating import RunGate
+from event_bus import Delivery, Later, Poison
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1.events_pb2 import RunFinished
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+
+EVENTS: Sequence[type[Message]] = (CheckpointSaved, RunFinished)
+_PEER_RETRY_S = 2.0
+
+
+class RegistryHandlers:
+    """Safe to redeliver: a checkpoint is keyed by its id, evidence by its run."""
+
+    def __init__(self, gate: RunGate, evidence: GatherEvidence, judge: Judge) -> None:
+        self._gate = gate
+        self._evidence = evidence
+        self._judge = judge
+
+    async def on_event(self, delivery: Delivery[Any]) -> None:
+        """Dispatches by type."""
+        if isinstance(delivery.message, CheckpointSaved):
+            await self._on_checkpoint_saved(delivery.message, _traceparent())
+        elif isinstance(delivery.message, RunFinished):
+            await self._on_run_finished(delivery.message)
+        else:
+            raise Poison(f"{type(delivery.message).__name__} is nothing that the registry consumes")
+
+    async def _on_checkpoint_saved(self, event: CheckpointSaved, traceparent: str) -> None:
+        try:
+            await self._gate.record(wire.candidate_from_wire(event), traceparent)
+        except (InvalidRequest, UnknownModel, CheckpointConflict) as error:
+            raise Poison(str(error)) from error
+        self._judge.wake([event.model])
+
+    async def _on_run_finished(self, event: RunFinished) -> None:
+        """Evidence first, then whoever waits for it; training runs are none."""
+        if event.purpose != common_pb2.PURPOSE_EVAL:
+            return
+        try:
+            evaluation = await self._evidence.collect(event.run_id)
+        except PeerUnavailable as error:
+            raise Later(_PEER_RETRY_S, str(error)) from error
+        except PeerRefused as error:
+            raise Poison(str(error)) from error
+        if evaluation is not None:
+            await self._gate.consider_rollback(evaluation)
+        self._judge.wake([event.model])
+
+
+def _traceparent() -> str:
+    """The span in which the event is handled: what the gate does later belongs below it."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")

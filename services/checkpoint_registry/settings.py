@@ -1,0 +1,40 @@
+"""Settings of the checkpoint registry; read by app.py only."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.settings import ServiceSettings
+
+
+class CheckpointRegistrySettings(ServiceSettings):
+    """Models, checkpoint trees and heads, the promotion gate, and the leases that engines are found by."""
+
+    model_config = SettingsConfigDict(env_prefix="CHECKPOINT_REGISTRY_")
+
+    grpc_port: int = Field(7107, ge=0, le=65535)
+    """Port of RegistryService; 0 lets the system choose."""
+    staging_dir: Path | None = None
+    """Folder for imports on their way to the object store; unset: `import` beside the SQLite file."""
+    max_import_bytes: int = Field(4 << 30, gt=0)
+    """Largest policy that ImportModel takes, in bytes."""
+    gate_poll_s: float = Field(2.0, gt=0, le=60)
+    """How often the gate looks at evaluations under way, in case an event was lost."""
+    gate_min_coverage: float = Field(0.9, gt=0, le=1)
+    """Share of an evaluation's planned episodes that must have been graded for it to be evidence."""
+    gate_max_tries: int = Field(3, ge=1)
+    """Evaluation runs per version before the gate holds a candidate for lack of evidence."""
+    gate_first_retry_s: float = Field(2.0, gt=0)
+    """Seconds before the second try of an evaluation; doubles per try."""
+    gate_min_family_tasks: int = Field(8, ge=2)
+    """Task families smaller than this share one regression budget."""
+    auto_rollback: bool = True
+    """Take head back when a later evaluation shows that it is worse than the head before it."""
+    rollback_confidence: float = Field(0.99, gt=0.5, lt=1)
+    """One-sided confidence that such a rollback needs."""
+    bus: BusSettings = Field(default_factory=BusSettings)
+    s3: S3Settings = Field(default_factory=S3Settings)
+    sql: SqlSettings = Field(default_factory=SqlSettings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)

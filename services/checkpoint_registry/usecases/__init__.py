@@ -1,0 +1,1 @@
+"""The registry's decisions, one module per concern."""

@@ -1,0 +1,111 @@
+"""Import, fork, and moves of head by hand."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from checkpoint_registry.domain.errors import InvalidRequest, ModelExists, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.models import (
+    BlobAddress,
+    Checkpoint,
+    CheckpointState,
+    HeadMove,
+    Model,
+    checkpoint_id_of,
+    validate_slug,
+)
+from checkpoint_registry.ports import Clock, Judge, ModelStore, PolicyStore
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A piece of one file; pieces of a file follow each other."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The model as it is now; created is False when the same weights were there already."""
+
+    model: Model
+    base: Checkpoint
+    created: bool
+
+
+class ManageModels:
+    """Adds models and moves their heads on a person's word."""
+
+    def __init__(self, store: ModelStore, policies: PolicyStore, judge: Judge, *, now: Clock) -> None:
+        self._store = store
+        self._policies = policies
+        self._judge = judge
+        self._now = now
+
+    async def import_model(
+        self, model: str, parts: AsyncIterator[FilePart], *, if_not_exists: bool
+    ) -> Imported:
+        """Stores the files and makes them version 0 and head.
+
+        Raises InvalidRequest, ModelExists (with `if_not_exists` only for other weights).
+        """
+        validate_slug(model)
+        async with self._policies.upload() as upload:
+            async for part in parts:
+                await upload.add(part.name, part.data)
+            if not if_not_exists:
+                await self._refuse_existing(model)
+            manifest, digest = await upload.publish(model)
+        created = await self._store.create_model(self._base(model, manifest, digest, ""), forked_from="")
+        return await self._imported(model, created)
+
+    async def fork(self, source_model: str, source_checkpoint_id: str, model: str) -> Imported:
+        """Makes a checkpoint (empty: the source's head) version 0 of a new model. Raises ModelExists."""
+        validate_slug(model)
+        source = await self._store.model(source_model)
+        origin = await self._store.checkpoint(source_checkpoint_id or source.head_checkpoint_id)
+        if origin.model != source_model:
+            raise UnknownCheckpoint(f"checkpoint {origin.checkpoint_id!r} is not one of {source_model!r}")
+        await self._refuse_existing(model)
+        manifest, digest = await self._policies.fork(origin.manifest, model)
+        base = self._base(model, manifest, digest, origin.checkpoint_id)
+        created = await self._store.create_model(base, forked_from=origin.checkpoint_id)
+        return await self._imported(model, created)
+
+    async def set_head(
+        self, model: str, checkpoint_id: str, *, expected_revision: int | None, actor: str, reason: str
+    ) -> tuple[Model, HeadMove]:
+        """Moves head to any checkpoint of the model. Raises HeadMoved, UnknownCheckpoint, InvalidRequest."""
+        if not actor.strip() or not reason.strip():
+            raise InvalidRequest("actor and reason must say who moves head and why; the audit keeps both")
+        target = await self._store.checkpoint(checkpoint_id)
+        if target.model != model:
+            raise UnknownCheckpoint(f"checkpoint {checkpoint_id!r} is not one of {model!r}")
+        move = await self._store.move_head(
+            target, expected_revision=expected_revision, actor=actor, reason=reason, at=self._now()
+        )
+        self._judge.wake([model])
+        return await self._store.model(model), move
+
+    def _base(self, model: str, manifest: BlobAddress, digest: str, parent: str) -> Checkpoint:
+        return Checkpoint(
+            checkpoint_id=checkpoint_id_of(model, 0),
+            model=model,
+            version=0,
+            parent_checkpoint_id=parent,
+            digest=digest,
+            manifest=manifest,
+            state=CheckpointState.BASE,
+            created_at=self._now(),
+        )
+
+    async def _refuse_existing(self, model: str) -> None:
+        """Early and for a clear message; create_model is what decides."""
+        try:
+            existing = await self._store.version(model, 0)
+        except UnknownModel:
+            return
+        raise ModelExists(f"model {model!r} exists with weights {existing.digest[:12]}; choose another slug")
+
+    async def _imported(self, model: str, created: bool) -> Imported:
+        return Imported(await self._store.model(model), await self._store.version(model, 0), created)

@@ -1,0 +1,330 @@
+"""protobuf <-> domain, nothing else."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from google.protobuf import json_format
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from checkpoint_registry.domain.errors import InvalidRequest
+from checkpoint_registry.domain.evidence import SamplingProfile
+from checkpoint_registry.domain.jobs import GateSpec, Judgement
+from checkpoint_registry.domain.models import (
+    BlobAddress,
+    Checkpoint,
+    CheckpointState,
+    EngineLease,
+    HeadMove,
+    LeaseRequest,
+    Model,
+    checkpoint_id_of,
+)
+from checkpoint_registry.domain.runs import (
+    EpisodeOutcome,
+    EvaluationOrder,
+    RunOutcome,
+    RunView,
+    TasksetView,
+)
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import events_pb2, registry_pb2
+from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events_pb2
+
+_STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
+    CheckpointState.BASE: registry_pb2.CHECKPOINT_STATE_BASE,
+    CheckpointState.CANDIDATE: registry_pb2.CHECKPOINT_STATE_CANDIDATE,
+    CheckpointState.EVALUATING: registry_pb2.CHECKPOINT_STATE_EVALUATING,
+    CheckpointState.PROMOTED: registry_pb2.CHECKPOINT_STATE_PROMOTED,
+    CheckpointState.HELD: registry_pb2.CHECKPOINT_STATE_HELD,
+}
+_OUTCOMES: Mapping[int, RunOutcome] = {
+    taskset_pb2.RUN_STATE_COMPLETED: RunOutcome.COMPLETED,
+    taskset_pb2.RUN_STATE_FAILED: RunOutcome.FAILED,
+    taskset_pb2.RUN_STATE_CANCELLED: RunOutcome.CANCELLED,
+}
+
+
+def timestamp(moment: datetime) -> Timestamp:
+    """Aware datetime to protobuf."""
+    message = Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def blob_to_wire(blob: BlobAddress) -> common_pb2.BlobRef:
+    """Claim check to protobuf."""
+    return common_pb2.BlobRef(key=blob.key, sha256=blob.sha256, size_bytes=blob.size_bytes)
+
+
+def blob_from_wire(blob: common_pb2.BlobRef) -> BlobAddress:
+    """Claim check from protobuf."""
+    return BlobAddress(blob.key, blob.sha256, blob.size_bytes)
+
+
+def model_to_wire(model: Model) -> registry_pb2.Model:
+    """Model to protobuf."""
+    return registry_pb2.Model(
+        model=model.model,
+        forked_from_checkpoint_id=model.forked_from_checkpoint_id,
+        head_version=model.head_version,
+        head_checkpoint_id=model.head_checkpoint_id,
+        head_revision=model.head_revision,
+        newest_version=model.newest_version,
+        created_at=timestamp(model.created_at),
+    )
+
+
+def checkpoint_to_wire(checkpoint: Checkpoint) -> registry_pb2.Checkpoint:
+    """Checkpoint to protobuf."""
+    message = registry_pb2.Checkpoint(
+        checkpoint_id=checkpoint.checkpoint_id,
+        model=checkpoint.model,
+        version=checkpoint.version,
+        parent_checkpoint_id=checkpoint.parent_checkpoint_id,
+        digest=checkpoint.digest,
+        manifest=blob_to_wire(checkpoint.manifest),
+        state=_STATES[checkpoint.state],
+        run_id=checkpoint.run_id,
+        step=checkpoint.step,
+        reason=checkpoint.reason,
+        metrics=dict(checkpoint.metrics),
+        created_at=timestamp(checkpoint.created_at),
+        is_head=checkpoint.is_head,
+    )
+    if checkpoint.training_state is not None:
+        message.training_state.CopyFrom(blob_to_wire(checkpoint.training_state))
+    if checkpoint.gate_json:
+        json_format.Parse(checkpoint.gate_json, message.gate)
+    return message
+
+
+def move_to_wire(move: HeadMove) -> registry_pb2.HeadMove:
+    """Audit line to protobuf."""
+    return registry_pb2.HeadMove(
+        model=move.model,
+        revision=move.revision,
+        from_checkpoint_id=move.from_checkpoint_id,
+        to_checkpoint_id=move.to_checkpoint_id,
+        actor=move.actor,
+        reason=move.reason,
+        moved_at=timestamp(move.moved_at),
+    )
+
+
+def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoint:
+    """A saved checkpoint. Raises InvalidRequest when it contradicts itself."""
+    expected = checkpoint_id_of(event.model, event.version)
+    if event.checkpoint_id != expected:
+        raise InvalidRequest(
+            f"checkpoint.saved names {event.checkpoint_id!r}, model and version say {expected!r}"
+        )
+    if event.version < 1 or not event.digest or not event.manifest.key:
+        raise InvalidRequest(f"checkpoint.saved {expected}: version, digest and manifest must be set")
+    return Checkpoint(
+        checkpoint_id=event.checkpoint_id,
+        model=event.model,
+        version=event.version,
+        parent_checkpoint_id=event.parent_checkpoint_id,
+        digest=event.digest,
+        manifest=blob_from_wire(event.manifest),
+        state=CheckpointState.CANDIDATE,
+        created_at=event.saved_at.ToDatetime(UTC),
+        training_state=blob_from_wire(event.training_state) if event.HasField("training_state") else None,
+        run_id=event.run_id,
+        step=event.step,
+        metrics=dict(event.metrics.values),
+    )
+
+
+def lease_from_wire(lease: registry_pb2.EngineLease, ttl_s: float) -> LeaseRequest:
+    """A keeper's request; the message itself is kept for those who look engines up."""
+    return LeaseRequest(
+        engine_id=lease.engine_id,
+        base_url=lease.base_url,
+        model=lease.model,
+        channel=int(lease.channel),
+        ttl_s=ttl_s,
+        body=lease.SerializeToString(deterministic=True),
+    )
+
+
+def lease_to_wire(lease: EngineLease) -> registry_pb2.EngineLease:
+    """The keeper's message with our expiry."""
+    message = registry_pb2.EngineLease.FromString(lease.body)
+    message.expires_at.CopyFrom(timestamp(lease.expires_at))
+    return message
+
+
+def report_to_wire(judgement: Judgement) -> registry_pb2.GateReport:
+    """What the gate saw and said."""
+    verdict = judgement.verdict
+    return registry_pb2.GateReport(
+        candidate_checkpoint_id=judgement.candidate_checkpoint_id,
+        head_checkpoint_id=judgement.head_checkpoint_id,
+        taskset=judgement.gate.taskset,
+        taskset_digest=judgement.taskset_digest,
+        candidate_run_id=judgement.candidate_run_id,
+        head_run_id=judgement.head_run_id,
+        attempts=judgement.gate.attempts,
+        passed=verdict.passed,
+        reason=verdict.reason,
+        candidate_rate=verdict.candidate_rate,
+        head_rate=verdict.head_rate,
+        pooled_lower_bound=verdict.pooled_lower_bound,
+        confidence=judgement.gate.confidence,
+        regression_margin=judgement.gate.regression_margin,
+        min_gain=judgement.gate.min_gain,
+        num_tasks=verdict.num_tasks,
+        exact_p_value=verdict.exact_p_value,
+        newcombe_lower_bound=verdict.newcombe_lower_bound,
+        families=[
+            registry_pb2.FamilyReport(
+                family=family.family,
+                num_tasks=family.num_tasks,
+                candidate_rate=family.candidate_rate,
+                head_rate=family.head_rate,
+                lower_bound=family.lower_bound,
+                passed=family.passed,
+                reason=family.reason,
+            )
+            for family in verdict.families
+        ],
+    )
+
+
+def evaluated(checkpoint: Checkpoint, judgement: Judgement, at: datetime) -> events_pb2.CheckpointEvaluated:
+    """The fact that a judgement was made."""
+    return events_pb2.CheckpointEvaluated(
+        checkpoint_id=checkpoint.checkpoint_id,
+        model=checkpoint.model,
+        version=checkpoint.version,
+        report=report_to_wire(judgement),
+        evaluated_at=timestamp(at),
+    )
+
+
+def held(checkpoint: Checkpoint, reason: str, at: datetime) -> events_pb2.CheckpointHeld:
+    """The fact that a candidate stays one."""
+    return events_pb2.CheckpointHeld(
+        checkpoint_id=checkpoint.checkpoint_id,
+        model=checkpoint.model,
+        version=checkpoint.version,
+        reason=reason,
+        held_at=timestamp(at),
+    )
+
+
+def head_moved(
+    checkpoint: Checkpoint, move: HeadMove, *, forward: bool
+) -> events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack:
+    """The fact that head moved: promoted when forward in version, else rolled back."""
+    if forward:
+        promoted = events_pb2.CheckpointPromoted(promoted_at=timestamp(move.moved_at))
+        _fill_move(promoted, checkpoint, move)
+        return promoted
+    rolled_back = events_pb2.CheckpointRolledBack(rolled_back_at=timestamp(move.moved_at))
+    _fill_move(rolled_back, checkpoint, move)
+    return rolled_back
+
+
+def _fill_move(
+    event: events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack,
+    checkpoint: Checkpoint,
+    move: HeadMove,
+) -> None:
+    event.checkpoint_id = checkpoint.checkpoint_id
+    event.model = checkpoint.model
+    event.version = checkpoint.version
+    event.digest = checkpoint.digest
+    event.manifest.CopyFrom(blob_to_wire(checkpoint.manifest))
+    event.head_revision = move.revision
+    event.previous_checkpoint_id = move.from_checkpoint_id
+    event.actor = move.actor
+    event.reason = move.reason
+
+
+def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
+    """A run with its results, if any."""
+    run = response.run
+    spec = run.spec
+    policy = spec.policy
+    pinned = policy.pinned_version if policy.WhichOneof("at") == "pinned_version" else None
+    return RunView(
+        run_id=run.run_id,
+        model=policy.model,
+        is_evaluation=spec.purpose == common_pb2.PURPOSE_EVAL,
+        outcome=_OUTCOMES.get(run.state, RunOutcome.UNFINISHED),
+        failure=run.failure,
+        taskset=spec.taskset,
+        taskset_digest=run.taskset_digest,
+        pinned_version=pinned,
+        profile=profile_from_wire(spec.sampling),
+        gate=gate_from_wire(spec.gate) if spec.HasField("gate") and spec.gate.taskset else None,
+        finished_at=run.finished_at.ToDatetime(UTC) if run.HasField("finished_at") else None,
+        results=tuple(_result_from_wire(result) for result in response.results),
+    )
+
+
+def profile_from_wire(sampling: taskset_pb2.SamplingConfig) -> SamplingProfile:
+    """Unset fields take the defaults that SamplingConfig documents."""
+    return SamplingProfile(
+        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        max_turns=sampling.max_turns or 8,
+        max_tokens_per_turn=sampling.max_tokens_per_turn or 128,
+        max_tokens_per_episode=sampling.max_tokens_per_episode or 2048,
+    )
+
+
+def gate_from_wire(gate: taskset_pb2.GateConfig) -> GateSpec:
+    """Unset fields take the defaults that GateConfig documents."""
+    return GateSpec(
+        taskset=gate.taskset,
+        attempts=gate.attempts or 4,
+        confidence=gate.confidence if gate.HasField("confidence") else 0.95,
+        regression_margin=gate.regression_margin if gate.HasField("regression_margin") else 0.05,
+        min_gain=gate.min_gain,
+    )
+
+
+def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
+    return EpisodeOutcome(
+        task_slug=result.task_slug,
+        family=result.family or "default",
+        graded=result.status == taskset_pb2.EPISODE_STATUS_GRADED,
+        success=result.success,
+        oldest_version=result.sampled_by.oldest,
+        newest_version=result.sampled_by.newest,
+    )
+
+
+def taskset_from_wire(taskset: taskset_pb2.Taskset) -> TasksetView:
+    """What the gate asks about a taskset."""
+    return TasksetView(
+        taskset.name, taskset.digest, taskset.split == common_pb2.SPLIT_HELD_OUT, len(taskset.tasks)
+    )
+
+
+def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunRequest:
+    """A pinned evaluation run."""
+    profile = order.profile
+    return taskset_service_pb2.SubmitRunRequest(
+        request_id=order.request_id,
+        spec=taskset_pb2.RunSpec(
+            taskset=order.taskset,
+            purpose=common_pb2.PURPOSE_EVAL,
+            policy=common_pb2.PolicySelector(model=order.model, pinned_version=order.version),
+            group_size=order.attempts,
+            sampling=taskset_pb2.SamplingConfig(
+                temperature=profile.temperature,
+                top_p=profile.top_p,
+                max_turns=profile.max_turns,
+                max_tokens_per_turn=profile.max_tokens_per_turn,
+                max_tokens_per_episode=profile.max_tokens_per_episode,
+                seed=order.seed,
+            ),
+            label=order.label,
+        ),
+    )

@@ -1,5 +1,6 @@
-"""Servers that tests of several folders share. They are the real programs: nats-server is up in under 0.1 s."""
+"""Servers that tests of several folders share. They are the real programs: nats-server is up in 0.1 s."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from local_stack.nats import NatsServer
+from local_stack.s3 import S3Server
+from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]
+_MAX_BUCKET_CHARS = 63
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +41,17 @@ def nats_server(tmp_path: Path) -> Iterator[NatsFactory]:
             return server
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real SeaweedFS for the session (1.5 s). A test that kills or fills one starts its own."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3_settings(s3_server: S3Server, request: pytest.FixtureRequest) -> S3Settings:
+    """A bucket of its own for each test module."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.nodeid.lower())
+    return s3_server.settings_for(f"t-{name[-(_MAX_BUCKET_CHARS - 2) :].strip('-')}")

@@ -1,1 +1,1 @@
-"""The bus and the object store as plain programs of this machine, and the supervisor that runs a whole stack."""
+"""The bus, the object store and the services as processes of one machine, under one supervisor."""

@@ -1,0 +1,29 @@
+"""One class per reaction of a caller."""
+
+
+class BlobError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class MissingBlob(BlobError):
+    """The key holds nothing. Final: a reference is only published after its bytes."""
+
+
+class CorruptBlob(BlobError):
+    """The key holds other bytes than the reference promises. Final: do not use them."""
+
+
+class StoreUnavailable(BlobError):
+    """The store did not do it within the retry budget. Trying again later may work."""
+
+
+class StoreFull(BlobError):
+    """The store answers, but takes no more bytes. An operator must make room."""
+
+
+class StoreDenied(BlobError):
+    """The credentials are wrong or do not allow this."""
+
+
+class BucketMissing(BlobError):
+    """The bucket was never created: provisioning did not run."""

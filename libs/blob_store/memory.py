@@ -1,0 +1,66 @@
+"""A store in a dict, for unit tests; it passes the contract suite of the real one."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from blob_store.errors import MissingBlob
+from blob_store.ref import BlobRef, check_key, ref_of_bytes
+
+
+class MemoryBlobStore:
+    """Forgets everything with the process."""
+
+    def __init__(self) -> None:
+        self.name = "memory-blobs"
+        self.objects: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes) -> BlobRef:
+        """See BlobStore."""
+        self.objects[check_key(key)] = bytes(data)
+        return ref_of_bytes(key, data)
+
+    async def put_if_absent(self, key: str, data: bytes) -> BlobRef | None:
+        """See BlobStore."""
+        held = self.objects.setdefault(check_key(key), bytes(data))
+        return ref_of_bytes(key, data) if held == data else None
+
+    async def put_file(self, key: str, path: Path) -> BlobRef:
+        """See BlobStore."""
+        return await self.put(key, await asyncio.to_thread(path.read_bytes))
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """See BlobStore."""
+        data = await self.read(ref.key)
+        if data is None:
+            raise MissingBlob(f"{ref.key}: not in the store")
+        return ref.verify(data)
+
+    async def get_file(self, ref: BlobRef, path: Path) -> None:
+        """See BlobStore."""
+        data = await self.get(ref)
+        partial = path.with_name(f"{path.name}.partial")
+        await asyncio.to_thread(partial.write_bytes, data)
+        os.replace(partial, path)
+
+    async def read(self, key: str) -> bytes | None:
+        """See BlobStore."""
+        return self.objects.get(check_key(key))
+
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        """See BlobStore."""
+        return tuple(sorted(key for key in self.objects if key.startswith(prefix)))
+
+    async def delete(self, key: str) -> None:
+        """See BlobStore."""
+        self.objects.pop(check_key(key), None)
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def stop(self) -> None:
+        """Nothing to let go of."""
+
+    def ready(self) -> str | None:
+        """Always."""
+        return None

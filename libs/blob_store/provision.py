@@ -1,0 +1,66 @@
+"""Create the bucket, once per deployment: `python -m blob_store.provision`. Safe to repeat."""
+
+import sys
+import time
+from typing import Final
+
+from minio import Minio
+
+from blob_store.classify import CAUGHT, TRANSIENT, classify
+from blob_store.errors import StoreUnavailable
+from service_kit.groups import S3Settings
+from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
+
+_OURS_ALREADY: Final = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
+_POLL_S: Final = 0.1
+
+
+def provision_bucket(settings: S3Settings, *, wait_s: float = 30.0) -> bool:
+    """Make sure that the bucket exists; True if this call created it. Raises StoreUnavailable."""
+    client = Minio(
+        settings.endpoint,
+        access_key=settings.access_key.get_secret_value(),
+        secret_key=settings.secret_key.get_secret_value(),
+        secure=settings.secure,
+        region=settings.region,
+    )
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            return _create(client, settings.bucket)
+        except CAUGHT as error:
+            failure = classify(error)
+            if failure.kind not in TRANSIENT or time.monotonic() > give_up_at:
+                where = f"bucket {settings.bucket} at {settings.endpoint}"
+                raise StoreUnavailable(f"cannot create {where}: {failure.detail}") from error
+            time.sleep(_POLL_S)
+
+
+def _create(client: Minio, bucket: str) -> bool:
+    if client.bucket_exists(bucket):
+        return False
+    try:
+        client.make_bucket(bucket)
+    except CAUGHT as error:
+        if getattr(error, "code", None) in _OURS_ALREADY:  # someone provisioned at the same moment
+            return False
+        raise
+    return True
+
+
+def main() -> None:
+    """Exit status: 0 the bucket is there, 1 it could not be created, 2 the settings are wrong."""
+    try:
+        settings = load_settings(S3Settings, program="blob_store.provision")
+        created = provision_bucket(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(EXIT_SETTINGS) from None
+    except StoreUnavailable as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
+    print(f"bucket {settings.bucket} {'created' if created else 'exists'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The store on any S3 that knows `If-None-Match: *`, through the `minio` client.
+
+The client is synchronous, so each request runs in a thread of our own pool, with a connection per thread. It
+retries nothing itself: there is one retry loop, here, with one budget that outlasts a restart of the store.
+"""
+
+import asyncio
+import io
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import urllib3
+from minio import Minio
+
+from blob_store.classify import CAUGHT, TRANSIENT, Failure, Kind, classify
+from blob_store.errors import (
+    BlobError,
+    BucketMissing,
+    MissingBlob,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+)
+from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
+from service_kit.groups import S3Settings
+
+T = TypeVar("T")
+
+_PART_BYTES: Final = 16 * 1024 * 1024
+_PARALLEL_PARTS: Final = 4
+_FIRST_DELAY_S: Final = 0.05
+_MAX_DELAY_S: Final = 1.0
+# urllib3 also applies the connect timeout to sending the body, so it must allow for large parts under load.
+_TIMEOUT: Final = urllib3.Timeout(connect=30.0, read=60.0)
+_PROVISION: Final = "create it first: python -m blob_store.provision"
+_IF_ABSENT: Final = {"If-None-Match": "*"}
+
+
+class S3BlobStore:
+    """BlobStore, and a component: `start` checks that the bucket is there, `stop` lets the threads go."""
+
+    def __init__(self, settings: S3Settings, *, retry_s: float = 20.0, max_connections: int = 32) -> None:
+        """`retry_s`: how long a request is repeated while the store is away. Connects at first use."""
+        self.name = "s3"
+        self.bucket = settings.bucket
+        self._endpoint = settings.endpoint
+        self._retry_s = retry_s
+        self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="s3")
+        self._pool = urllib3.PoolManager(
+            maxsize=max_connections * (1 + _PARALLEL_PARTS), timeout=_TIMEOUT, retries=False
+        )
+        self._client = Minio(
+            settings.endpoint,
+            access_key=settings.access_key.get_secret_value(),
+            secret_key=settings.secret_key.get_secret_value(),
+            secure=settings.secure,
+            region=settings.region,
+            http_client=self._pool,
+        )
+        self._away: str | None = "not started"
+
+    async def put(self, key: str, data: bytes) -> BlobRef:
+        """See BlobStore."""
+        await self._write(f"put {check_key(key)}", lambda: self._put(key, data, {}))
+        return ref_of_bytes(key, data)
+
+    async def put_if_absent(self, key: str, data: bytes) -> BlobRef | None:
+        """See BlobStore. A 412 may answer our own repeated request, so the bytes decide."""
+        ref = ref_of_bytes(check_key(key), data)
+        if await self._write(f"put {key} if absent", lambda: self._won(key, data)):
+            return ref
+        held = await self.read(key)
+        if held is None:
+            raise StoreUnavailable(f"{key}: the store says that it exists and that it does not; try again")
+        return ref if ref_of_bytes(key, held) == ref else None
+
+    async def put_file(self, key: str, path: Path) -> BlobRef:
+        """See BlobStore."""
+        ref = await asyncio.to_thread(ref_of_file, check_key(key), path)
+        await self._write(f"put {key} from {path}", lambda: self._put_parts(key, path))
+        return ref
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """See BlobStore."""
+        data = await self.read(ref.key)
+        if data is None:
+            raise MissingBlob(f"{ref.key}: not in bucket {self.bucket} at {self._endpoint}")
+        return ref.verify(data)
+
+    async def get_file(self, ref: BlobRef, path: Path) -> None:
+        """See BlobStore."""
+        partial = path.with_name(f"{path.name}.{os.getpid()}.{id(ref):x}.partial")
+        try:
+            await self._request(f"get {ref.key} into {path}", lambda: self._download(ref, partial))
+            await asyncio.to_thread(partial.replace, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    async def read(self, key: str) -> bytes | None:
+        """See BlobStore."""
+        try:
+            return await self._request(f"get {check_key(key)}", lambda: self._get(key))
+        except MissingBlob:
+            return None
+
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        """See BlobStore."""
+        return await self._request(f"list {prefix}", lambda: self._list(prefix))
+
+    async def delete(self, key: str) -> None:
+        """See BlobStore."""
+        await self._request(f"delete {check_key(key)}", lambda: self._client.remove_object(self.bucket, key))
+
+    async def start(self) -> None:
+        """Wait for the store and check the bucket. Raises BucketMissing, StoreUnavailable, StoreDenied."""
+        if not await self._request("find the bucket", lambda: self._client.bucket_exists(self.bucket)):
+            raise BucketMissing(f"bucket {self.bucket!r} does not exist at {self._endpoint}; {_PROVISION}")
+
+    async def stop(self) -> None:
+        """Let requests in flight end and close the connections."""
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        self._pool.clear()
+
+    def ready(self) -> str | None:
+        """What the last request found."""
+        return self._away
+
+    def _put(self, key: str, data: bytes, headers: dict[str, str]) -> None:
+        # One PUT whatever the size: multipart uploads cannot be conditional everywhere, and the public method
+        # has no argument for headers of this kind.
+        self._client._put_object(self.bucket, key, data, dict(headers))
+
+    def _won(self, key: str, data: bytes) -> bool:
+        try:
+            self._put(key, data, _IF_ABSENT)
+        except CAUGHT as error:
+            if classify(error).kind is Kind.PRECONDITION:
+                return False
+            raise
+        return True
+
+    def _put_parts(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            self._client.put_object(
+                self.bucket,
+                key,
+                file,
+                path.stat().st_size,
+                part_size=_PART_BYTES,
+                num_parallel_uploads=_PARALLEL_PARTS,
+            )
+
+    def _get(self, key: str) -> bytes:
+        into = io.BytesIO()
+        self._stream(key, into)
+        return into.getvalue()
+
+    def _stream(self, key: str, into: Any) -> None:
+        response = self._client.get_object(self.bucket, key)
+        try:
+            for chunk in response.stream(1024 * 1024):
+                into.write(chunk)
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _download(self, ref: BlobRef, partial: Path) -> None:
+        with partial.open("wb") as file:
+            self._stream(ref.key, file)
+            file.flush()
+            os.fsync(file.fileno())
+        ref.verify_file(partial)
+
+    def _list(self, prefix: str) -> tuple[str, ...]:
+        found = self._client.list_objects(self.bucket, prefix=prefix, recursive=True)
+        return tuple(sorted(str(entry.object_name) for entry in found))
+
+    async def _write(self, what: str, request: Callable[[], T]) -> T:
+        """A request that adds bytes. A store that answers reads but cannot write is taken as full."""
+        try:
+            return await self._request(what, request)
+        except StoreUnavailable as error:
+            if error.__cause__ is None or classify_cause(error).kind is not Kind.SERVER_ERROR:
+                raise
+            if not await self._answers():
+                raise
+            raise StoreFull(
+                f"{what}: the store at {self._endpoint} answers but took no bytes for {self._retry_s:g} s "
+                f"({classify_cause(error).detail}); is its disk full?"
+            ) from error
+
+    async def _answers(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            return bool(await loop.run_in_executor(self._threads, self._client.bucket_exists, self.bucket))
+        except CAUGHT:
+            return False
+
+    async def _request(self, what: str, request: Callable[[], T]) -> T:
+        """Run one idempotent request in a thread, again while the store is away, within the budget."""
+        give_up_at = time.monotonic() + self._retry_s
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, request)
+            except CAUGHT as error:
+                failure = classify(error)
+                wait_s = delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+                if failure.kind not in TRANSIENT or time.monotonic() + wait_s > give_up_at:
+                    raise self._typed(what, failure) from error
+                self._away = failure.detail
+                await asyncio.sleep(wait_s)
+                delay_s = min(delay_s * 2, _MAX_DELAY_S)
+            else:
+                self._away = None
+                return result
+
+    def _typed(self, what: str, failure: Failure) -> BlobError:
+        where = f"{what} in bucket {self.bucket} at {self._endpoint}: {failure.detail}"
+        match failure.kind:
+            case Kind.MISSING:
+                return MissingBlob(where)
+            case Kind.NO_BUCKET:
+                return BucketMissing(f"{where}; {_PROVISION}")
+            case Kind.DENIED:
+                return StoreDenied(f"{where}; check UPCYCLE_S3_ACCESS_KEY and UPCYCLE_S3_SECRET_KEY")
+            case Kind.FULL:
+                return StoreFull(where)
+            case Kind.PASSING | Kind.SERVER_ERROR:
+                self._away = failure.detail
+                return StoreUnavailable(f"{where}; gave up after {self._retry_s:g} s")
+            case _:
+                return BlobError(where)
+
+
+def classify_cause(error: BlobError) -> Failure:
+    """What the client's own error behind `error` meant."""
+    cause = error.__cause__
+    return classify(cause) if isinstance(cause, Exception) else Failure(Kind.OTHER, str(error))

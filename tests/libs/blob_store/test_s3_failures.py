@@ -1,0 +1,113 @@
+"""What happens to callers when the real store dies, fills up, or refuses."""
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from blob_store import (
+    BlobRef,
+    BucketMissing,
+    S3BlobStore,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+)
+from blob_store.provision import provision_bucket
+from local_stack.ports import free_ports
+from local_stack.s3 import S3Server
+from service_kit import S3Settings
+
+
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+    """Writers do not notice more than a pause; each acknowledged body is there afterwards, unharmed."""
+    with S3Server(tmp_path) as server:
+        store = S3BlobStore(server.settings)
+        acked: list[BlobRef] = []
+        stop = asyncio.Event()
+        writers = [asyncio.create_task(_write_until(stop, store, acked, worker)) for worker in range(4)]
+        for _ in range(2):
+            await asyncio.sleep(0.7)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+        await asyncio.sleep(0.3)
+        stop.set()
+        await asyncio.gather(*writers)
+
+        bodies = await asyncio.gather(*(store.get(ref) for ref in acked))
+        await store.stop()
+
+    assert len(acked) > 40
+    assert len({ref.key for ref in acked}) == len(acked)
+    assert [hashlib.sha256(body).hexdigest() for body in bodies] == [ref.sha256 for ref in acked]
+
+
+async def _write_until(stop: asyncio.Event, store: S3BlobStore, acked: list[BlobRef], worker: int) -> None:
+    number = 0
+    while not stop.is_set():
+        size_bytes = 2_000 if number % 8 else 1_500_000
+        body = f"{worker}/{number} ".encode().ljust(size_bytes, b".")
+        ref = await store.put_if_absent(f"kill/{worker}/{number}", body)
+        assert ref is not None, f"kill/{worker}/{number} was won by nobody else"
+        acked.append(ref)
+        number += 1
+
+
+async def test_a_full_disk_is_told_apart_from_an_absent_server(tmp_path: Path) -> None:
+    """Volumes of 1 MB, and few of them: to its clients the same as a disk without space."""
+    with S3Server(tmp_path, extra_args=("-volume.max=2", "-master.volumeSizeLimitMB=1")) as server:
+        store = S3BlobStore(server.settings, retry_s=1.0)
+        kept = await store.put("before", b"before")
+
+        with pytest.raises(StoreFull, match=r"put more/.*is its disk full"):
+            await _put_until_refused(store)
+        assert await store.get(kept) == b"before"
+        await store.stop()
+
+
+async def _put_until_refused(store: S3BlobStore) -> None:
+    for number in range(40):
+        await store.put(f"more/{number}", b"x" * 500_000)
+        await asyncio.sleep(0.1)  # the master learns of full volumes by heartbeat
+
+
+async def test_an_absent_server_is_unavailable_after_the_budget_and_no_later() -> None:
+    settings = S3Settings(endpoint=f"127.0.0.1:{free_ports(1)[0]}")
+    store = S3BlobStore(settings, retry_s=0.5)
+    before = time.monotonic()
+
+    with pytest.raises(StoreUnavailable, match=r"put k in bucket upcycle at 127.*gave up after 0.5 s"):
+        await store.put("k", b"x")
+
+    assert 0.2 < time.monotonic() - before < 2.0
+    assert "refused" in str(store.ready())
+    await store.stop()
+
+
+async def test_a_wrong_secret_is_denied_at_once(s3_settings: S3Settings) -> None:
+    store = S3BlobStore(s3_settings.model_copy(update={"secret_key": SecretStr("wrong-secret")}))
+    before = time.monotonic()
+
+    with pytest.raises(StoreDenied, match="UPCYCLE_S3_SECRET_KEY"):
+        await store.put("k", b"x")
+
+    assert time.monotonic() - before < 2.0
+    await store.stop()
+
+
+async def test_a_bucket_that_was_not_provisioned_stops_the_start(s3_settings: S3Settings) -> None:
+    settings = s3_settings.model_copy(update={"bucket": "never-provisioned"})
+    store = S3BlobStore(settings)
+
+    with pytest.raises(BucketMissing, match=r"never-provisioned.*python -m blob_store.provision"):
+        await store.start()
+    with pytest.raises(BucketMissing):
+        await store.put("k", b"x")
+
+    assert provision_bucket(settings) is True
+    assert provision_bucket(settings) is False
+    await store.start()
+    await store.stop()

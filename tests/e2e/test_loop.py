@@ -1,0 +1,99 @@
+"""The loop on real processes: evaluate, train, promote, serve; then the same while processes are killed with -9."""
+
+import asyncio
+
+import grpc
+import pytest
+from local_stack import Stack
+from openai import AsyncOpenAI, AuthenticationError
+
+from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, addresses, evaluation, small_training
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
+from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec
+from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
+from upcycle.cli import watching
+from upcycle.platform import Platform
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(300)]
+RUN_LIMIT_S = 240.0
+
+
+async def finished(platform: Platform, spec: RunSpec) -> Run:
+    """Submit and follow to the end."""
+    run = await watching.submit(platform, spec)
+    return await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+
+
+async def balanced(platform: Platform, run_id: str) -> GetLedgerResponse:
+    """The run's ledger, once nothing is in flight."""
+    async with asyncio.timeout(60):
+        while True:
+            ledger = await platform.trajectories.GetLedger(GetLedgerRequest(run_id=run_id), timeout=10)
+            if ledger.in_flight == 0:
+                return ledger
+            await asyncio.sleep(0.2)
+
+
+def assert_conserved(ledger: GetLedgerResponse) -> None:
+    """Promises 1 and 2."""
+    assert ledger.requested == ledger.settled > 0
+    assert sum(ledger.by_state.values()) == ledger.settled
+    assert ledger.trained_twice == 0
+    assert ledger.conflicts == 0
+
+
+async def test_an_evaluation_settles_every_episode(platform: Platform) -> None:
+    run = await finished(platform, evaluation())
+    assert run.state == RUN_STATE_COMPLETED, run.failure
+    ledger = await balanced(platform, run.run_id)
+    assert_conserved(ledger)
+    assert ledger.by_state["evaluated"] == 120
+    answer = await platform.tasksets.GetRun(GetRunRequest(run_id=run.run_id, include_results=True), timeout=10)
+    assert len({result.task_slug for result in answer.results}) == 120
+
+
+async def test_training_publishes_versions_and_judges_its_checkpoints(platform: Platform) -> None:
+    run = await finished(platform, small_training(steps=4))
+    assert run.state == RUN_STATE_COMPLETED, run.failure
+    ledger = await balanced(platform, run.run_id)
+    assert_conserved(ledger)
+    assert ledger.by_state["trained"] >= 4 * 2
+    assert run.policy_version >= 4
+    listed = await platform.registry.ListCheckpoints(ListCheckpointsRequest(model=MODEL), timeout=10)
+    assert [checkpoint.version for checkpoint in listed.checkpoints][:2] == [0, 4]
+
+
+async def test_the_gateway_serves_head_and_refuses_a_wrong_key(stack: Stack, platform: Platform) -> None:
+    where = addresses(stack)
+    head = await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
+    async with AsyncOpenAI(base_url=where.gateway_url, api_key=where.gateway_key()) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=4
+        )
+    assert raw.headers["x-upcycle-digest"] == head.head.digest
+    assert int(raw.headers["x-upcycle-version"]) == head.model.head_version
+    async with AsyncOpenAI(base_url=where.gateway_url, api_key="up_wrong_key", max_retries=0) as stranger:
+        with pytest.raises(AuthenticationError):
+            await stranger.models.list()
+
+
+@pytest.mark.parametrize(
+    "victim", ["rollout_sampler", "reward_grader", "grpo_trainer", "trajectory_store", "nats", "s3", "scenario_runner"]
+)
+async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victim: str) -> None:
+    run = await watching.submit(platform, small_training(steps=3, gate=False))
+    await asyncio.sleep(2.0)
+    await stack.kill(victim)
+    await stack.wait_ready(victim, timeout_s=60)
+    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    assert done.state == RUN_STATE_COMPLETED, done.failure
+    assert_conserved(await balanced(platform, run.run_id))
+
+
+async def test_held_out_tasks_are_refused_for_training(platform: Platform) -> None:
+    spec = small_training(steps=1)
+    spec.taskset = HELD_OUT_TASKSET
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await watching.submit(platform, spec)
+    assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)

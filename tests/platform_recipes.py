@@ -1,0 +1,67 @@
+"""What the whole-platform tests run: the incident example, small."""
+
+from pathlib import Path
+
+from local_stack import Stack
+
+from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PURPOSE_TRAIN, PolicySelector
+from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
+from upcycle.cli import watching
+from upcycle.demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
+from upcycle.platform import Addresses, Platform
+
+__all__ = ["HELD_OUT_TASKSET", "MODEL", "TRAIN_TASKSET"]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLE = REPOSITORY / "examples" / "incident"
+POLICY_DIR = EXAMPLE / "policy"
+
+
+def addresses(stack: Stack) -> Addresses:
+    """How a client of this stack finds it."""
+    return Addresses(stack.peers, "the test's stack", stack.gateway_key_file)
+
+
+async def register_incident(stack: Stack) -> None:
+    """Register both incident tasksets."""
+    async with Platform(addresses(stack)) as platform:
+        await watching.register(platform, str(EXAMPLE / "tasks.py"), TRAIN_TASKSET)
+
+
+def sampling(seed: int) -> SamplingConfig:
+    """Budgets of the incident task."""
+    return SamplingConfig(temperature=1.0, max_turns=8, max_tokens_per_turn=64, seed=seed)
+
+
+def small_training(*, steps: int, seed: int = 1, gate: bool = True) -> RunSpec:
+    """A training run of `steps` steps, 8 groups of 4 each, judged every 4 steps."""
+    training = TrainingConfig(
+        steps=steps,
+        prompts_per_step=8,
+        max_staleness=4,
+        learning_rate=5e-4,
+        checkpoint_every_steps=4,
+        seed=seed,
+    )
+    return RunSpec(
+        taskset=TRAIN_TASKSET,
+        purpose=PURPOSE_TRAIN,
+        policy=PolicySelector(model=MODEL, channel=CHANNEL_LATEST),
+        group_size=4,
+        sampling=sampling(seed),
+        training=training,
+        gate=GateConfig(taskset=HELD_OUT_TASKSET, attempts=1) if gate else None,
+        episode_deadline_s=60,
+    )
+
+
+def evaluation(*, group: int = 1, seed: int = 1, taskset: str = HELD_OUT_TASKSET) -> RunSpec:
+    """An evaluation of the newest weights."""
+    return RunSpec(
+        taskset=taskset,
+        purpose=PURPOSE_EVAL,
+        policy=PolicySelector(model=MODEL, channel=CHANNEL_LATEST),
+        group_size=group,
+        sampling=sampling(seed),
+        episode_deadline_s=60,
+    )

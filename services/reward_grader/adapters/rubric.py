@@ -1,0 +1,39 @@
+"""Extra graders by import path."""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from reward_grader.domain import Transcript
+from reward_grader.ports import ExtraGrader
+
+
+class RubricInvalid(ValueError):
+    """An extra grader cannot be loaded; the text says which and why."""
+
+
+def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
+    """The grader at `package.module:function`. Raises RubricInvalid."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RubricInvalid(f"REWARD_GRADER_EXTRA_GRADERS: {path!r} cannot be loaded: {error}") from error
+    if not callable(function):
+        raise RubricInvalid(
+            f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is a {type(function).__name__}, no function"
+        )
+    return ExtraGrader(name or attribute, weight, _as_async(function))
+
+
+def _as_async(function: Callable[[Transcript], Any]) -> Callable[[Transcript], Awaitable[float]]:
+    """A plain function runs in a thread, so that a slow one blocks nobody."""
+    if inspect.iscoroutinefunction(function):
+        return function
+
+    async def in_thread(transcript: Transcript) -> float:
+        return float(await asyncio.to_thread(function, transcript))
+
+    return in_thread

@@ -45,7 +45,7 @@ class Grader(Protocol):
 
 
 class RecordHandler:
-    """Safe to redeliver: reward and failure share one event id, so the stream keeps the first of them only."""
+    """Safe to redeliver: reward and failure share one event id, so the stream keeps the first of them."""
 
     def __init__(self, grade: Grader, facts: Facts, *, now: Callable[[], datetime]) -> None:
         self._grade = grade
@@ -100,9 +100,7 @@ class RecordHandler:
                 return
             except EventTooLarge:
                 log.warning("reward_tree_cut", extra={"trajectory_id": recorded.trajectory_id})
-        raise Poison(
-            f"trajectory {recorded.trajectory_id} is too large to be announced even without subscores"
-        )
+        raise Poison(f"{recorded.trajectory_id} is too large to be announced, even without subscores")
 
     async def _announce_failure(self, recorded: TrajectoryRecorded, failure: CannotGrade) -> None:
         self._count("failed", failure.kind)

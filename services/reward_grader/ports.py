@@ -40,7 +40,7 @@ class Environments(Protocol):
     """The environment processes that can still say how an episode went."""
 
     async def grade(self, task: GradingTask, transcript: Transcript) -> Grade:
-        """The environment's own reward; asking again gives the same. Raises EnvironmentAway, EpisodeBroken."""
+        """The environment's own reward, the same each time. Raises EnvironmentAway, EpisodeBroken."""
 
     async def close(self, task: GradingTask) -> None:
         """Let the process go. Never raises: a lease that cannot be closed lapses by itself."""

@@ -1,4 +1,4 @@
-"""GradeTrajectory: read the record, ask its environment, add the operator's graders, believe only valid numbers.
+"""GradeTrajectory: read the record, ask its environment, add extra graders, believe only valid numbers.
 
 Guarantee: an outage is a named wait or a typed failure, never a low reward.
 """

@@ -24,14 +24,8 @@ _BUSY_DELAY_S: Final = 1.0
 _AWAY_DELAY_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
-_REASON_KINDS: Final = {
-    "SCENARIO_ERROR": "scenario_error",
-    "SCENARIO_FAILED": "scenario_error",
-    "ENVIRONMENT_LOST": "environment_lost",
-    "LEASE_LOST": "environment_lost",
-    "REWARD_INVALID": "reward_invalid",
-    "TOOL_FAILED": "scenario_error",
-}
+_KIND_KEY: Final = "upcycle-error-kind"
+_NOT_PLANNED: Final = "not_planned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,7 @@ class GrpcEnvironments:
                 return await self._call_once(environment.address, request)
             except RemoteUnavailable as error:
                 if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise EpisodeBroken(FailureKind.TIMEOUT, str(error)) from error
+                    raise _broken(error) from error
                 if loop.time() + delay_s > give_up_at:
                     raise EnvironmentLost(f"{environment.address} is unreachable: {error}") from error
             await asyncio.sleep(delay_s)
@@ -127,22 +121,37 @@ class GrpcEnvironments:
 
 
 def _cannot_open(error: RemoteError) -> Exception:
+    kind = kind_of(error)
     match error.code:
-        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND:
-            return NotPlanned(str(error))
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable(f"a free environment slot ({error.message})", _BUSY_DELAY_S)
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable("the environment service", _AWAY_DELAY_S)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return EpisodeBroken(FailureKind.TIMEOUT, str(error))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable(f"a free environment slot ({error.message})", _BUSY_DELAY_S)
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if kind in (None, _NOT_PLANNED):
+            return NotPlanned(str(error))
         case _:
             return _broken(error)
 
 
 def _broken(error: RemoteError) -> EpisodeBroken:
     """The environment's own word for what happened where it sent one, else what the status implies."""
-    kind = _REASON_KINDS.get(error.reason)
-    if kind is None:
-        kind = "environment_lost" if isinstance(error, RemoteNotFound) else FailureKind.SCENARIO_ERROR
-    return EpisodeBroken(kind, str(error))
+    if (kind := kind_of(error)) is not None:
+        return EpisodeBroken(kind, str(error))
+    match error.code:
+        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
+            return EnvironmentLost(str(error))
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return EpisodeBroken(FailureKind.TIMEOUT, str(error))
+        case _:
+            return EpisodeBroken(FailureKind.SCENARIO_ERROR, str(error))
+
+
+def kind_of(error: RemoteError) -> str | None:
+    """The failure kind that the environment service sent beside its status, if any."""
+    cause = error.__cause__
+    if not isinstance(cause, grpc.aio.AioRpcError):
+        return None
+    for key, value in cause.trailing_metadata():
+        if key == _KIND_KEY:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None

@@ -6,12 +6,13 @@ its difficulty.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 # Probability mass below this is dropped while distributions are convolved; it bounds the error.
-_NEGLIGIBLE = 1e-15
+_NEGLIGIBLE = 1e-18
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +93,47 @@ def exact_p_value(pairs: Sequence[PairedTask]) -> float:
     the sum over tasks is convolved exactly (the exact Cochran-Mantel-Haenszel test). With one attempt each it
     is McNemar's exact test. It holds at every sample size: no change passes with at most alpha.
     """
-    observed = 0
-    distribution = {0: 1.0}
-    for pair in pairs:
-        observed += pair.candidate_successes
-        draw = _hypergeometric(pair)
-        convolved: dict[int, float] = {}
-        for total, mass in distribution.items():
-            for successes, probability in draw:
-                convolved[total + successes] = convolved.get(total + successes, 0.0) + mass * probability
-        distribution = {total: mass for total, mass in convolved.items() if mass > _NEGLIGIBLE}
-    return min(1.0, sum(mass for total, mass in distribution.items() if total >= observed))
+    observed = sum(pair.candidate_successes for pair in pairs)
+    offset = 0
+    distribution = [1.0]
+    for (mine, other, successes), times in Counter(map(_stratum, pairs)).items():
+        offset += times * max(0, successes - other)
+        distribution = _convolved(distribution, _power(_hypergeometric(mine, other, successes), times))
+    return min(1.0, math.fsum(distribution[max(0, observed - offset) :]))
 
 
-def _hypergeometric(pair: PairedTask) -> list[tuple[int, float]]:
-    """How many of the task's successes are the candidate's, with probabilities, if labels did not matter."""
-    mine, other = pair.candidate_attempts, pair.head_attempts
+def _stratum(pair: PairedTask) -> tuple[int, int, int]:
     successes = pair.candidate_successes + pair.head_successes
+    return pair.candidate_attempts, pair.head_attempts, successes
+
+
+def _hypergeometric(mine: int, other: int, successes: int) -> list[float]:
+    """Probabilities of how many of a task's successes are the candidate's, from the fewest possible up."""
     ways = math.comb(mine + other, successes)
     low, high = max(0, successes - other), min(mine, successes)
-    return [(k, math.comb(mine, k) * math.comb(other, successes - k) / ways) for k in range(low, high + 1)]
+    return [math.comb(mine, k) * math.comb(other, successes - k) / ways for k in range(low, high + 1)]
+
+
+def _power(distribution: list[float], times: int) -> list[float]:
+    """Distribution of the sum of `times` independent draws."""
+    result = [1.0]
+    square = distribution
+    while times:
+        if times & 1:
+            result = _convolved(result, square)
+        times >>= 1
+        if times:
+            square = _convolved(square, square)
+    return result
+
+
+def _convolved(left: list[float], right: list[float]) -> list[float]:
+    total = [0.0] * (len(left) + len(right) - 1)
+    for i, mass in enumerate(left):
+        if mass > _NEGLIGIBLE:
+            for j, probability in enumerate(right):
+                total[i + j] += mass * probability
+    return total
 
 
 def bootstrap_lower(differences: Sequence[float], alpha: float, *, seed: int, reps: int) -> float:

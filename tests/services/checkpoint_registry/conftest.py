@@ -1,0 +1,125 @@
+"""A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from tests.services.checkpoint_registry.planner_double import PlannerDouble
+
+from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState, checkpoint_id_of
+from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
+from checkpoint_registry.usecases.gating import GatePolicy, RunGate
+from sql_store import Database, migrate
+from sql_store.outbox import OUTBOX
+
+MODEL = "incident"
+START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+
+
+@dataclass
+class Clock:
+    """now(), which only the test moves."""
+
+    at: datetime = START
+
+    def __call__(self) -> datetime:
+        return self.at
+
+    def forward(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+
+
+@dataclass
+class Bench:
+    """Everything a gate needs, and short words for what tests do to it."""
+
+    database: Database
+    clock: Clock
+    planner: PlannerDouble = field(default_factory=PlannerDouble)
+    policy: GatePolicy = field(default_factory=GatePolicy)
+
+    def __post_init__(self) -> None:
+        self.models = SqlModelStore(self.database)
+        self.gates = SqlGateStore(self.database)
+        self.leases = SqlLeaseStore(self.database)
+        self.restart()
+
+    def restart(self) -> None:
+        """New use cases over the same tables, as after a crash."""
+        evidence_policy = EvidencePolicy(first_retry_s=1.0)
+        self.evidence = GatherEvidence(self.gates, self.models, self.planner, evidence_policy, now=self.clock)
+        self.gate = RunGate(self.gates, self.models, self.planner, self.evidence, self.policy, now=self.clock)
+
+    async def save(self, version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
+        saved = checkpoint(version, run_id, digest=digest)
+        await self.gate.record(saved, "")
+        return saved
+
+    async def drive(self) -> None:
+        """Until there is nothing to do without the planner."""
+        for _ in range(50):
+            if not await self.gate.advance(MODEL):
+                return
+        raise AssertionError("the gate never rests")
+
+    async def finish(self, version: int, rate: float, *, lost: int = 0) -> None:
+        """The newest ordered run of a version ends, as run.finished reports it."""
+        self.clock.forward(1)
+        run_id = self.planner.order_of(version)
+        self.planner.finish(run_id, rate, self.clock(), lost=lost)
+        await self.report(run_id)
+
+    async def report(self, run_id: str) -> None:
+        evaluation = await self.evidence.collect(run_id)
+        if evaluation is not None:
+            await self.gate.consider_rollback(evaluation)
+        await self.drive()
+
+    async def state(self, version: int) -> CheckpointState:
+        return (await self.models.version(MODEL, version)).state
+
+    async def reason(self, version: int) -> str:
+        return (await self.models.version(MODEL, version)).reason
+
+    async def head(self) -> int:
+        return (await self.models.model(MODEL)).head_version
+
+    async def events(self) -> list[str]:
+        """Ids of the events in the outbox, in order."""
+        query = select(OUTBOX.c.event_id).order_by(OUTBOX.c.id)
+        return await self.database.run(lambda connection: list(connection.execute(query).scalars()))
+
+
+def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=checkpoint_id_of(MODEL, version),
+        model=MODEL,
+        version=version,
+        parent_checkpoint_id=checkpoint_id_of(MODEL, version - 1) if version else "",
+        digest=digest or f"{version:064x}",
+        manifest=BlobAddress(f"policy/{MODEL}/v{version:08d}/manifest.json", "a" * 64, 100),
+        state=CheckpointState.CANDIDATE if version else CheckpointState.BASE,
+        created_at=START,
+        run_id=run_id if version else "",
+        step=version,
+    )
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A registry that holds model `incident` at version 0 and a training run with a gate."""
+    database = Database(f"sqlite:///{tmp_path / 'registry.sqlite'}")
+    await database.start()
+    await migrate(database, "checkpoint_registry")
+    bench = Bench(database, Clock())
+    await bench.models.create_model(checkpoint(0), forked_from="")
+    bench.planner.training_run("run-train", MODEL)
+    try:
+        yield bench
+    finally:
+        await database.stop()

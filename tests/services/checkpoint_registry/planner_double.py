@@ -1,0 +1,105 @@
+"""A planner in memory: accepts orders, finishes runs when told to. test_service has one behind real gRPC."""
+
+import hashlib
+import random
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
+from checkpoint_registry.domain.evidence import SamplingProfile
+from checkpoint_registry.domain.jobs import GateSpec
+from checkpoint_registry.domain.runs import (
+    EpisodeOutcome,
+    EvaluationOrder,
+    RunOutcome,
+    RunView,
+    TasksetView,
+)
+
+PROFILE = SamplingProfile(1.0, 1.0, 8, 128, 2048)
+HELD_OUT = TasksetView("held-out", "d" * 64, True, 40)
+GATE = GateSpec("held-out", attempts=2, confidence=0.95, regression_margin=0.1, min_gain=0.0)
+
+
+@dataclass
+class PlannerDouble:
+    """ports.Tasksets."""
+
+    tasksets: dict[str, TasksetView] = field(default_factory=lambda: {HELD_OUT.name: HELD_OUT})
+    runs: dict[str, RunView] = field(default_factory=dict)
+    orders: dict[str, EvaluationOrder] = field(default_factory=dict)
+    is_away: bool = False
+    refusal: str = ""
+
+    async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
+        self._answer()
+        run = self.runs.get(run_id)
+        return run if run is None or include_results else replace(run, results=())
+
+    async def taskset(self, name: str) -> TasksetView | None:
+        self._answer()
+        return self.tasksets.get(name)
+
+    async def submit(self, order: EvaluationOrder) -> str:
+        self._answer()
+        if self.refusal:
+            raise PeerRefused(self.refusal)
+        run_id = "run-" + hashlib.sha256(order.request_id.encode()).hexdigest()[:12]
+        if run_id not in self.runs:
+            self.orders[run_id] = order
+            self.runs[run_id] = evaluation_run(run_id, order.model, order.version, order.profile)
+        return run_id
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise PeerUnavailable("the planner is away")
+
+    def training_run(self, run_id: str, model: str, gate: GateSpec | None = GATE) -> None:
+        run = evaluation_run(run_id, model, None, PROFILE)
+        self.runs[run_id] = replace(run, is_evaluation=False, gate=gate, taskset="train")
+
+    def order_of(self, version: int) -> str:
+        """The newest run that was ordered for a version."""
+        return [run_id for run_id, order in self.orders.items() if order.version == version][-1]
+
+    def finish(self, run_id: str, rate: float, at: datetime, *, lost: int = 0) -> None:
+        """Completes a run with a success rate; the first `lost` episodes of it failed."""
+        run = self.runs[run_id]
+        attempts = self.orders[run_id].attempts if run_id in self.orders else 2
+        version = run.pinned_version or 0
+        results = graded(rate, attempts, version, seed=run_id)
+        broken = tuple(replace(result, graded=False) for result in results[:lost])
+        self.runs[run_id] = replace(
+            run, outcome=RunOutcome.COMPLETED, finished_at=at, results=broken + results[lost:]
+        )
+
+    def fail(self, run_id: str, outcome: RunOutcome, failure: str) -> None:
+        self.runs[run_id] = replace(self.runs[run_id], outcome=outcome, failure=failure)
+
+
+def evaluation_run(
+    run_id: str, model: str, version: int | None, profile: SamplingProfile, taskset: TasksetView = HELD_OUT
+) -> RunView:
+    return RunView(
+        run_id=run_id,
+        model=model,
+        is_evaluation=True,
+        outcome=RunOutcome.UNFINISHED,
+        failure="",
+        taskset=taskset.name,
+        taskset_digest=taskset.digest,
+        pinned_version=version,
+        profile=profile,
+        gate=None,
+        finished_at=None,
+    )
+
+
+def graded(rate: float, attempts: int, version: int, *, seed: str) -> tuple[EpisodeOutcome, ...]:
+    """40 tasks in 4 families."""
+    rng = random.Random(seed)
+    return tuple(
+        EpisodeOutcome(f"t{task:02d}", f"family-{task % 4}", True, rng.random() < rate, version, version)
+        for task in range(40)
+        for _ in range(attempts)
+    )

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeout
-from nats.js import JetStreamContext
 
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import Delivery
 from event_bus.errors import BusError, Later, MalformedEvent, Poison
 from event_bus.incoming import Decoder, heartbeats, retry_delay_s
+from event_bus.pulls import fetched, unsubscribe
 from event_bus.slots import Outlets
 from event_bus.topology import ConsumerSpec
 
@@ -56,27 +55,28 @@ class BatchConsumer:
         """Fetch and handle for ever. When cancelled between batches nothing is held; within one it is
         handed back.
         """
-        epoch = -1
-        subscription: JetStreamContext.PullSubscription | None = None
-        while True:
-            try:
-                if subscription is None or epoch != connection.epoch():
-                    epoch = connection.epoch()
-                    await self._let_leftovers_run_out(connection)
+        epoch, subscription = -1, None
+        try:
+            while True:
+                try:
+                    if epoch != connection.epoch():
+                        epoch = connection.epoch()
+                        await self._let_leftovers_run_out(connection)
                     if subscription is None:
                         subscription = await connection.jetstream().pull_subscribe_bind(
                             self._spec.durable, stream=self._spec.stream
                         )
-                raws = await subscription.fetch(self._batch_size, timeout=self._out.timings.pull_s)
-            except (TimeoutError, NatsTimeout):
-                continue
-            except NatsError as error:
-                _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            pause_s = await self._tracked(raws)
-            if pause_s > 0:
-                await asyncio.sleep(pause_s + _MARGIN_S)
+                    raws = await fetched(subscription, self._batch_size, self._out.timings.pull_s)
+                except NatsError as error:
+                    _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                pause_s = await self._tracked(raws) if raws else 0.0
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s + _MARGIN_S)
+        finally:
+            if subscription is not None:
+                await unsubscribe(subscription)
 
     async def _let_leftovers_run_out(self, connection: BusConnection) -> None:
         info = await connection.jetstream().consumer_info(self._spec.stream, self._spec.durable)

@@ -50,6 +50,7 @@ class EventBus:
         self._timings = timings or BusTimings()
         self._connection = BusConnection(settings, client_name, self._timings)
         self._publisher = Publisher(self._connection.jetstream, self._timings)
+        self._connection.on_reconnect(self._publisher.try_again_now)
         self._outlets = Outlets(
             self._publisher, AttemptNotes(self._connection.jetstream), InFlight(), self._timings
         )
@@ -140,8 +141,9 @@ class EventBus:
             task.cancel()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._outlets.in_flight.drain(self._timings.drain_s))
-            group.create_task(self._connection.close())
+            group.create_task(self._connection.stop_pulling())
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connection.close()
 
     async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck:
         """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from faststream.nats import NatsBroker
@@ -35,6 +35,7 @@ class BusConnection:
         self._timings = timings
         self._epoch = 0
         self._closing = False
+        self._on_reconnect: list[Callable[[], None]] = []
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
         self.broker = NatsBroker(
@@ -49,6 +50,7 @@ class BusConnection:
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
+            drain_timeout=max(1, int(timings.close_s)),
             # After the drain of the handlers, which has its own bound.
             graceful_timeout=timings.drain_s + timings.close_s,
             apply_types=False,
@@ -66,6 +68,10 @@ class BusConnection:
         if self._jetstream is None:
             raise BusUnavailable(f"{self._client_name} is not connected to NATS: start the EventBus first")
         return self._jetstream
+
+    def on_reconnect(self, call: Callable[[], None]) -> None:
+        """Call this after each reconnect."""
+        self._on_reconnect.append(call)
 
     def epoch(self) -> int:
         """Number of reconnects so far."""
@@ -113,12 +119,18 @@ class BusConnection:
             return False
         return True
 
+    async def stop_pulling(self) -> None:
+        """Let no new message in; returns when no slot holds one any more, or after the drain bound."""
+        stops = [subscriber.stop() for subscriber in self.broker.subscribers]
+        for outcome in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(outcome, Exception):  # while NATS is down there is nothing to unsubscribe from
+                _LOG.warning("slot_not_unsubscribed", extra={"error": repr(outcome)})
+
     async def close(self) -> None:
-        """Stop pulling and disconnect; what NATS has to say about it is logged, not raised."""
+        """Disconnect; what NATS has to say about it is logged, not raised."""
         self._closing = True
-        limit_s = self._timings.drain_s + 2 * self._timings.close_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(2 * self._timings.close_s):
                 await self.broker.stop()
         except (NatsError, TimeoutError, ExceptionGroup) as error:
             # While NATS is down a drain is impossible: what was not acknowledged comes again.
@@ -145,6 +157,8 @@ class BusConnection:
     async def _on_reconnected(self) -> None:
         self._epoch += 1
         metrics.RECONNECTED.inc()
+        for call in self._on_reconnect:
+            call()
         _LOG.info("nats_reconnected", extra={"client": self._client_name})
 
     async def _on_closed(self) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from nats.errors import ConnectionReconnectingError, NoRespondersError, OutboundBufferLimitError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
+from nats.js.api import PubAck as NatsPubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from event_bus import codec, metrics, tracing
@@ -36,6 +37,12 @@ class Publisher:
     def __init__(self, jetstream: Callable[[], JetStreamContext], timings: BusTimings) -> None:
         self._jetstream = jetstream
         self._timings = timings
+        self._attempts: set[asyncio.Task[NatsPubAck]] = set()
+
+    def try_again_now(self) -> None:
+        """The connection was made again: what was sent over the old one will not be answered."""
+        for attempt in self._attempts:
+            attempt.cancel()
 
     async def publish(
         self,
@@ -88,9 +95,19 @@ class Publisher:
     ) -> PubAck:
         timeout_s = max(0.1, min(self._timings.publish_timeout_s, deadline - time.monotonic()))
         # A publish without stream= is core NATS: no confirmation, and silently lost where no stream listens.
-        ack = await self._jetstream().publish(
+        sending = self._jetstream().publish(
             subject, payload, timeout=timeout_s, stream=stream, headers=dict(headers)
         )
+        attempt = asyncio.create_task(sending)
+        self._attempts.add(attempt)
+        try:
+            await asyncio.wait({attempt})
+        finally:
+            self._attempts.discard(attempt)
+            attempt.cancel()
+        if attempt.cancelled():
+            raise NatsTimeout
+        ack = attempt.result()
         return PubAck(ack.stream, ack.seq, bool(ack.duplicate))
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
@@ -26,6 +25,7 @@ from event_bus.delivery import BusTimings, Delivery
 from event_bus.errors import BusError, BusUnavailable, CursorBeyondStream, Later, MalformedEvent, Poison
 from event_bus.incoming import Decoder, retry_delay_s
 from event_bus.publisher import Publisher
+from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import EVENTS
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ async def _one_consumer(
         name = await _create(reading, cursor, jetstream)
         subscription = await jetstream.pull_subscribe_bind(name, stream=EVENTS)
         while epoch == connection.epoch():
-            for raw in await _fetched(subscription, timings.pull_s):
+            for raw in await fetched(subscription, _BATCH, timings.pull_s):
                 if raw.metadata.sequence.consumer != expected:
                     return
                 expected += 1
@@ -121,7 +121,7 @@ async def _one_consumer(
         )
     finally:
         if subscription is not None:
-            await _unsubscribe(subscription)
+            await unsubscribe(subscription)
 
 
 async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) -> str:
@@ -138,20 +138,6 @@ async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) ->
         ),
     )
     return str(info.name)
-
-
-async def _fetched(subscription: JetStreamContext.PullSubscription, timeout_s: float) -> list[Msg]:
-    try:
-        return await subscription.fetch(_BATCH, timeout=timeout_s)
-    except (TimeoutError, NatsTimeout):
-        return []
-
-
-async def _unsubscribe(subscription: JetStreamContext.PullSubscription) -> None:
-    try:
-        await subscription.unsubscribe()
-    except NatsError as error:  # the server forgets the consumer by itself
-        _LOG.debug("unsubscribe_not_heard", extra={"error": repr(error)})
 
 
 async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> Delivery[Any] | None:

@@ -1,0 +1,148 @@
+"""What the bus tests share: fast timings, a durable of one's own, and eyes on the server that do not use the bus."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.js.errors import NotFoundError
+
+from event_bus import BusSettings, BusTimings, ConsumerSpec, Delivery, EventBus, Topology
+from event_bus.provision import provision
+from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
+from local_stack.nats import NatsServer
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+
+FAST = BusTimings(
+    publish_budget_s=20, connect_s=5, drain_s=2, pull_s=0.5, first_retry_s=0.1, max_retry_s=0.4, close_s=2
+)
+MODEL = "incident"
+
+
+def failed(detail: str) -> EpisodeFailed:
+    """A small fact; `detail` says which."""
+    return EpisodeFailed(episode_id=f"e-{detail}", model=MODEL, kind="timeout", detail=detail)
+
+
+def fact_spec(durable: str = "tested", **changes: Any) -> ConsumerSpec:
+    """A durable of facts with a short ack wait."""
+    settings: dict[str, Any] = {"ack_wait_s": 1.0, "max_deliver": 3, **changes}
+    return ConsumerSpec(EVENTS, durable, (EpisodeFailed,), **settings)
+
+
+def command_spec(pool: str = "train", **changes: Any) -> ConsumerSpec:
+    """A durable of commands with a short ack wait."""
+    settings: dict[str, Any] = {"ack_wait_s": 1.0, "max_deliver": 3, "pools": (pool,), **changes}
+    return ConsumerSpec(TASKS, f"worker-{pool}", (EpisodeRequested,), **settings)
+
+
+def topology(*consumers: ConsumerSpec) -> Topology:
+    """The platform's streams and types with these durables."""
+    return Topology(STREAMS, consumers, EVENT_SUBJECTS, COMMAND_SUBJECTS)
+
+
+class Seen:
+    """Collects what handlers got."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery[Any]] = []
+        self.times: list[float] = []
+
+    @property
+    def details(self) -> list[str]:
+        return [str(one.message.detail) for one in self.deliveries]
+
+    def note(self, delivery: Delivery[Any]) -> None:
+        self.deliveries.append(delivery)
+        self.times.append(time.monotonic())
+
+    async def __call__(self, delivery: Delivery[Any]) -> None:
+        self.note(delivery)
+
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+
+async def until(true: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+    """Wait for a condition; fails the test when it does not come true."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
+        await asyncio.sleep(0.005)
+
+
+Setup = Callable[[EventBus], None]
+
+
+@asynccontextmanager
+async def running(
+    server: NatsServer, *consumers: ConsumerSpec, setup: Setup = lambda bus: None, timings: BusTimings = FAST
+) -> AsyncIterator[EventBus]:
+    """A started bus on a provisioned server; stopped at the end."""
+    applied = topology(*consumers)
+    await provision(server.url, topology=applied)
+    bus = EventBus(BusSettings(url=server.url), client_name="test", topology=applied, timings=timings)
+    setup(bus)
+    await bus.start()
+    try:
+        yield bus
+    finally:
+        await bus.stop()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message as the server holds it."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+class Eyes:
+    """A plain client that looks at, and tampers with, the server."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.jetstream = client.jetstream()
+
+    async def stored(self, stream: str) -> list[Stored]:
+        """Everything in a stream, oldest first."""
+        state = (await self.jetstream.stream_info(stream)).state
+        found = []
+        for sequence in range(max(1, state.first_seq), state.last_seq + 1):
+            try:
+                raw = await self.jetstream.get_msg(stream, sequence)
+            except NotFoundError:
+                continue
+            found.append(Stored(raw.subject or "", raw.data or b"", dict(raw.headers or {})))
+        return found
+
+    async def dead_letters(self) -> list[Stored]:
+        return await self.stored(DLQ)
+
+    async def pending(self, spec: ConsumerSpec) -> tuple[int, int]:
+        """(not yet delivered, delivered and unanswered) of a durable."""
+        info = await self.jetstream.consumer_info(spec.stream, spec.durable)
+        return info.num_pending or 0, info.num_ack_pending or 0
+
+    async def settled(self, spec: ConsumerSpec) -> None:
+        """Wait until a durable has nothing left to deliver and nothing unanswered."""
+        deadline = time.monotonic() + 10
+        while await self.pending(spec) != (0, 0):
+            assert time.monotonic() < deadline, f"{spec.durable} still has {await self.pending(spec)}"
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def eyes_on(server: NatsServer) -> AsyncIterator[Eyes]:
+    """A plain client on the server."""
+    client = await nats.connect(server.url, max_reconnect_attempts=-1)
+    try:
+        yield Eyes(client)
+    finally:
+        await client.close()

@@ -1,0 +1,228 @@
+"""Batches for projections: stream order, whole or not at all, poison taken out alone."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import (
+    FAST,
+    MODEL,
+    eyes_on,
+    fact_spec,
+    failed,
+    running,
+    topology,
+    until,
+)
+
+from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, Later, Poison
+from local_stack.nats import NatsServer
+
+SUBJECT = f"up.evt.episode.failed.{MODEL}"
+
+
+@pytest.fixture
+def server(nats_server: NatsFactory) -> NatsServer:
+    return nats_server()
+
+
+def projection(**changes: Any) -> ConsumerSpec:
+    return fact_spec("projection", **{"max_deliver": -1, "max_ack_pending": 50, **changes})
+
+
+class Batches:
+    """Collects batches; `trouble` may raise for one."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+        self.done: list[str] = []
+
+    def trouble(self, details: list[str]) -> None:
+        """Nothing, unless a test says otherwise."""
+
+    async def __call__(self, deliveries: Sequence[Delivery[Any]]) -> None:
+        details = [str(one.message.detail) for one in deliveries]
+        self.seen.append(details)
+        self.trouble(details)
+        self.done += details
+
+
+async def publish(bus: EventBus, details: Sequence[str]) -> None:
+    for detail in details:
+        await bus.publish(failed(detail), model=MODEL, event_id=detail)
+
+
+async def test_everything_comes_in_stream_order_in_bounded_batches(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+    names = [f"{n:03}" for n in range(90)]
+    async with running(server) as bus:
+        await publish(bus, names)
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got, batch_size=20)),
+        eyes_on(server) as eyes,
+    ):
+        await until(lambda: len(got.done) == 90)
+        await eyes.settled(spec)
+    assert got.done == names
+    assert max(map(len, got.seen)) <= 20
+    assert len(got.seen) < 20
+
+
+async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) -> None:
+    """A fetch of many returns with one; it must not wait for the rest, nor lose it to a pull that timed out."""
+    spec, got = projection(), Batches()
+    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
+        for n in range(3):
+            await asyncio.sleep(1.2)  # longer than a pull
+            await publish(bus, [str(n)])
+            await until(lambda n=n: len(got.done) == n + 1, timeout_s=0.3)  # type: ignore[misc]
+
+
+async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+    failures = 0
+
+    def trouble(details: list[str]) -> None:
+        nonlocal failures
+        if failures < 3:
+            failures += 1
+            raise ValueError("database is locked")
+
+    got.trouble = trouble  # type: ignore[method-assign]
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got, batch_size=5)) as bus,
+        eyes_on(server) as eyes,
+    ):
+        for n in range(12):
+            await publish(bus, [f"{n:02}"])
+            await asyncio.sleep(0.02)
+        await until(lambda: len(got.done) == 12)
+        await eyes.settled(spec)
+        assert await eyes.dead_letters() == []
+    assert got.done == [f"{n:02}" for n in range(12)]
+
+
+async def test_later_hands_the_batch_back_without_counting(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+
+    def trouble(details: list[str]) -> None:
+        if len(got.seen) < 3:
+            raise Later(0.05, "not yet")
+
+    got.trouble = trouble  # type: ignore[method-assign]
+    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
+        await publish(bus, ["a", "b"])
+        await until(lambda: got.done == ["a", "b"])
+
+
+async def test_what_cannot_be_decoded_leaves_the_batch_alone(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await publish(bus, ["a"])
+        await eyes.jetstream.publish(SUBJECT, b"{nonsense")
+        await publish(bus, ["b"])
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)),
+        eyes_on(server) as eyes,
+    ):
+        await until(lambda: len(got.done) == 2)
+        await eyes.settled(spec)
+        (letter,) = await eyes.dead_letters()
+    assert got.seen == [["a", "b"]]
+    assert letter.data == b"{nonsense"
+    assert letter.headers["Upcycle-Consumer"] == "projection"
+
+
+async def test_poison_in_a_batch_is_found_and_buried_and_the_rest_passes_in_order(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+
+    def trouble(details: list[str]) -> None:
+        if "c" in details:
+            raise Poison("c is impossible")
+
+    got.trouble = trouble  # type: ignore[method-assign]
+    async with running(server) as bus:
+        await publish(bus, list("abcde"))
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)),
+        eyes_on(server) as eyes,
+    ):
+        await until(lambda: len(got.done) == 4)
+        await eyes.settled(spec)
+        (letter,) = await eyes.dead_letters()
+    assert got.done == list("abde")
+    assert letter.headers["Upcycle-Reason"] == "c is impossible"
+
+
+async def test_heartbeats_cover_a_whole_batch(server: NatsServer) -> None:
+    spec, got = projection(ack_wait_s=0.6), Batches()
+
+    async def slow(deliveries: Sequence[Delivery[Any]]) -> None:
+        await asyncio.sleep(2)
+        await got(deliveries)
+
+    async with running(server) as bus:
+        await publish(bus, list("abc"))
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, slow)),
+        eyes_on(server) as eyes,
+    ):
+        await until(lambda: len(got.done) == 3)
+        await eyes.settled(spec)
+    assert got.seen == [["a", "b", "c"]]
+
+
+async def test_order_holds_across_a_reader_that_died_over_its_batch(server: NatsServer) -> None:
+    """The next reader must not see newer messages before those that the dead one had."""
+    spec, got = projection(ack_wait_s=1.0), Batches()
+    async with running(server, spec) as bus, eyes_on(server) as eyes:
+        await publish(bus, ["a", "b", "c"])
+        dead = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
+        assert len(await dead.fetch(2)) == 2
+    reader = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
+    reader.subscribe_batch(spec, got)
+    await reader.start()
+    await until(lambda: len(got.done) == 3)
+    await reader.stop()
+    assert got.done == ["a", "b", "c"]
+
+
+async def test_a_stop_finishes_the_batch_in_hand(server: NatsServer) -> None:
+    spec, got = projection(), Batches()
+    started = asyncio.Event()
+
+    async def slow(deliveries: Sequence[Delivery[Any]]) -> None:
+        started.set()
+        await asyncio.sleep(0.5)
+        await got(deliveries)
+
+    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, slow)) as bus:
+        await publish(bus, ["a"])
+        await started.wait()
+    assert got.done == ["a"]
+    async with eyes_on(server) as eyes:
+        await eyes.settled(spec)
+
+
+async def test_a_stop_hands_back_a_batch_that_would_not_end(server: NatsServer) -> None:
+    from dataclasses import replace
+
+    spec = projection(ack_wait_s=20)
+    started = asyncio.Event()
+
+    async def endless(_: Sequence[Delivery[Any]]) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    timings = replace(FAST, drain_s=0.3)
+    async with running(
+        server, spec, setup=lambda bus: bus.subscribe_batch(spec, endless), timings=timings
+    ) as bus:
+        await publish(bus, ["a"])
+        await started.wait()
+    async with eyes_on(server) as eyes:
+        sub = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
+        (raw,) = await sub.fetch(1, timeout=2)
+        assert raw.metadata.num_delivered == 2

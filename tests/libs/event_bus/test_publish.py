@@ -1,0 +1,139 @@
+"""Publishing against a real server: confirmed or refused, never lost in silence."""
+
+import asyncio
+import time
+
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import FAST, eyes_on, failed, running
+
+from event_bus import BusUnavailable, EventTooLarge, PubAck, QueueFull, UnknownEvent
+from event_bus.codec import encode, headers_for, headers_size
+from event_bus.topology import EVENTS, MAX_EVENT_BYTES, TASKS
+from upcycle.api.common.v1.common_pb2 import BlobRef
+from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+
+
+async def test_a_confirmed_fact_is_stored_once_with_its_headers(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        first = await bus.publish(failed("x"), model="a.b", event_id="episode.failed/1")
+        again = await bus.publish(failed("x"), model="a.b", event_id="episode.failed/1")
+        assert first == PubAck(EVENTS, 1, duplicate=False)
+        assert again == PubAck(EVENTS, 1, duplicate=True)
+        (stored,) = await eyes.stored(EVENTS)
+    assert stored.subject == "up.evt.episode.failed.a%2Eb"
+    assert stored.data == encode(failed("x"))
+    assert stored.headers["content-type"] == "application/json"
+    assert stored.headers["Upcycle-Schema"] == "upcycle.api.taskset.v1.EpisodeFailed"
+    assert stored.headers["Nats-Msg-Id"] == "episode.failed/1"
+
+
+async def test_a_repeat_after_a_restart_of_the_server_is_still_a_repeat(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus:
+        await bus.publish(failed("x"), model="m", event_id="one")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        assert (await bus.publish(failed("x"), model="m", event_id="one")).duplicate
+
+
+async def test_an_event_of_exactly_the_limit_passes_and_one_byte_more_is_refused(
+    nats_server: NatsFactory,
+) -> None:
+    server = nats_server()
+    async with running(server) as bus:
+        overhead = headers_size(headers_for(failed(""), "id")) + len(encode(failed("")))
+        fits = failed("y" * ((MAX_EVENT_BYTES - overhead) // 2 - 10))
+        room = MAX_EVENT_BYTES - headers_size(headers_for(fits, "id")) - len(encode(fits))
+        fits.kind += "k" * room
+        await bus.publish(fits, model="m", event_id="id")
+        fits.kind += "k"
+        with pytest.raises(EventTooLarge, match="put the bulk in the object store"):
+            await bus.publish(fits, model="m", event_id="ie")
+        # The connection survived, which it would not have, had the server seen too much.
+        assert bus.ready()
+        await bus.publish(failed("small"), model="m", event_id="small")
+
+
+async def test_headers_that_tip_a_message_over_would_cut_the_connection(nats_server: NatsFactory) -> None:
+    """Why the guard counts headers: the client itself does not, and never reconnects after the server's answer."""
+    server = nats_server()
+    closed = asyncio.Event()
+
+    async def on_closed() -> None:
+        closed.set()
+
+    client: Client = await nats.connect(server.url, max_reconnect_attempts=-1, closed_cb=on_closed)
+    await client.publish("x", b"x" * (1024 * 1024 - 10), headers={"a": "b" * 100})
+    async with asyncio.timeout(5):
+        await closed.wait()
+    assert client.is_closed
+
+
+async def test_a_type_without_a_subject_is_refused(nats_server: NatsFactory) -> None:
+    async with running(nats_server()) as bus:
+        with pytest.raises(UnknownEvent, match="BlobRef"):
+            await bus.publish(BlobRef(), model="m", event_id="x")
+
+
+async def test_a_full_queue_says_so_at_once(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        config = (await eyes.jetstream.stream_info(TASKS)).config
+        config.max_msgs = 2
+        await eyes.jetstream.update_stream(config)
+        for n in range(2):
+            await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
+        started = time.monotonic()
+        with pytest.raises(QueueFull, match="slow down"):
+            await bus.command(EpisodeRequested(episode_id="e2"), pool="train", event_id="t2")
+        assert time.monotonic() - started < 1
+        assert len(await eyes.stored(TASKS)) == 2
+
+
+async def test_a_publish_outlives_an_outage(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus:
+        await asyncio.to_thread(server.kill)
+        publishing = asyncio.create_task(bus.publish(failed("x"), model="m", event_id="one"))
+        await asyncio.sleep(2)
+        assert not publishing.done()
+        assert not bus.ready()
+        await asyncio.to_thread(server.start)
+        assert (await publishing).sequence == 1
+
+
+async def test_nothing_confirms_where_no_stream_listens(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    from dataclasses import replace
+
+    async with (
+        running(server, timings=replace(FAST, publish_budget_s=1.0)) as bus,
+        eyes_on(server) as eyes,
+    ):
+        await eyes.jetstream.delete_stream(EVENTS)
+        started = time.monotonic()
+        with pytest.raises(BusUnavailable, match="publish again with the same id"):
+            await bus.publish(failed("x"), model="m", event_id="one")
+        assert 0.5 < time.monotonic() - started < 3
+
+
+async def test_a_publish_waits_for_its_stream_as_it_would_for_a_new_leader(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await eyes.jetstream.delete_stream(EVENTS)
+        publishing = asyncio.create_task(bus.publish(failed("x"), model="m", event_id="one"))
+        await asyncio.sleep(0.5)
+        assert not publishing.done()
+        await eyes.jetstream.add_stream(StreamConfig(name=EVENTS, subjects=["up.evt.>"]))
+        assert (await publishing).stream == EVENTS
+
+
+def test_the_retry_budget_outlasts_the_election_of_a_leader() -> None:
+    from event_bus import BusTimings
+
+    assert BusTimings().publish_budget_s >= 15

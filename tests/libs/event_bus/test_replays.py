@@ -1,0 +1,183 @@
+"""Reading from a cursor of one's own: endless, ordered, without gaps, across restarts of the server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import MODEL, Seen, eyes_on, failed, running, until
+
+from event_bus import BusUnavailable, CursorBeyondStream, Delivery, EventBus, UnknownEvent
+from event_bus.topology import EVENTS
+from local_stack.nats import NatsServer
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened, RunFinished
+
+
+@pytest.fixture
+def server(nats_server: NatsFactory) -> NatsServer:
+    return nats_server()
+
+
+async def publish(bus: EventBus, *details: str, model: str = MODEL) -> None:
+    for detail in details:
+        await bus.publish(failed(detail), model=model, event_id=f"{model}/{detail}")
+
+
+async def take(bus: EventBus, count: int, *, after: int = 0, model: str | None = None) -> list[Delivery[Any]]:
+    found: list[Delivery[Any]] = []
+    async with asyncio.timeout(15):
+        async for delivery in bus.replay([EpisodeFailed, RunFinished], after_sequence=after, model=model):
+            found.append(delivery)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_a_replay_resumes_after_its_cursor_and_goes_on_with_what_is_new(server: NatsServer) -> None:
+    async with running(server) as bus:
+        await publish(bus, "a", "b")
+        await bus.publish(GroupShortened(group_id="g"), model=MODEL, event_id="other")
+        first = await take(bus, 2)
+        reading = asyncio.create_task(take(bus, 3, after=first[-1].sequence))
+        await asyncio.sleep(0.3)
+        await publish(bus, "c")
+        await bus.publish(RunFinished(run_id="r"), model="another", event_id="r")
+        await publish(bus, "d")
+        rest = await reading
+    assert [one.message.detail for one in first] == ["a", "b"]
+    assert [(type(one.message).__name__, one.sequence) for one in rest] == [
+        ("EpisodeFailed", 4),
+        ("RunFinished", 5),
+        ("EpisodeFailed", 6),
+    ]
+    assert {one.num_delivered for one in rest} == {1}
+
+
+async def test_a_replay_of_one_model_sees_only_its_facts(server: NatsServer) -> None:
+    async with running(server) as bus:
+        await publish(bus, "a", model="m.1")
+        await publish(bus, "b", model="m.2")
+        await publish(bus, "c", model="m.1")
+        assert [one.message.detail for one in await take(bus, 2, model="m.1")] == ["a", "c"]
+
+
+async def test_a_replay_survives_kill_9_of_the_server_without_a_gap_or_a_repeat(server: NatsServer) -> None:
+    names = [f"{n:03}" for n in range(60)]
+    async with running(server) as bus:
+        reading = asyncio.create_task(take(bus, 60))
+        await publish(bus, *names[:20])
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await publish(bus, *names[20:40])
+        await asyncio.to_thread(server.restart)
+        await publish(bus, *names[40:])
+        found = await reading
+    assert [one.message.detail for one in found] == names
+
+
+async def test_a_kept_cursor_resumes_in_a_new_process_after_a_restart_of_the_server(
+    server: NatsServer,
+) -> None:
+    async with running(server) as bus:
+        await publish(bus, "a", "b", "c")
+        cursor = (await take(bus, 2))[-1].sequence
+    server.restart()
+    async with running(server) as bus:
+        assert [one.message.detail for one in await take(bus, 1, after=cursor)] == ["c"]
+
+
+async def test_a_cursor_from_another_stream_is_refused(server: NatsServer) -> None:
+    async with running(server) as bus:
+        await publish(bus, "a")
+        with pytest.raises(CursorBeyondStream, match="cursor 7 is beyond the newest fact 1"):
+            await take(bus, 1, after=7)
+
+
+async def test_poison_is_kept_as_a_dead_letter_and_the_replay_goes_on(server: NatsServer) -> None:
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await publish(bus, "a")
+        await eyes.jetstream.publish(f"up.evt.episode.failed.{MODEL}", b"{nonsense")
+        await publish(bus, "b")
+        assert [one.message.detail for one in await take(bus, 2)] == ["a", "b"]
+        await take(bus, 2)
+        (letter,) = await eyes.dead_letters()
+        assert letter.headers["Upcycle-Consumer"] == "replay-test"
+
+
+async def test_many_facts_arrive_fast_and_complete(server: NatsServer) -> None:
+    async with running(server) as bus, eyes_on(server) as eyes:
+        for _ in range(10):
+            await asyncio.gather(
+                *(eyes.jetstream.publish(f"up.evt.episode.failed.{MODEL}", b"{}") for _ in range(100))
+            )
+        assert [one.sequence for one in await take(bus, 1000)] == list(range(1, 1001))
+
+
+async def test_a_replay_leaves_no_consumer_behind_for_long(server: NatsServer) -> None:
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await publish(bus, "a")
+        await take(bus, 1)
+        (consumer,) = await eyes.jetstream.consumers_info(EVENTS)
+        assert consumer.config is not None
+        assert consumer.config.inactive_threshold == 60
+
+
+async def test_a_replay_ends_when_the_bus_stops(server: NatsServer) -> None:
+    async with running(server) as bus:
+        await publish(bus, "a")
+        reading = asyncio.create_task(take(bus, 5))
+        await asyncio.sleep(0.2)
+    assert [one.message.detail for one in await reading] == ["a"]
+
+
+async def test_a_replay_of_nothing_is_refused(server: NatsServer) -> None:
+    async with running(server) as bus:
+        with pytest.raises(UnknownEvent, match="at least one"):
+            bus.replay([], after_sequence=0)
+
+
+async def test_last_is_the_newest_fact_about_a_model(server: NatsServer) -> None:
+    async with running(server) as bus:
+        assert await bus.last(EpisodeFailed, model=MODEL) is None
+        await publish(bus, "a", "b")
+        await publish(bus, "z", model="another")
+        newest = await bus.last(EpisodeFailed, model=MODEL)
+        assert newest is not None
+        assert (newest.message.detail, newest.sequence, newest.event_id) == ("b", 2, f"{MODEL}/b")
+        assert newest.published_at.tzinfo is not None
+    with pytest.raises(BusUnavailable, match="start the EventBus first"):
+        await bus.last(EpisodeFailed, model=MODEL)
+
+
+async def test_an_ephemeral_reader_sees_what_is_new_in_order_across_a_restart(server: NatsServer) -> None:
+    seen, other = Seen(), Seen()
+
+    def setup(bus: EventBus) -> None:
+        bus.subscribe_ephemeral([EpisodeFailed], seen, model=MODEL)
+        bus.subscribe_ephemeral([EpisodeFailed], other, start=1)
+
+    async with running(server) as bus:
+        await publish(bus, "old", "older")
+    async with running(server, setup=setup) as bus:
+        await publish(bus, "a")
+        await asyncio.to_thread(server.restart)
+        await publish(bus, "b", "c")
+        await publish(bus, "elsewhere", model="another")
+        await until(lambda: len(seen.deliveries) == 3 and len(other.deliveries) == 5)
+    assert seen.details == ["a", "b", "c"]
+    assert other.details == ["older", "a", "b", "c", "elsewhere"]
+
+
+async def test_an_ephemeral_reader_tries_again_and_in_the_end_goes_on(server: NatsServer) -> None:
+    seen = Seen()
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        seen.note(delivery)
+        if delivery.message.detail == "bad":
+            raise ValueError("no")
+
+    async with running(server, setup=lambda bus: bus.subscribe_ephemeral([EpisodeFailed], handler)) as bus:
+        await publish(bus, "bad", "good")
+        await until(lambda: "good" in seen.details)
+        assert bus.ready()
+    assert seen.details == ["bad"] * 5 + ["good"]

@@ -1,0 +1,67 @@
+"""The table of events is complete, and the streams and durables fit it."""
+
+import itertools
+
+import pytest
+
+from event_bus import EVENT_SUBJECTS, UPCYCLE, UnknownEvent
+from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENTS, MAX_EVENT_BYTES, TASKS, Keep
+from upcycle.api.common.v1.common_pb2 import BlobRef
+from upcycle.api.registry.v1 import events_pb2 as registry
+from upcycle.api.taskset.v1 import events_pb2 as taskset
+from upcycle.api.training.v1 import events_pb2 as training
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory
+
+MODULES = (taskset, trajectory, training, registry)
+
+
+def test_every_event_of_the_contracts_has_a_subject() -> None:
+    in_contracts = {name for module in MODULES for name in module.DESCRIPTOR.message_types_by_name}
+    assert {event.DESCRIPTOR.name for event in EVENT_SUBJECTS} == in_contracts
+
+
+def test_no_two_events_share_a_subject() -> None:
+    assert len(set(EVENT_SUBJECTS.values())) == len(EVENT_SUBJECTS)
+
+
+def test_a_subject_is_entity_and_verb() -> None:
+    for verb in [*EVENT_SUBJECTS.values()]:
+        assert verb.count(".") == 1, verb
+    assert set(COMMAND_SUBJECTS.values()) == {"episode"}
+
+
+def test_a_type_outside_the_table_is_named_with_the_way_out() -> None:
+    with pytest.raises(
+        UnknownEvent, match=r"BlobRef is not a fact .*EpisodeFailed.* add it to event_bus\.topology"
+    ):
+        UPCYCLE.verb_of(BlobRef)
+    with pytest.raises(UnknownEvent, match="not a command"):
+        UPCYCLE.kind_of(taskset.RunFinished)
+
+
+def test_work_is_kept_until_acked_and_refused_when_full_and_facts_are_kept_for_replays() -> None:
+    streams = {spec.name: spec for spec in UPCYCLE.streams}
+    assert streams[TASKS].keep is Keep.UNTIL_ACKED
+    assert streams[TASKS].refuse_when_full
+    assert streams[EVENTS].keep is Keep.UNTIL_LIMITS
+    assert not streams[EVENTS].refuse_when_full
+    assert streams[EVENTS].max_msg_bytes == MAX_EVENT_BYTES < streams[DLQ].max_msg_bytes
+
+
+def test_durables_of_the_work_queue_do_not_overlap() -> None:
+    bound = [
+        subject for spec in UPCYCLE.consumers if spec.stream == TASKS for subject, _ in UPCYCLE.bound_by(spec)
+    ]
+    assert all(left != right for left, right in itertools.combinations(bound, 2))
+    assert sorted(bound) == ["up.task.episode.eval", "up.task.episode.train"]
+
+
+def test_durables_are_the_ones_that_services_bind_to() -> None:
+    assert {spec.durable for spec in UPCYCLE.consumers} >= {
+        "scenario-runner-plan",
+        "rollout-sampler-train",
+        "rollout-sampler-eval",
+        "reward-grader",
+        "trajectory-store-ledger",
+        "checkpoint-registry",
+    }

@@ -1,7 +1,6 @@
 """What a caller sees when a remote call fails: one class per reaction, with status, reason and message."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Final
 
 import grpc
@@ -63,13 +62,34 @@ _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
 }
 
 
-@contextmanager
-def remote_errors(what: str) -> Iterator[None]:
-    """Turn gRPC's errors into RemoteErrors: `with remote_errors("open episode"): await stub.Open(r)`."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise remote_error(what, error) from error
+class remote_errors:
+    """Turn gRPC's error into a RemoteError, by `with` or `async with`.
+
+    `with remote_errors("open episode"): await stub.Open(request)`
+    """
+
+    def __init__(self, what: str = "call") -> None:
+        """`what` opens the message: which call, on which thing."""
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Nothing to set up."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises the RemoteError for a failed call; lets everything else pass."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise remote_error(self._what, error) from error
+
+    async def __aenter__(self) -> None:
+        """As `with`."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As `with`."""
+        self.__exit__(kind, error, trace)
 
 
 def remote_error(what: str, error: grpc.aio.AioRpcError) -> RemoteError:

@@ -1,0 +1,407 @@
+"""The whole registry as a process would run it: real NATS, real S3, real gRPC on both sides."""
+
+import asyncio
+import hashlib
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from checkpoint_registry.app import build_app
+from checkpoint_registry.settings import CheckpointRegistrySettings
+from event_bus import EventBus
+from grpc_edge import GrpcServer, RemoteConflict, RemoteNotFound, RemoteRefused, connect, remote_errors
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import events_pb2, registry_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import service_pb2 as taskset_service
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import (
+    TasksetServiceServicer,
+    add_TasksetServiceServicer_to_server,
+)
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+
+if TYPE_CHECKING:  # generated for type checkers only
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub as Stub
+
+DIGEST = "d" * 64
+TRAINING_RUN = "run-00000000beef"
+
+
+class PlannerStub(TasksetServiceServicer):
+    """TasksetService, as far as the registry calls it; evaluations end at once with a rate per version."""
+
+    def __init__(self, rates: dict[int, float]) -> None:
+        self.rates = rates
+        self.runs: dict[str, taskset_pb2.Run] = {}
+        self.requests: list[str] = []
+        self.bus: EventBus | None = None
+
+    async def GetTaskset(
+        self, request: taskset_service.GetTasksetRequest, context: Any
+    ) -> taskset_service.GetTasksetResponse:
+        tasks = [taskset_pb2.Task(slug=f"t{index}") for index in range(40)]
+        return taskset_service.GetTasksetResponse(
+            taskset=taskset_pb2.Taskset(
+                name=request.name, digest=DIGEST, split=common_pb2.SPLIT_HELD_OUT, tasks=tasks
+            )
+        )
+
+    async def GetRun(
+        self, request: taskset_service.GetRunRequest, context: Any
+    ) -> taskset_service.GetRunResponse:
+        if request.run_id == TRAINING_RUN:
+            spec = taskset_pb2.RunSpec(
+                purpose=common_pb2.PURPOSE_TRAIN,
+                gate=taskset_pb2.GateConfig(taskset="held-out", attempts=2, regression_margin=0.1),
+            )
+            return taskset_service.GetRunResponse(run=taskset_pb2.Run(run_id=TRAINING_RUN, spec=spec))
+        run = self.runs.get(request.run_id)
+        if run is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
+            raise AssertionError
+        results = list(self._results(run.spec)) if request.include_results else []
+        return taskset_service.GetRunResponse(run=run, results=results)
+
+    def _results(self, spec: taskset_pb2.RunSpec) -> Iterator[taskset_pb2.EpisodeResult]:
+        version = spec.policy.pinned_version
+        for index in range(40 * spec.group_size):
+            yield taskset_pb2.EpisodeResult(
+                task_slug=f"t{index % 40}",
+                family=f"family-{index % 4}",
+                status=taskset_pb2.EPISODE_STATUS_GRADED,
+                success=(index * 7919) % 100 < 100 * self.rates[version],
+                sampled_by=common_pb2.VersionSpan(oldest=version, newest=version),
+            )
+
+    async def SubmitRun(
+        self, request: taskset_service.SubmitRunRequest, context: Any
+    ) -> taskset_service.SubmitRunResponse:
+        run_id = "run-" + hashlib.sha256(request.request_id.encode()).hexdigest()[:12]
+        if run_id not in self.runs:
+            self.requests.append(request.request_id)
+            self.runs[run_id] = taskset_pb2.Run(
+                run_id=run_id,
+                spec=request.spec,
+                state=taskset_pb2.RUN_STATE_COMPLETED,
+                taskset_digest=DIGEST,
+            )
+            self.runs[run_id].finished_at.GetCurrentTime()
+            await self._announce(run_id, request.spec)
+        return taskset_service.SubmitRunResponse(run=self.runs[run_id])
+
+    async def ordered(self, number: int) -> None:
+        """Waits until so many evaluations were ordered."""
+        for _ in range(500):
+            if len(self.requests) >= number:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{len(self.requests)} of {number} evaluations were ordered within 10 s")
+
+    async def _announce(self, run_id: str, spec: taskset_pb2.RunSpec) -> None:
+        assert self.bus is not None
+        finished = taskset_events.RunFinished(
+            run_id=run_id, model=spec.policy.model, purpose=common_pb2.PURPOSE_EVAL, policy=spec.policy
+        )
+        await self.bus.publish(finished, model=spec.policy.model, event_id=f"run.finished/{run_id}")
+
+
+@dataclass
+class Stack:
+    """A registry under test and what surrounds it."""
+
+    settings: CheckpointRegistrySettings
+    bus: EventBus
+    planner: PlannerStub
+    facts: list[Message] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def registry(self) -> "AsyncIterator[Stub]":
+        service = build_app(self.settings)
+        await service.start()
+        channel = connect(f"127.0.0.1:{self.settings.grpc_port}")
+        try:
+            yield RegistryServiceStub(channel)
+        finally:
+            await channel.close()
+            assert await service.stop()
+
+    async def fact(self, kind: type[Message], model: str) -> Any:
+        """The newest fact of a kind about a model, waited for."""
+        for _ in range(400):
+            if (found := await self.bus.last(kind, model=model)) is not None:
+                return found.message
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"no {kind.__name__} about {model} within 20 s")
+
+    async def save(self, model: str, version: int, manifest: common_pb2.BlobRef) -> None:
+        saved = CheckpointSaved(
+            checkpoint_id=f"ckpt-{model}-v{version:08d}",
+            model=model,
+            version=version,
+            parent_checkpoint_id=f"ckpt-{model}-v{version - 1:08d}",
+            digest=f"{version:064x}",
+            manifest=manifest,
+            run_id=TRAINING_RUN,
+            step=version,
+        )
+        saved.saved_at.GetCurrentTime()
+        await self.bus.publish(saved, model=model, event_id=f"checkpoint.saved/{model}/{version}")
+
+
+@pytest.fixture
+async def stack(
+    nats_url: str, s3_settings: S3Settings, tmp_path: Path, free_port: int
+) -> AsyncIterator[Stack]:
+    # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
+    planner = PlannerStub({0: 0.3, 1: 0.9, 2: 0.3})  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
+    await server.start()
+    bus = EventBus(BusSettings(url=nats_url), client_name="test")
+    await bus.start()
+    planner.bus = bus
+    settings = CheckpointRegistrySettings(
+        grpc_port=free_port,
+        gate_poll_s=0.2,
+        bus=BusSettings(url=nats_url),
+        s3=s3_settings,
+        sql=SqlSettings(data_dir=tmp_path / "sql"),
+        peers=PeerSettings(tasksets=server.address),
+    )
+    try:
+        yield Stack(settings, bus, planner)
+    finally:
+        await bus.stop()
+        await server.stop()
+
+
+@pytest.fixture
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def weights(fill: int) -> bytes:
+    header = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + bytes([fill]) * 16
+
+
+def policy(fill: int = 0) -> dict[str, bytes]:
+    return {
+        "config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "model.safetensors": weights(fill),
+    }
+
+
+async def upload(
+    stub: "Stub", model: str, files: dict[str, bytes], *, if_not_exists: bool = False
+) -> pb.ImportModelResponse:
+    async def messages() -> AsyncIterator[pb.ImportModelRequest]:
+        header = pb.ImportHeader(model=model, if_not_exists=if_not_exists)
+        yield pb.ImportModelRequest(header=header)
+        for name, data in files.items():
+            for start in range(0, max(len(data), 1), 10):
+                chunk = pb.FileChunk(name=name, data=data[start : start + 10])
+                yield pb.ImportModelRequest(chunk=chunk)
+
+    with remote_errors("import"):
+        response: pb.ImportModelResponse = await stub.ImportModel(messages())
+    return response
+
+
+async def test_an_imported_model_is_its_version_0_and_head(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        imported = await upload(stub, "imported", policy())
+        assert imported.created
+        assert imported.base.state == registry_pb2.CHECKPOINT_STATE_BASE
+        found = await stub.GetModel(pb.GetModelRequest(model="imported"))
+        assert (found.model.head_version, found.model.head_revision, found.head.is_head) == (0, 1, True)
+        assert found.head.manifest.key == "policy/imported/v00000000/manifest.json"
+        again = await upload(stub, "imported", policy(), if_not_exists=True)
+        assert not again.created
+        with pytest.raises(RemoteConflict, match="MODEL_EXISTS"):
+            await upload(stub, "imported", policy())
+        with pytest.raises(RemoteConflict, match="MODEL_EXISTS"):
+            await upload(stub, "imported", policy(fill=1), if_not_exists=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "why"),
+    [
+        ("Not a slug", policy(), "not a slug"),
+        ("broken", {**policy(), "../evil.json": b"x"}, "plain relative path"),
+        ("broken", {**policy(), "model.safetensors": b"garbage"}, "safetensors"),
+        ("broken", {"config.json": b"{}"}, "safetensors"),
+        ("broken", {}, "safetensors"),
+    ],
+)
+async def test_a_bad_import_changes_nothing(
+    stack: Stack, model: str, files: dict[str, bytes], why: str
+) -> None:
+    async with stack.registry() as stub:
+        with pytest.raises(RemoteRefused, match=why) as refused:
+            await upload(stub, model, files)
+        assert str(stack.settings.sql.data_dir) not in refused.value.message
+        assert not (await stub.ListModels(pb.ListModelsRequest())).models
+
+
+async def test_a_fork_shares_files_and_has_its_own_tree(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        origin = await upload(stub, "origin", policy())
+        request = pb.ForkModelRequest(source_model="origin", model="fork")
+        forked = await stub.ForkModel(request)
+        assert forked.base.digest == origin.base.digest
+        assert forked.base.manifest.key == "policy/fork/v00000000/manifest.json"
+        assert forked.model.forked_from_checkpoint_id == "ckpt-origin-v00000000"
+        with pytest.raises(RemoteConflict), remote_errors("fork"):
+            await stub.ForkModel(request)
+        with pytest.raises(RemoteNotFound), remote_errors("fork"):
+            await stub.ForkModel(pb.ForkModelRequest(source_model="nowhere", model="other"))
+
+
+async def test_saved_candidates_are_judged_and_announced(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "loop", policy())).base
+        await stack.save("loop", 1, base.manifest)
+        promoted = await stack.fact(events_pb2.CheckpointPromoted, "loop")
+        assert (promoted.version, promoted.head_revision) == (1, 2)
+        assert promoted.previous_checkpoint_id == base.checkpoint_id
+        evaluated = await stack.fact(events_pb2.CheckpointEvaluated, "loop")
+        assert evaluated.report.passed
+        assert evaluated.report.candidate_rate > evaluated.report.head_rate
+        assert {family.family for family in evaluated.report.families} == {
+            f"family-{index}" for index in range(4)
+        }
+        await stack.save("loop", 2, base.manifest)
+        held = await stack.fact(events_pb2.CheckpointHeld, "loop")
+        assert held.version == 2
+        listed = (await stub.ListCheckpoints(pb.ListCheckpointsRequest(model="loop"))).checkpoints
+        assert [checkpoint.state for checkpoint in listed] == [
+            registry_pb2.CHECKPOINT_STATE_BASE,
+            registry_pb2.CHECKPOINT_STATE_PROMOTED,
+            registry_pb2.CHECKPOINT_STATE_HELD,
+        ]
+        assert [checkpoint.is_head for checkpoint in listed] == [False, True, False]
+        assert listed[1].gate.passed
+        assert len(stack.planner.requests) == 3
+
+
+async def test_a_restart_resumes_a_judgement(stack: Stack) -> None:
+    rates, stack.planner.rates = stack.planner.rates, {}
+    async with stack.registry() as stub:
+        base = (await upload(stub, "resumed", policy())).base
+        await stack.save("resumed", 1, base.manifest)
+        await stack.planner.ordered(2)
+    stack.planner.rates = rates
+    async with stack.registry() as stub:
+        promoted = await stack.fact(events_pb2.CheckpointPromoted, "resumed")
+        assert promoted.version == 1
+        assert (await stub.GetModel(pb.GetModelRequest(model="resumed"))).model.head_version == 1
+        assert len(stack.planner.requests) == 2
+
+
+async def test_head_moves_by_compare_and_set_with_an_audit(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "manual", policy())).base
+        await stack.save("manual", 1, base.manifest)
+        await stack.fact(events_pb2.CheckpointPromoted, "manual")
+        request = pb.SetHeadRequest(
+            model="manual",
+            checkpoint_id=base.checkpoint_id,
+            expected_revision=1,
+            actor="ada",
+            reason="regression seen in production",
+        )
+        with pytest.raises(RemoteConflict, match="HEAD_MOVED"), remote_errors("set head"):
+            await stub.SetHead(request)
+        request.expected_revision = 2
+        moved = await stub.SetHead(request)
+        assert (moved.model.head_version, moved.move.revision) == (0, 3)
+        rolled_back = await stack.fact(events_pb2.CheckpointRolledBack, "manual")
+        assert (rolled_back.version, rolled_back.actor) == (0, "ada")
+        moves = (await stub.ListHeadMoves(pb.ListHeadMovesRequest(model="manual"))).moves
+        assert [(move.revision, move.actor) for move in moves] == [(1, "import"), (2, "gate"), (3, "ada")]
+        with pytest.raises(RemoteRefused, match="actor and reason"), remote_errors("set head"):
+            await stub.SetHead(pb.SetHeadRequest(model="manual", checkpoint_id=base.checkpoint_id))
+
+
+def lease(**changes: Any) -> registry_pb2.EngineLease:
+    values: dict[str, Any] = {
+        "engine_id": "engine-1",
+        "base_url": "http://127.0.0.1:7303",
+        "model": "leased",
+        "channel": common_pb2.CHANNEL_LATEST,
+        "version": 3,
+        "held_versions": [1, 2],
+        "state": registry_pb2.ENGINE_STATE_READY,
+    }
+    return registry_pb2.EngineLease(**(values | changes))
+
+
+async def test_leases_live_as_long_as_promised_and_survive_a_restart(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        await upload(stub, "leased", policy())
+        renewed = await stub.RenewEngineLease(pb.RenewEngineLeaseRequest(lease=lease(), ttl_s=30))
+        assert renewed.lease.HasField("expires_at")
+        short = lease(engine_id="engine-2", channel=common_pb2.CHANNEL_HEAD)
+        await stub.RenewEngineLease(pb.RenewEngineLeaseRequest(lease=short, ttl_s=0.2))
+        everything = await stub.ListEngines(pb.ListEnginesRequest())
+        assert [engine.engine_id for engine in everything.engines] == ["engine-1", "engine-2"]
+        head = pb.ListEnginesRequest(model="leased", channel=common_pb2.CHANNEL_HEAD)
+        assert [engine.engine_id for engine in (await stub.ListEngines(head)).engines] == ["engine-2"]
+    await asyncio.sleep(0.2)
+    async with stack.registry() as stub:
+        left = (await stub.ListEngines(pb.ListEnginesRequest(model="leased"))).engines
+        assert [(engine.engine_id, list(engine.held_versions)) for engine in left] == [("engine-1", [1, 2])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "ttl_s", "why"),
+    [
+        ({"engine_id": ""}, 5, "engine_id is empty"),
+        ({"base_url": "127.0.0.1:80"}, 5, "base_url"),
+        ({"channel": common_pb2.CHANNEL_UNSPECIFIED}, 5, "channel"),
+        ({}, 0, "ttl_s"),
+        ({}, 61, "60 s"),
+        ({}, float("nan"), "ttl_s"),
+        ({"model": "no@slug"}, 5, "not a slug"),
+    ],
+)
+async def test_a_wrong_lease_is_refused(
+    stack: Stack, changes: dict[str, Any], ttl_s: float, why: str
+) -> None:
+    async with stack.registry() as stub:
+        with pytest.raises(RemoteRefused, match=why), remote_errors("renew"):
+            await stub.RenewEngineLease(pb.RenewEngineLeaseRequest(lease=lease(**changes), ttl_s=ttl_s))
+
+
+async def test_what_is_unknown_is_not_found(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        with pytest.raises(RemoteNotFound, match="UNKNOWN_MODEL"), remote_errors("get"):
+            await stub.GetModel(pb.GetModelRequest(model="nowhere"))
+        with pytest.raises(RemoteNotFound, match="UNKNOWN_MODEL"), remote_errors("renew"):
+            await stub.RenewEngineLease(pb.RenewEngineLeaseRequest(lease=lease(model="nowhere"), ttl_s=5))
+        await upload(stub, "known", policy())
+        with pytest.raises(RemoteNotFound, match="UNKNOWN_CHECKPOINT"), remote_errors("get"):
+            await stub.GetCheckpoint(pb.GetCheckpointRequest(model="known", version=9))
+        with pytest.raises(RemoteRefused, match="exactly one"), remote_errors("get"):
+            await stub.GetCheckpoint(pb.GetCheckpointRequest(model="known"))
+        base = await stub.GetCheckpoint(pb.GetCheckpointRequest(model="known", version=0))
+        assert base.checkpoint.checkpoint_id == "ckpt-known-v00000000"

@@ -1,0 +1,1 @@
+"""Tables of the trajectory store, as Alembic migrations."""

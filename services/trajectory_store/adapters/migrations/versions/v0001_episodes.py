@@ -1,0 +1,107 @@
+"""Episodes, ledger counters, feed, outbox."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from sql_store import outbox_table
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Create the tables, and the one row of the feed."""
+    op.create_table("episodes", *_ledger_columns(), *_trajectory_columns())
+    _index_episodes()
+    op.create_table(
+        "ledger_counts",
+        sa.Column("run_id", sa.String, primary_key=True),
+        sa.Column("state", sa.SmallInteger, primary_key=True),
+        sa.Column("reason", sa.String, primary_key=True),
+        _required("count", sa.BigInteger),
+    )
+    op.create_table(
+        "ledger_alarms",
+        sa.Column("run_id", sa.String, primary_key=True),
+        _required("conflicts", sa.BigInteger),
+        _required("trained_twice", sa.BigInteger),
+    )
+    feed = op.create_table(
+        "feed",
+        sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+        _required("position", sa.BigInteger),
+    )
+    op.bulk_insert(feed, [{"id": 1, "position": 0}])
+    outbox_table(sa.MetaData()).create(op.get_bind())
+
+
+def downgrade() -> None:
+    """There is nothing before this revision."""
+    for name in ("outbox", "feed", "ledger_alarms", "ledger_counts", "episodes"):
+        op.drop_table(name)
+
+
+def _required(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
+    return sa.Column(name, kind, nullable=False)
+
+
+def _ledger_columns() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("episode_id", sa.String, primary_key=True),
+        _required("run_id", sa.String),
+        _required("group_id", sa.String),
+        _required("member", sa.Integer),
+        _required("model", sa.String),
+        _required("purpose", sa.SmallInteger),
+        _required("split", sa.SmallInteger),
+        _required("task_slug", sa.String),
+        _required("family", sa.String),
+        _required("state", sa.SmallInteger),
+        _required("reason", sa.String),
+        _required("step", sa.BigInteger),
+        _required("since_us", sa.BigInteger),
+        _required("updated_us", sa.BigInteger),
+        _required("settled", sa.Boolean),
+        _required("trained_step", sa.BigInteger),
+        _required("in_conflict", sa.Boolean),
+        _required("trained_twice", sa.Boolean),
+    ]
+
+
+def _trajectory_columns() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("body_key", sa.String),
+        sa.Column("body_sha256", sa.String),
+        sa.Column("body_size_bytes", sa.BigInteger),
+        sa.Column("oldest_version", sa.BigInteger),
+        sa.Column("newest_version", sa.BigInteger),
+        sa.Column("stop_reason", sa.SmallInteger),
+        sa.Column("num_turns", sa.Integer),
+        sa.Column("num_sampled_tokens", sa.Integer),
+        sa.Column("recorded_us", sa.BigInteger),
+        sa.Column("trace_id", sa.String),
+        sa.Column("reward", sa.Float),
+        sa.Column("success", sa.Boolean),
+        sa.Column("subscores", sa.LargeBinary),
+        sa.Column("graded_us", sa.BigInteger),
+        _required("body_checked", sa.Boolean),
+        _required("quarantine", sa.String),
+        _required("changed", sa.BigInteger),
+    ]
+
+
+def _index_episodes() -> None:
+    op.create_index("ix_episodes_changed", "episodes", ["changed"])
+    op.create_index("ix_episodes_group", "episodes", ["group_id"])
+    op.create_index("ix_episodes_recorded", "episodes", ["recorded_us", "episode_id"])
+    op.create_index("ix_episodes_run_recorded", "episodes", ["run_id", "recorded_us", "episode_id"])
+    for name, columns, condition in (
+        ("ix_episodes_unsettled", ["run_id", "since_us"], "NOT settled"),
+        ("ix_episodes_unchecked", ["recorded_us"], "NOT body_checked AND body_key IS NOT NULL"),
+    ):
+        where = sa.text(condition)
+        op.create_index(name, "episodes", columns, sqlite_where=where, postgresql_where=where)

@@ -1,0 +1,250 @@
+"""The projection in SQL: rows, counters and feed change in one transaction, whatever the facts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Select, Table, and_, func, select, true, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from sql_store import Database, StoreError, StoreFull, enqueue
+from trajectory_store import wire
+from trajectory_store.adapters.rows import episode_of, row_of
+from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER
+from trajectory_store.domain import (
+    Delta,
+    Episode,
+    Fact,
+    Filter,
+    Ledger,
+    PageKey,
+    State,
+    deltas,
+    fold,
+)
+from trajectory_store.ports import Change, Unavailable
+
+T = TypeVar("T")
+
+_FEED_ID: Final = 1
+_IDS_PER_QUERY: Final = 500
+_FULL_DELAY_S: Final = 5.0
+_AWAY_DELAY_S: Final = 2.0
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except StoreFull as error:
+        raise Unavailable("space on the trajectory store's disk", _FULL_DELAY_S) from error
+    except StoreError as error:
+        raise Unavailable(f"the trajectory store's database ({error})", _AWAY_DELAY_S) from error
+
+
+class SqlIndex:
+    """Implements ports.Index."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def project(self, facts: Sequence[Fact]) -> int:
+        """Fold facts into rows and counters."""
+        return await self._run(lambda connection: _project(connection, facts)) if facts else 0
+
+    async def find(self, episode_id: str) -> Episode | None:
+        """One row."""
+        query = select(EPISODES).where(EPISODES.c.episode_id == episode_id)
+        found = await self._run(lambda connection: _episodes(connection, query))
+        return found[0] if found else None
+
+    async def page(self, wanted: Filter, after: PageKey | None, limit: int) -> list[Episode]:
+        """Recorded trajectories, newest first."""
+        query = (
+            select(EPISODES)
+            .where(EPISODES.c.recorded_us.is_not(None), *_conditions(wanted))
+            .order_by(EPISODES.c.recorded_us.desc(), EPISODES.c.episode_id.desc())
+            .limit(limit)
+        )
+        if after is not None:
+            key = tuple_(EPISODES.c.recorded_us, EPISODES.c.episode_id)
+            query = query.where(key < (after.recorded_us, after.episode_id))
+        return await self._run(lambda connection: _episodes(connection, query))
+
+    async def position(self) -> int:
+        """Position of the newest change."""
+        query = select(FEED.c.position)
+        return int(await self._run(lambda connection: connection.execute(query).scalar_one()))
+
+    async def changes(self, wanted: Filter, after: int, limit: int) -> list[Change]:
+        """Recorded trajectories that changed."""
+        query = (
+            select(EPISODES)
+            .where(EPISODES.c.changed > after, EPISODES.c.body_key.is_not(None), *_conditions(wanted))
+            .order_by(EPISODES.c.changed)
+            .limit(limit)
+        )
+        return await self._run(
+            lambda connection: [
+                Change(row["changed"], episode_of(row)) for row in connection.execute(query).mappings()
+            ]
+        )
+
+    async def ledger(self, run_id: str, num_unsettled: int) -> Ledger:
+        """The equation."""
+        return await self._run(lambda connection: _ledger(connection, run_id, num_unsettled))
+
+    async def unchecked(self, limit: int) -> list[Episode]:
+        """Bodies nobody has looked at."""
+        query = (
+            select(EPISODES)
+            .where(~EPISODES.c.body_checked, EPISODES.c.body_key.is_not(None))
+            .order_by(EPISODES.c.recorded_us)
+            .limit(limit)
+        )
+        return await self._run(lambda connection: _episodes(connection, query))
+
+    async def checked(self, episode_ids: Sequence[str]) -> None:
+        """Their bodies are good."""
+        query = update(EPISODES).where(EPISODES.c.episode_id.in_(episode_ids)).values(body_checked=true())
+        await self._run(lambda connection: connection.execute(query).rowcount)
+
+    async def quarantine(self, episode: Episode, reason: str) -> None:
+        """Mark and announce."""
+        await self._run(lambda connection: _quarantine(connection, episode, reason))
+
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        with _typed():
+            return await self._db.run(work)
+
+
+def _project(connection: Connection, facts: Sequence[Fact]) -> int:
+    position = _lock_feed(connection)
+    before = _load(connection, {fact.identity.episode_id for fact in facts})
+    after = dict(before)
+    for fact in facts:
+        episode_id = fact.identity.episode_id
+        after[episode_id] = fold(after.get(episode_id), fact)
+    changes = [(before.get(key), new) for key, new in after.items() if before.get(key) != new]
+    if not changes:
+        return 0
+    rows = [row_of(new, position + index) for index, (_, new) in enumerate(changes, start=1)]
+    _upsert(connection, EPISODES, ("episode_id",), rows)
+    for delta in deltas(changes):
+        _count(connection, delta)
+    _move_feed(connection, position + len(rows))
+    return len(rows)
+
+
+def _lock_feed(connection: Connection) -> int:
+    """The newest position; whoever else projects waits until this transaction ends."""
+    query = select(FEED.c.position).where(FEED.c.id == _FEED_ID).with_for_update()
+    return int(connection.execute(query).scalar_one())
+
+
+def _move_feed(connection: Connection, position: int) -> None:
+    connection.execute(update(FEED).where(FEED.c.id == _FEED_ID).values(position=position))
+
+
+def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
+    ids = sorted(episode_ids)
+    found: dict[str, Episode] = {}
+    for start in range(0, len(ids), _IDS_PER_QUERY):
+        query = select(EPISODES).where(EPISODES.c.episode_id.in_(ids[start : start + _IDS_PER_QUERY]))
+        found |= {row["episode_id"]: episode_of(row) for row in connection.execute(query).mappings()}
+    return found
+
+
+def _count(connection: Connection, delta: Delta) -> None:
+    rows = [
+        {"run_id": delta.run_id, "state": int(state), "reason": reason, "count": count}
+        for (state, reason), count in delta.by_label.items()
+    ]
+    if rows:
+        _add(connection, LEDGER, ("run_id", "state", "reason"), ("count",), rows)
+    if delta.conflicts or delta.trained_twice:
+        alarm = {
+            "run_id": delta.run_id,
+            "conflicts": delta.conflicts,
+            "trained_twice": delta.trained_twice,
+        }
+        _add(connection, ALARMS, ("run_id",), ("conflicts", "trained_twice"), [alarm])
+
+
+def _insert(connection: Connection, table: Table) -> Any:
+    """INSERT of the dialect: both know ON CONFLICT, SQLAlchemy has one class for each."""
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def _upsert(
+    connection: Connection, table: Table, key: tuple[str, ...], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    insert = _insert(connection, table)
+    values = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in key}
+    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values), rows)
+
+
+def _add(
+    connection: Connection,
+    table: Table,
+    key: tuple[str, ...],
+    numbers: tuple[str, ...],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    insert = _insert(connection, table)
+    values = {name: table.c[name] + insert.excluded[name] for name in numbers}
+    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values), rows)
+
+
+def _episodes(connection: Connection, query: Select[Any]) -> list[Episode]:
+    return [episode_of(row) for row in connection.execute(query).mappings()]
+
+
+def _conditions(wanted: Filter) -> list[Any]:
+    equal = {
+        "run_id": wanted.run_id,
+        "model": wanted.model,
+        "group_id": wanted.group_id,
+        "task_slug": wanted.task_slug,
+        "purpose": wanted.purpose,
+    }
+    conditions: list[Any] = [EPISODES.c[name] == value for name, value in equal.items() if value]
+    if wanted.min_reward is not None:
+        conditions.append(EPISODES.c.reward >= wanted.min_reward)
+    if wanted.success is not None:
+        conditions.append(EPISODES.c.success.is_(wanted.success))
+    if wanted.state is not None:
+        conditions.append(EPISODES.c.state == int(wanted.state))
+    return conditions
+
+
+def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
+    one_run = (lambda table: table.c.run_id == run_id) if run_id else (lambda table: true())
+    counts = select(LEDGER.c.state, LEDGER.c.reason, func.sum(LEDGER.c.count)).where(one_run(LEDGER))
+    alarms = select(func.sum(ALARMS.c.conflicts), func.sum(ALARMS.c.trained_twice)).where(one_run(ALARMS))
+    unsettled = and_(~EPISODES.c.settled, one_run(EPISODES))
+    oldest = select(func.min(EPISODES.c.since_us)).where(unsettled)
+    named = select(EPISODES).where(unsettled).order_by(EPISODES.c.since_us).limit(num_unsettled)
+    conflicts, trained_twice = connection.execute(alarms).one()
+    return Ledger(
+        counts={
+            (State(state), reason): int(count)
+            for state, reason, count in connection.execute(counts.group_by(LEDGER.c.state, LEDGER.c.reason))
+        },
+        conflicts=int(conflicts or 0),
+        trained_twice=int(trained_twice or 0),
+        oldest_unsettled_us=connection.execute(oldest).scalar_one(),
+        unsettled=tuple(_episodes(connection, named)) if num_unsettled else (),
+    )
+
+
+def _quarantine(connection: Connection, episode: Episode, reason: str) -> None:
+    position = _lock_feed(connection) + 1
+    connection.execute(
+        update(EPISODES)
+        .where(EPISODES.c.episode_id == episode.identity.episode_id)
+        .values(quarantine=reason, body_checked=true(), changed=position)
+    )
+    _move_feed(connection, position)
+    event, event_id = wire.quarantined_to_wire(episode, reason)
+    enqueue(connection, event, model=episode.identity.model, event_id=event_id)

@@ -1,0 +1,125 @@
+"""TrajectoryService: decode, use case, encode."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from grpc_edge import StatusTable, domain_errors_as_status
+from trajectory_store import wire
+from trajectory_store.export_lines import record_line, triple_line
+from trajectory_store.ports import BodyCorrupt, Index, Unavailable, UnknownTrajectory
+from trajectory_store.usecases import (
+    ExportChunk,
+    ExportTrajectories,
+    GetTrajectory,
+    ListTrajectories,
+    WatchTrajectories,
+)
+from upcycle.api.trajectory.v1 import service_pb2 as pb
+from upcycle.api.trajectory.v1 import service_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+STATUS_OF: Final[StatusTable] = {
+    UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
+    BodyCorrupt: grpc.StatusCode.DATA_LOSS,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    wire.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
+}
+_DEFAULT_PAGE: Final = 100
+_MAX_PAGE: Final = 1000
+_MAX_UNSETTLED: Final = 1000
+_MAX_EXPORT_MESSAGE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class UseCases:
+    """What the service can do."""
+
+    index: Index
+    get: GetTrajectory
+    list: ListTrajectories
+    watch: WatchTrajectories
+    export: ExportTrajectories
+
+
+class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
+    """The public API."""
+
+    def __init__(self, usecases: UseCases, *, now: Callable[[], datetime]) -> None:
+        self._do = usecases
+        self._now = now
+
+    async def GetTrajectory(
+        self, request: pb.GetTrajectoryRequest, context: Context
+    ) -> pb.GetTrajectoryResponse:
+        """Summary and body."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            episode, body = await self._do.get(request.trajectory_id)
+            return pb.GetTrajectoryResponse(summary=wire.summary_to_wire(episode), body=body)
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: Context
+    ) -> pb.ListTrajectoriesResponse:
+        """A page, newest first."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
+            if size < 0:
+                raise wire.MalformedRequest(f"page_size is {size}, expected 1..{_MAX_PAGE} or 0")
+            wanted, after = wire.filter_from_wire(request.filter), wire.page_key(request.page_token)
+            page, following = await self._do.list(wanted, after, size)
+            return pb.ListTrajectoriesResponse(
+                trajectories=map(wire.summary_to_wire, page), next_page_token=wire.page_token(following)
+            )
+
+    async def WatchTrajectories(
+        self, request: pb.WatchTrajectoriesRequest, context: Context
+    ) -> AsyncIterator[pb.WatchTrajectoriesResponse]:
+        """Changes, until the caller goes."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            after = request.after_position if request.HasField("after_position") else None
+            async for change in self._do.watch(wire.filter_from_wire(request.filter), after):
+                yield pb.WatchTrajectoriesResponse(
+                    trajectory=wire.summary_to_wire(change.episode), position=change.position
+                )
+
+    async def ExportTrajectories(
+        self, request: pb.ExportTrajectoriesRequest, context: Context
+    ) -> AsyncIterator[pb.ExportTrajectoriesResponse]:
+        """JSON lines, in messages of about a megabyte."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            if request.format not in _LINE_OF:
+                raise wire.MalformedRequest("format is not set: choose TRIPLES or RECORDS")
+            async for chunk in self._do.export(wire.filter_from_wire(request.filter)):
+                for message in await asyncio.to_thread(_messages, chunk, request.format):
+                    yield message
+
+    async def GetLedger(self, request: pb.GetLedgerRequest, context: Context) -> pb.GetLedgerResponse:
+        """The conservation equation."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            num_unsettled = _MAX_UNSETTLED if request.include_unsettled else 0
+            ledger = await self._do.index.ledger(request.run_id, num_unsettled)
+            return wire.ledger_to_wire(ledger, self._now())
+
+
+_LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}
+
+
+def _messages(chunk: ExportChunk, form: pb.ExportFormat.ValueType) -> list[pb.ExportTrajectoriesResponse]:
+    """A chunk's lines, gathered into messages. A triple needs a reward: the ungraded are left out there."""
+    line_of = _LINE_OF[form]
+    texts: list[bytearray] = [bytearray()]
+    for episode, body in chunk.trajectories:
+        if form == pb.EXPORT_FORMAT_TRIPLES and episode.grade is None:
+            continue
+        if len(texts[-1]) > _MAX_EXPORT_MESSAGE_BYTES:
+            texts.append(bytearray())
+        texts[-1] += line_of(episode, body)
+    messages = [pb.ExportTrajectoriesResponse(jsonl=text.decode()) for text in texts]
+    messages[-1].quarantined = chunk.quarantined
+    return messages

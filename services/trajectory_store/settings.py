@@ -1,0 +1,33 @@
+"""Settings of the trajectory store."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from service_kit.groups import BusSettings, S3Settings, SqlSettings
+from service_kit.settings import ServiceSettings
+
+
+class StoreSettings(ServiceSettings):
+    """Keeps the index of everything that was sampled, and the ledger of where each episode ended."""
+
+    model_config = SettingsConfigDict(env_prefix="TRAJECTORY_STORE_")
+
+    http_port: int = Field(7205, ge=0, le=65535)
+    """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
+    grpc_port: int = Field(7105, ge=0, le=65535)
+    """Port of TrajectoryService; 0 lets the system choose."""
+    batch_size: int = Field(200, ge=1, le=1000)
+    """Facts folded in one transaction at most."""
+    check_bodies: bool = True
+    """Look at each recorded body once, and quarantine those that cannot be used."""
+    check_idle_s: float = Field(2.0, gt=0)
+    """Pause between looks when there was nothing left to check."""
+    export_page: int = Field(32, ge=1, le=1000)
+    """Bodies that an export holds in memory at once."""
+    export_parallel_reads: int = Field(8, ge=1, le=64)
+    """Bodies that an export reads at once."""
+    watch_poll_s: float = Field(1.0, gt=0)
+    """How soon a watcher sees changes that another replica made."""
+    bus: BusSettings = Field(default_factory=BusSettings)
+    s3: S3Settings = Field(default_factory=S3Settings)
+    sql: SqlSettings = Field(default_factory=SqlSettings)

@@ -1,0 +1,190 @@
+"""Reading what was sampled: one trajectory, a page, a stream of changes, an export; checking every body once.
+
+A body that cannot be used is quarantined by whoever meets it first: marked, announced, never handed out.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trajectory_store.domain import Episode, Filter, PageKey, episode_id_of
+from trajectory_store.ports import Bodies, BodyCorrupt, Change, Index, Unavailable, UnknownTrajectory
+
+log = logging.getLogger(__name__)
+
+_CHANGES_PER_READ: Final = 200
+_MAX_REASON_CHARS: Final = 500
+
+
+class ReadBody:
+    """One body, or its quarantine."""
+
+    def __init__(self, index: Index, bodies: Bodies, *, confirm_after_s: float = 1.0) -> None:
+        """`confirm_after_s`: a bad body is read again after so long before it is believed to be bad."""
+        self._index = index
+        self._bodies = bodies
+        self._confirm_after_s = confirm_after_s
+
+    async def __call__(self, episode: Episode) -> Any:
+        """Raises BodyCorrupt (the trajectory is then quarantined), Unavailable, UnknownTrajectory."""
+        if episode.quarantine:
+            raise BodyCorrupt(f"{episode.identity.episode_id} is quarantined: {episode.quarantine}")
+        try:
+            return await self._bodies.read(episode)
+        except BodyCorrupt as error:
+            log.warning("body_suspect", extra={"episode_id": episode.identity.episode_id, "why": str(error)})
+        await asyncio.sleep(self._confirm_after_s)
+        try:
+            return await self._bodies.read(episode)
+        except BodyCorrupt as error:
+            await self._quarantine(episode, str(error))
+            raise
+
+    async def _quarantine(self, episode: Episode, reason: str) -> None:
+        episode_id = episode.identity.episode_id
+        log.error("trajectory_quarantined", extra={"episode_id": episode_id, "why": reason})
+        await self._index.quarantine(episode, reason[:_MAX_REASON_CHARS])
+
+
+class GetTrajectory:
+    """Summary and body of one trajectory."""
+
+    def __init__(self, index: Index, read: ReadBody) -> None:
+        self._index = index
+        self._read = read
+
+    async def __call__(self, trajectory_or_episode_id: str) -> tuple[Episode, Any]:
+        """Raises UnknownTrajectory, BodyCorrupt, Unavailable."""
+        episode = await self._index.find(episode_id_of(trajectory_or_episode_id))
+        if episode is None:
+            raise UnknownTrajectory(f"nothing is known of trajectory {trajectory_or_episode_id!r}")
+        return episode, await self._read(episode)
+
+
+class ListTrajectories:
+    """Pages, newest first."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    async def __call__(
+        self, wanted: Filter, after: PageKey | None, size: int
+    ) -> tuple[list[Episode], PageKey | None]:
+        """A page, and the key of the next one; None: there is none."""
+        found = await self._index.page(wanted, after, size + 1)
+        return found[:size], _key_of(found[size - 1]) if len(found) > size else None
+
+
+class WatchTrajectories:
+    """Changes as they happen, to any number of watchers."""
+
+    def __init__(self, index: Index, *, poll_s: float) -> None:
+        """`poll_s`: how soon a change made by another replica is seen; own changes wake at once."""
+        self._index = index
+        self._poll_s = poll_s
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something changed: look now."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def __call__(self, wanted: Filter, after: int | None) -> AsyncIterator[Change]:
+        """Endless. `after`: position of the last change seen; None begins now. Raises Unavailable."""
+        position = await self._index.position() if after is None else after
+        while True:
+            changed = self._changed
+            changes = await self._index.changes(wanted, position, _CHANGES_PER_READ)
+            for change in changes:
+                yield change
+                position = change.position
+            if len(changes) < _CHANGES_PER_READ:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), self._poll_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportChunk:
+    """Trajectories of one page with their bodies, and how many were left out as unusable."""
+
+    trajectories: Sequence[tuple[Episode, Any]]
+    quarantined: int
+
+
+class ExportTrajectories:
+    """Everything that a filter selects, newest first, a bounded number of bodies in memory at a time."""
+
+    def __init__(self, index: Index, read: ReadBody, *, page_size: int, parallel_reads: int) -> None:
+        self._index = index
+        self._read = read
+        self._page_size = page_size
+        self._parallel_reads = parallel_reads
+
+    async def __call__(self, wanted: Filter) -> AsyncIterator[ExportChunk]:
+        """Raises Unavailable; what was sent until then is whole."""
+        after: PageKey | None = None
+        while page := await self._index.page(wanted, after, self._page_size):
+            after = _key_of(page[-1])
+            limit = asyncio.Semaphore(self._parallel_reads)
+            bodies = await asyncio.gather(*(self._body(episode, limit) for episode in page))
+            whole = [(episode, body) for episode, body in zip(page, bodies, strict=True) if body is not None]
+            yield ExportChunk(whole, len(page) - len(whole))
+            if len(page) < self._page_size:
+                return
+
+    async def _body(self, episode: Episode, limit: asyncio.Semaphore) -> Any | None:
+        async with limit:
+            try:
+                return await self._read(episode)
+            except BodyCorrupt:
+                return None
+
+
+class CheckBodies:
+    """Looks at each recorded body once and soon, so that a bad one is known before it is needed."""
+
+    def __init__(
+        self, index: Index, read: ReadBody, *, idle_s: float, batch_size: int, on_wait: Callable[[str], None]
+    ) -> None:
+        self._index = index
+        self._read = read
+        self._idle_s = idle_s
+        self._batch_size = batch_size
+        self._on_wait = on_wait
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until asked to stop; what is not checked then is checked after the next start."""
+        while not stop.is_set():
+            try:
+                found = await self.check_once()
+                pause_s = 0.0 if found == self._batch_size else self._idle_s
+            except Unavailable as error:
+                self._on_wait(error.waiting_for)
+                pause_s = max(error.delay_s, self._idle_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause_s)
+
+    async def check_once(self) -> int:
+        """Check one batch, one body after the other; returns how many there were. Raises Unavailable."""
+        episodes = await self._index.unchecked(self._batch_size)
+        good: list[str] = []
+        try:
+            for episode in episodes:
+                try:
+                    await self._read(episode)
+                except BodyCorrupt:
+                    continue
+                good.append(episode.identity.episode_id)
+        finally:
+            if good:
+                await self._index.checked(good)
+        return len(episodes)
+
+
+def _key_of(episode: Episode) -> PageKey:
+    if episode.record is None:
+        raise AssertionError(f"{episode.identity.episode_id} was paged without a record")
+    return PageKey(episode.record.recorded_us, episode.identity.episode_id)

@@ -190,36 +190,47 @@ class WatchTrajectoriesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FILTER_FIELD_NUMBER: _builtins.int
+    AFTER_POSITION_FIELD_NUMBER: _builtins.int
+    after_position: _builtins.int
+    """Resume after the position of the last response seen; absent: what changes from now on. 0: everything."""
     @_builtins.property
     def filter(self) -> Global___TrajectoryFilter: ...
     def __init__(
         self,
         *,
         filter: Global___TrajectoryFilter | None = ...,
+        after_position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_position", b"_after_position", "after_position", b"after_position", "filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_position", b"_after_position", "after_position", b"after_position", "filter", b"filter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after_position: _TypeAlias = _typing.Literal["after_position"]  # noqa: Y015
+    _WhichOneofArgType__after_position: _TypeAlias = _typing.Literal["_after_position", b"_after_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_position) -> _WhichOneofReturnType__after_position | None: ...
 
 Global___WatchTrajectoriesRequest: _TypeAlias = WatchTrajectoriesRequest  # noqa: Y015
 
 @_typing.final
 class WatchTrajectoriesResponse(_message.Message):
+    """One per change of a recorded trajectory (recorded, graded, settled); changes in quick succession come as one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAJECTORY_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
     @_builtins.property
     def trajectory(self) -> _trajectory_pb2.TrajectorySummary: ...
     def __init__(
         self,
         *,
         trajectory: _trajectory_pb2.TrajectorySummary | None = ...,
+        position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trajectory", b"trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trajectory", b"trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "trajectory", b"trajectory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,16 +264,20 @@ class ExportTrajectoriesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JSONL_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     jsonl: _builtins.str
     """one or more complete lines, each ending in a newline"""
+    quarantined: _builtins.int
+    """trajectories left out since the last message because their body cannot be used"""
     def __init__(
         self,
         *,
         jsonl: _builtins.str = ...,
+        quarantined: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jsonl", b"jsonl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jsonl", b"jsonl", "quarantined", b"quarantined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -511,6 +511,7 @@ class TrajectorySummary(_message.Message):
     RECORDED_AT_FIELD_NUMBER: _builtins.int
     GRADED_AT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     episode_id: _builtins.str
     run_id: _builtins.str
@@ -528,6 +529,8 @@ class TrajectorySummary(_message.Message):
     reward: _builtins.float
     success: _builtins.bool
     trace_id: _builtins.str
+    quarantine_reason: _builtins.str
+    """why its body cannot be used; empty: nothing is wrong with it"""
     @_builtins.property
     def body(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
@@ -566,10 +569,11 @@ class TrajectorySummary(_message.Message):
         recorded_at: _timestamp_pb2.Timestamp | None = ...,
         graded_at: _timestamp_pb2.Timestamp | None = ...,
         trace_id: _builtins.str = ...,
+        quarantine_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode_id", b"episode_id", "family", b"family", "graded", b"graded", "graded_at", b"graded_at", "group_id", b"group_id", "ledger", b"ledger", "member", b"member", "model", b"model", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "recorded_at", b"recorded_at", "reward", b"reward", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "task_slug", b"task_slug", "trace_id", b"trace_id", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode_id", b"episode_id", "family", b"family", "graded", b"graded", "graded_at", b"graded_at", "group_id", b"group_id", "ledger", b"ledger", "member", b"member", "model", b"model", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "task_slug", b"task_slug", "trace_id", b"trace_id", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

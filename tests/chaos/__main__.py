@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local_stack import Stack, StackSettings
-
 from tests.chaos.campaign import Campaign, verdict
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, register_incident, small_training
+
+from local_stack import Stack, StackSettings
 
 
 def parse() -> argparse.Namespace:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from event_bus import EventBus
 from google.protobuf.message import Message
 
-from upcycle.api.trajectory.v1 import service_pb2
+from event_bus import EventBus
 from upcycle.api.training.v1.events_pb2 import PolicyPublished, StepCompleted
+from upcycle.api.trajectory.v1 import service_pb2
 from upcycle.platform import Platform
 
 QUIET_S = 2.0

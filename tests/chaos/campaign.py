@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.chaos.audit import Audit, audit
+
 from event_bus import EventBus
 from local_stack import Stack
 from service_kit import deadline
-
-from tests.chaos.audit import Audit, audit
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, RunState
 from upcycle.cli import watching

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from local_stack import Stack, StackSettings
-
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, register_incident
+
+from local_stack import Stack, StackSettings
 from upcycle.platform import Platform
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import grpc
 import pytest
-from local_stack import Stack
 from openai import AsyncOpenAI, AuthenticationError
-
 from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, addresses, evaluation, small_training
+
+from local_stack import Stack
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
 from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec
@@ -49,7 +49,9 @@ async def test_an_evaluation_settles_every_episode(platform: Platform) -> None:
     ledger = await balanced(platform, run.run_id)
     assert_conserved(ledger)
     assert ledger.by_state["evaluated"] == 120
-    answer = await platform.tasksets.GetRun(GetRunRequest(run_id=run.run_id, include_results=True), timeout=10)
+    answer = await platform.tasksets.GetRun(
+        GetRunRequest(run_id=run.run_id, include_results=True), timeout=10
+    )
     assert len({result.task_slug for result in answer.results}) == 120
 
 
@@ -79,7 +81,8 @@ async def test_the_gateway_serves_head_and_refuses_a_wrong_key(stack: Stack, pla
 
 
 @pytest.mark.parametrize(
-    "victim", ["rollout_sampler", "reward_grader", "grpo_trainer", "trajectory_store", "nats", "s3", "scenario_runner"]
+    "victim",
+    ["rollout_sampler", "reward_grader", "grpo_trainer", "trajectory_store", "nats", "s3", "scenario_runner"],
 )
 async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victim: str) -> None:
     run = await watching.submit(platform, small_training(steps=3, gate=False))

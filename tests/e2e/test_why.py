@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from local_stack import Stack
-
 from tests.platform_recipes import evaluation
+
+from local_stack import Stack
 from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, ExplainRunResponse
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
 from upcycle.cli import watching

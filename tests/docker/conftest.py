@@ -1,0 +1,41 @@
+"""The same suites against container images: MinIO instead of SeaweedFS, the official NATS, Postgres.
+
+They need a Docker engine, so they carry the marker `docker`, which the default run deselects and counts.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+from testcontainers.community.minio import MinioContainer
+from testcontainers.community.nats import NatsContainer
+
+from service_kit import S3Settings
+
+MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
+NATS_IMAGE = "nats:2.15.1-alpine"
+
+
+@pytest.fixture(scope="module")
+def s3_settings() -> Iterator[S3Settings]:
+    """A bucket on a MinIO of its own."""
+    with MinioContainer(MINIO_IMAGE) as minio:
+        minio.get_client().make_bucket("upcycle")
+        config = minio.get_config()
+        yield S3Settings(
+            endpoint=config["endpoint"],
+            access_key=SecretStr(config["access_key"]),
+            secret_key=SecretStr(config["secret_key"]),
+            bucket="upcycle",
+        )
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    """A provisioned JetStream of the official image."""
+    from event_bus.provision import provision
+
+    with NatsContainer(NATS_IMAGE, jetstream=True) as nats:
+        asyncio.run(provision(nats.nats_uri()))
+        yield nats.nats_uri()

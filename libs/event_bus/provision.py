@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import nats
@@ -168,10 +169,14 @@ async def _update(
 def _differences(wanted: Mapping[str, Any], existing: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What we ask for and the server does not have. Zero, empty and absent are the same to it."""
     return {
-        key: (existing.get(key), value)
+        key: (_plain(existing.get(key)), _plain(value))
         for key, value in wanted.items()
-        if (value or None) != (existing.get(key) or None)
+        if (_plain(value) or None) != (_plain(existing.get(key)) or None)
     }
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 def main() -> None:

@@ -157,6 +157,7 @@ class SlotConsumer:
     ) -> Verdict:
         attempts = Attempts(before.answered + 1, before.failures + 1)
         metrics.FAILED.labels(self._spec.durable, type(error).__name__).inc()
+        tracing.mark_failed(error)
         _LOG.error(
             "handler_failed",
             exc_info=error,

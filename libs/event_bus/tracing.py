@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import Link, Span, SpanKind
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from event_bus.errors import Later
 from event_bus.subjects import template_of
 
 _TRACER = trace.get_tracer("upcycle.event_bus")
@@ -55,7 +56,9 @@ def processing(
         context=propagate.extract(headers),
         kind=SpanKind.CONSUMER,
         attributes=attributes,
-    ) as span:
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span, _marking_failure():
         yield span
 
 
@@ -74,8 +77,28 @@ def processing_batch(consumer: str, headers: Sequence[Mapping[str, str]]) -> Ite
         kind=SpanKind.CONSUMER,
         attributes=attributes,
         links=list(map(Link, _origins(headers))),
-    ) as span:
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span, _marking_failure():
         yield span
+
+
+def mark_failed(error: Exception) -> None:
+    """The handler whose span this is has failed."""
+    span = trace.get_current_span()
+    span.record_exception(error)
+    span.set_status(StatusCode.ERROR, repr(error))
+
+
+@contextmanager
+def _marking_failure() -> Iterator[None]:
+    try:
+        yield
+    except Later:  # asked to wait, which is no failure
+        raise
+    except Exception as error:
+        mark_failed(error)
+        raise
 
 
 def _origins(headers: Sequence[Mapping[str, str]]) -> Iterator[trace.SpanContext]:

@@ -1,10 +1,12 @@
-"""What the bus tests share: fast timings, a durable of one's own, and eyes on the server that do not use the bus."""
+"""What the bus tests share: fast timings, a durable of one's own, and eyes on the server beside the bus."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -146,3 +148,51 @@ async def eyes_on(server: NatsServer) -> AsyncIterator[Eyes]:
         yield Eyes(client)
     finally:
         await client.close()
+
+
+class Worker:
+    """A service process of `worker.py`, with what it said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, url: str, mode: str) -> AsyncIterator["Worker"]:
+        """Up and subscribed; killed at the end if it still runs."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.libs.event_bus.worker",
+            url,
+            mode,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+        )
+        worker = cls(process)
+        try:
+            await worker.says("up")
+            yield worker
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await worker._reading
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+
+    async def says(self, line: str, *, within_s: float = 15.0) -> None:
+        """Wait until it printed that line."""
+        await until(lambda: line in self.lines, timeout_s=within_s)
+
+    async def exit_status(self, *, within_s: float) -> int:
+        """Wait until it ended."""
+        async with asyncio.timeout(within_s):
+            status = await self.process.wait()
+            await self._reading
+        return status

@@ -71,7 +71,7 @@ async def test_everything_comes_in_stream_order_in_bounded_batches(server: NatsS
 
 
 async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) -> None:
-    """A fetch of many returns with one; it must not wait for the rest, nor lose it to a pull that timed out."""
+    """A fetch of many returns with one: no wait for the rest, no loss to a pull that timed out."""
     spec, got = projection(), Batches()
     async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
         for n in range(3):

@@ -60,7 +60,7 @@ async def test_an_event_of_exactly_the_limit_passes_and_one_byte_more_is_refused
 
 
 async def test_headers_that_tip_a_message_over_would_cut_the_connection(nats_server: NatsFactory) -> None:
-    """Why the guard counts headers: the client itself does not, and never reconnects after the server's answer."""
+    """Why the guard counts headers: the client does not, and never reconnects after the answer."""
     server = nats_server()
     closed = asyncio.Event()
 

@@ -1,0 +1,84 @@
+"""kill -9 of the server and of the service: nothing acknowledged is lost, nothing answered is lost."""
+
+import asyncio
+import time
+
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import MODEL, Seen, Worker, eyes_on, fact_spec, failed, running, until
+from tests.libs.event_bus.worker import SPEC
+
+from event_bus.slots import MAX_UNANSWERED
+
+
+async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
+    nats_server: NatsFactory,
+) -> None:
+    server, spec, seen = nats_server(), fact_spec(max_ack_pending=64, ack_wait_s=2), Seen()
+    confirmed: list[str] = []
+    stop_at = time.monotonic() + 3
+
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen, slots=8)) as bus,
+        eyes_on(server) as eyes,
+    ):
+
+        async def load(publisher: int) -> None:
+            n = 0
+            while time.monotonic() < stop_at:
+                detail = f"{publisher}-{n}"
+                await bus.publish(failed(detail), model=MODEL, event_id=detail)
+                confirmed.append(detail)
+                n += 1
+
+        loads = [asyncio.create_task(load(publisher)) for publisher in range(8)]
+        for _ in range(2):
+            await asyncio.sleep(0.7)
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.start)
+        await asyncio.gather(*loads)
+        stored = {message.headers["Nats-Msg-Id"] for message in await eyes.stored("EVENTS")}
+        assert set(confirmed) <= stored
+        await until(lambda: set(seen.details) >= set(confirmed))
+        assert len(await eyes.stored("EVENTS")) == len(stored), "an event id was stored twice"
+    assert len(confirmed) > 200
+
+
+async def test_kill_9_of_a_service_gives_its_message_to_the_next(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server, SPEC) as bus, eyes_on(server) as eyes:
+        async with Worker.started(server.url, "sleep") as worker:
+            await bus.publish(failed("a"), model=MODEL, event_id="a")
+            await worker.says("start a 1")
+            worker.process.kill()
+        async with Worker.started(server.url, "quick") as worker:
+            await worker.says("done a 2")
+            await eyes.settled(SPEC)
+        assert await eyes.dead_letters() == []
+
+
+async def test_a_message_that_kills_its_service_every_time_ends_in_the_dead_letters(
+    nats_server: NatsFactory,
+) -> None:
+    """No handler lives to report a failure, so the deliveries that ended in silence are what counts."""
+    server, spec, seen = nats_server(), fact_spec(ack_wait_s=0.3), Seen()
+    async with running(server, spec) as bus, eyes_on(server) as eyes:
+        await bus.publish(failed("killer"), model=MODEL, event_id="killer")
+        sub = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
+        for _ in range(MAX_UNANSWERED):
+            assert len(await sub.fetch(1, timeout=3)) == 1  # taken, and never answered
+        async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)):
+            await until_letters(eyes, 1)
+        assert seen.deliveries == []
+        (letter,) = await eyes.dead_letters()
+        assert "10 deliveries ended without an answer" in letter.headers["Upcycle-Reason"]
+
+
+async def until_letters(eyes: object, count: int) -> None:
+    from tests.libs.event_bus.support import Eyes
+
+    assert isinstance(eyes, Eyes)
+    deadline = time.monotonic() + 10
+    while len(await eyes.dead_letters()) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

@@ -1,0 +1,214 @@
+"""How a bus starts, drains and ends: bounded, without loss, and never frozen."""
+
+import asyncio
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import (
+    FAST,
+    MODEL,
+    Seen,
+    Worker,
+    command_spec,
+    eyes_on,
+    fact_spec,
+    failed,
+    running,
+    topology,
+    until,
+)
+from tests.libs.event_bus.worker import SPEC
+
+from event_bus import (
+    EXIT_CONNECTION_CLOSED,
+    BusSettings,
+    BusUnavailable,
+    Delivery,
+    EventBus,
+    NotProvisioned,
+)
+from event_bus.provision import provision
+from event_bus.topology import EVENTS
+from local_stack.nats import NatsServer
+from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+
+
+@pytest.fixture
+def server(nats_server: NatsFactory) -> NatsServer:
+    return nats_server()
+
+
+async def test_constructing_and_subscribing_does_no_io() -> None:
+    bus = EventBus(BusSettings(url="nats://127.0.0.1:1"), client_name="t")
+    bus.subscribe(fact_spec(), Seen())
+    assert not bus.ready()
+
+
+async def test_a_bus_without_a_server_says_so_within_its_bound() -> None:
+    bus = EventBus(
+        BusSettings(url="nats://127.0.0.1:1"), client_name="t", timings=replace(FAST, connect_s=0.5)
+    )
+    started = time.monotonic()
+    with pytest.raises(BusUnavailable, match=r"no NATS at nats://127\.0\.0\.1:1 within 0\.5 s"):
+        await bus.start()
+    assert time.monotonic() - started < 3
+
+
+async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsServer) -> None:
+    spec = fact_spec()
+    timings = replace(FAST, connect_s=0.5)
+
+    def make() -> EventBus:
+        bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
+        bus.subscribe(spec, Seen())
+        return bus
+
+    with pytest.raises(NotProvisioned, match=r"stream TASKS does not exist .* run upcycle-provision"):
+        await make().start()
+    await provision(server.url, topology=topology())
+    with pytest.raises(NotProvisioned, match="durable tested of stream EVENTS"):
+        await make().start()
+    async with eyes_on(server) as eyes:
+        assert await eyes.jetstream.consumers_info(EVENTS) == []
+
+
+async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer) -> None:
+    spec = fact_spec(max_ack_pending=7)
+    await provision(server.url, topology=topology(spec))
+    other = replace(spec, max_ack_pending=99, ack_wait_s=55)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(other), timings=FAST)
+    bus.subscribe(other, Seen())
+    await bus.start()
+    async with eyes_on(server) as eyes:
+        config = (await eyes.jetstream.consumer_info(EVENTS, spec.durable)).config
+        assert config is not None
+        assert (config.max_ack_pending, config.ack_wait) == (7, 1)
+    await bus.stop()
+
+
+async def test_a_start_waits_for_provisioning(server: NatsServer) -> None:
+    spec, seen = fact_spec(), Seen()
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
+    bus.subscribe(spec, seen)
+    starting = asyncio.create_task(bus.start())
+    await asyncio.sleep(0.3)
+    await provision(server.url, topology=topology(spec))
+    await starting
+    assert bus.ready()
+    await bus.stop()
+    assert not bus.ready()
+
+
+async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsServer) -> None:
+    spec, finished = command_spec(ack_wait_s=20), []
+    started = asyncio.Event()
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        started.set()
+        await asyncio.sleep(0.6)
+        finished.append(delivery.message.episode_id)
+
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, handler, slots=2)) as bus:
+        for n in range(6):
+            await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
+        await started.wait()
+    assert len(finished) == 2
+    async with eyes_on(server) as eyes:
+        assert await eyes.pending(spec) == (4, 0)
+
+
+async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(server: NatsServer) -> None:
+    spec, seen = command_spec(ack_wait_s=30, max_deliver=1), Seen()
+    started = asyncio.Event()
+
+    async def endless(_: Delivery[Any]) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async with running(
+        server,
+        spec,
+        setup=lambda bus: bus.subscribe(spec, endless),
+        timings=replace(FAST, drain_s=0.3),
+    ) as bus:
+        await bus.command(EpisodeRequested(episode_id="e"), pool="train", event_id="t")
+        await started.wait()
+        stopping = time.monotonic()
+    assert time.monotonic() - stopping < 2
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)), eyes_on(server) as eyes:
+        await until(lambda: len(seen.deliveries) == 1, timeout_s=3)
+        await eyes.settled(spec)
+        # A drain is nobody's failure, even where the first failure is the last.
+        assert await eyes.dead_letters() == []
+
+
+async def test_a_stop_while_nats_is_down_is_quick_and_quiet(server: NatsServer) -> None:
+    spec = fact_spec()
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, Seen(), slots=3)) as bus:
+        await asyncio.to_thread(server.kill)
+        await until(lambda: not bus.ready())
+        stopping = time.monotonic()
+        await bus.stop()
+        assert time.monotonic() - stopping < 3
+        await bus.stop()
+
+
+async def test_a_bus_is_ready_again_after_an_outage_and_goes_on_consuming(server: NatsServer) -> None:
+    spec, seen = fact_spec(), Seen()
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)) as bus:
+        await asyncio.to_thread(server.kill)
+        await until(lambda: not bus.ready())
+        await asyncio.sleep(1)
+        await asyncio.to_thread(server.start)
+        await until(bus.ready)
+        await bus.publish(failed("after"), model=MODEL, event_id="after")
+        await until(lambda: seen.details == ["after"], timeout_s=3)
+
+
+async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> None:
+    """SIGSTOP: the connection stands, nothing answers. A publish keeps trying, consumers keep their place."""
+    import os
+
+    spec, seen = fact_spec(), Seen()
+    timings = replace(FAST, publish_timeout_s=0.5)
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen), timings=timings) as bus:
+        os.kill(server.pid, signal.SIGSTOP)
+        publishing = asyncio.create_task(bus.publish(failed("a"), model=MODEL, event_id="a"))
+        await asyncio.sleep(1.5)
+        assert not publishing.done()
+        os.kill(server.pid, signal.SIGCONT)
+        await publishing
+        await until(lambda: len(seen.deliveries) == 1)
+        await asyncio.sleep(0.3)
+    assert seen.details == ["a"]
+
+
+async def test_a_connection_closed_for_good_ends_the_process_with_70(server: NatsServer) -> None:
+    """Otherwise the pull loops spin: no health endpoint, no signal handler, 100 % of a core."""
+    await provision(server.url, topology=topology(SPEC))
+    async with Worker.started(server.url, "close") as worker:
+        assert await worker.exit_status(within_s=10) == EXIT_CONNECTION_CLOSED == 70
+
+
+async def test_sigterm_finishes_the_message_in_hand_and_exits_0(server: NatsServer) -> None:
+    async with running(server, SPEC) as bus, eyes_on(server) as eyes:
+        async with Worker.started(server.url, "slow") as worker:
+            await bus.publish(failed("a"), model=MODEL, event_id="a")
+            await worker.says("start a 1")
+            worker.process.send_signal(signal.SIGTERM)
+            assert await worker.exit_status(within_s=5) == 0
+            assert worker.lines[-2:] == ["done a 1", "down"]
+        await eyes.settled(SPEC)
+
+
+async def test_sigterm_while_nats_is_down_still_exits(server: NatsServer) -> None:
+    await provision(server.url, topology=topology(SPEC))
+    async with Worker.started(server.url, "idle") as worker:
+        await asyncio.to_thread(server.kill)
+        await asyncio.sleep(0.2)
+        worker.process.send_signal(signal.SIGTERM)
+        assert await worker.exit_status(within_s=10) == 0

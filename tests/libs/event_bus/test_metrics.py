@@ -1,0 +1,44 @@
+"""The series that dashboards read."""
+
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from event_bus import Delivery, Later, Poison
+from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_every_way_to_end_is_counted(nats_server: NatsFactory) -> None:
+    server, spec, asked = nats_server(), fact_spec("counted", max_deliver=2), set[str]()
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        match delivery.message.detail:
+            case "later" if "later" not in asked:
+                asked.add("later")
+                raise Later(0, "not yet")
+            case "poison":
+                raise Poison("never")
+            case "bad":
+                raise KeyError("no")
+
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        eyes_on(server) as eyes,
+    ):
+        for detail in ("good", "later", "poison", "bad"):
+            await bus.publish(failed(detail), model=MODEL, event_id=detail)
+        await eyes.settled(spec)
+    labels = {"consumer": "counted"}
+    assert value("upcycle_bus_delivered_total", **labels) == 6
+    assert value("upcycle_bus_redelivered_total", **labels) == 2
+    assert value("upcycle_bus_postponed_total", **labels) == 1
+    assert value("upcycle_bus_failed_total", error="KeyError", **labels) == 2
+    assert value("upcycle_bus_dead_lettered_total", **labels) == 2
+    assert value("upcycle_bus_in_flight", **labels) == 0
+    assert value("upcycle_bus_handled_seconds_count", **labels) == 6
+    assert value("upcycle_bus_published_seconds_count", subject="up.evt.episode.failed.{model}") >= 4

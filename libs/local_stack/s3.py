@@ -4,6 +4,7 @@
 restarted on the same data and ports. Volume data is fsynced before an answer (`fs.configure -fsync`).
 """
 
+import asyncio
 import io
 import json
 import os
@@ -24,8 +25,10 @@ from minio import Minio
 from pydantic import SecretStr
 
 from blob_store.classify import CAUGHT
+from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
 from local_stack.ports import LOOPBACK, free_ports
+from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 
 _READY_TIMEOUT_S: Final = 30.0
@@ -282,3 +285,24 @@ def takes_a_write(settings: S3Settings) -> bool:
     except CAUGHT:
         return False
     return True
+
+
+def s3_probe(settings: S3Settings, ports: S3Ports) -> Probe:
+    """Ready when the bucket exists, is durable and takes a write; makes it so at the first start."""
+
+    def check() -> str | None:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex((LOOPBACK, ports.s3)) != 0:
+                return f"nothing listens on {settings.endpoint}"
+        try:
+            if provision_bucket(settings, wait_s=5.0):
+                make_bucket_durable(ports, settings.bucket)
+        except (StoreUnavailable, S3ServerError) as error:
+            return str(error)
+        return None if takes_a_write(settings) else "does not take writes yet"
+
+    async def probe() -> str | None:
+        return await asyncio.to_thread(check)
+
+    return probe

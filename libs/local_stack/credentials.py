@@ -1,0 +1,60 @@
+"""Passwords of one local stack: made at its first start, kept in a file that only its owner can read."""
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+_FILE: Final = "credentials.json"
+_GATEWAY_KEY_FILE: Final = "gateway.key"
+_KEY_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Every secret that the processes of a stack share."""
+
+    bus_user: str
+    bus_password: str
+    s3_access_key: str
+    s3_secret_key: str
+    gateway_key: str
+
+
+def load_or_make(folder: Path) -> Credentials:
+    """The stack's credentials; written to `<folder>/credentials.json` when there are none yet."""
+    path = folder / _FILE
+    if path.exists():
+        return Credentials(**json.loads(path.read_text()))
+    made = Credentials(
+        bus_user="upcycle",
+        bus_password=secrets.token_urlsafe(_KEY_BYTES),
+        s3_access_key="upcycle",
+        s3_secret_key=secrets.token_urlsafe(_KEY_BYTES),
+        gateway_key=f"upc-{secrets.token_urlsafe(_KEY_BYTES)}",
+    )
+    write_private(path, json.dumps(asdict(made), indent=2))
+    write_private(gateway_key_file(folder), made.gateway_key + "\n")
+    return made
+
+
+def credentials_file(folder: Path) -> Path:
+    """Where the credentials of the stack in `folder` are."""
+    return folder / _FILE
+
+
+def gateway_key_file(folder: Path) -> Path:
+    """Where the gateway's key of the stack in `folder` is, alone, for `$(cat ...)`."""
+    return folder / _GATEWAY_KEY_FILE
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that is never readable by others, not even for a moment; appears whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    partial.replace(path)

@@ -1,0 +1,288 @@
+"""The laptop stack as data: which programs, on which ports, with which settings, after whom."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import SecretStr
+
+from local_stack.credentials import Credentials
+from local_stack.nats import NatsLogin, nats_command
+from local_stack.ports import LOOPBACK, free_ports, pick_ports
+from local_stack.s3 import S3Ports, s3_command, s3_probe
+from local_stack.spec import ProcessSpec, http_probe
+from service_kit.groups import BusSettings, S3Settings
+
+Engine = Literal["embedded", "vllm-cpu"]
+CHANNELS: Final[Mapping[Engine, tuple[str, ...]]] = {
+    "embedded": ("latest", "head"),
+    "vllm-cpu": ("latest", "head", "candidate"),
+}
+"""The embedded engine of channel `latest` also holds pinned versions; vLLM needs a third one for them."""
+
+PROVISION: Final = "provision"
+IMPORT_MODEL: Final = "import_model"
+_INFRASTRUCTURE: Final = ("nats", "s3")
+_ENGINE_START_S: Final[Mapping[Engine, float]] = {"embedded": 120.0, "vllm-cpu": 420.0}
+
+
+@dataclass(frozen=True, slots=True)
+class StackPorts:
+    """Every port of the stack that a person or a client may want to know; all on the loopback."""
+
+    nats: int = 4222
+    nats_http: int = 8222
+    s3: int = 8333
+    scenario_runner_grpc: int = 7101
+    trajectory_store_grpc: int = 7105
+    grpo_trainer_grpc: int = 7106
+    checkpoint_registry_grpc: int = 7107
+    gateway: int = 7180
+    scenario_runner_http: int = 7201
+    rollout_sampler_http: int = 7202
+    policy_engine_latest_http: int = 7203
+    reward_grader_http: int = 7204
+    trajectory_store_http: int = 7205
+    grpo_trainer_http: int = 7206
+    checkpoint_registry_http: int = 7207
+    model_gateway_http: int = 7208
+    policy_engine_head_http: int = 7213
+    policy_engine_candidate_http: int = 7223
+    engine_latest: int = 7303
+    engine_head: int = 7313
+    engine_candidate: int = 7323
+
+    @classmethod
+    def pick(cls, *, offset: int = 0, ephemeral: bool = False) -> "StackPorts":
+        """The defaults plus `offset`, each moved up where it is taken; `ephemeral`: whatever is free."""
+        if ephemeral:
+            return cls(*free_ports(len(fields(cls))))
+        return cls(*pick_ports([int(getattr(cls(), field.name)) + offset for field in fields(cls)]))
+
+    def peers(self) -> dict[str, str]:
+        """host:port of every service that others call, by the names of PeerSettings."""
+        return {
+            "tasksets": f"{LOOPBACK}:{self.scenario_runner_grpc}",
+            "environments": f"{LOOPBACK}:{self.scenario_runner_grpc}",
+            "trajectories": f"{LOOPBACK}:{self.trajectory_store_grpc}",
+            "training": f"{LOOPBACK}:{self.grpo_trainer_grpc}",
+            "registry": f"{LOOPBACK}:{self.checkpoint_registry_grpc}",
+            "gateway": f"{LOOPBACK}:{self.gateway}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the description of a stack depends on."""
+
+    data_dir: Path
+    ports: StackPorts
+    credentials: Credentials
+    engine: Engine
+    model: str | None
+    environment_roots: tuple[Path, ...]
+    extra_env: Mapping[str, str]
+
+    @property
+    def bus(self) -> BusSettings:
+        """How to reach this stack's NATS."""
+        return BusSettings(
+            url=f"nats://{LOOPBACK}:{self.ports.nats}",
+            user=self.credentials.bus_user,
+            password=SecretStr(self.credentials.bus_password),
+        )
+
+    @property
+    def s3(self) -> S3Settings:
+        """How to reach this stack's object store."""
+        return S3Settings(
+            endpoint=f"{LOOPBACK}:{self.ports.s3}",
+            access_key=SecretStr(self.credentials.s3_access_key),
+            secret_key=SecretStr(self.credentials.s3_secret_key),
+            bucket="upcycle",
+            secure=False,
+            region="us-east-1",
+        )
+
+
+def process_specs(plan: Plan) -> list[ProcessSpec]:
+    """Every process of the stack, in starting order. Writes the configuration of NATS and S3."""
+    services = [
+        _registry(plan),
+        _runner(plan),
+        _store(plan),
+        _trainer(plan),
+        _sampler(plan),
+        _grader(plan),
+        _gateway(plan),
+    ]
+    engines = (
+        [] if plan.model is None else [_keeper(plan, plan.model, name) for name in CHANNELS[plan.engine]]
+    )
+    return [_nats(plan), _s3(plan), *services, *engines]
+
+
+def shared_env(plan: Plan) -> dict[str, str]:
+    """Settings that mean the same in every process of the stack."""
+    peers = {f"UPCYCLE_PEERS_{name.upper()}": address for name, address in plan.ports.peers().items()}
+    return {
+        "UPCYCLE_BUS_URL": plan.bus.url,
+        "UPCYCLE_BUS_USER": plan.credentials.bus_user,
+        "UPCYCLE_BUS_PASSWORD": plan.credentials.bus_password,
+        "UPCYCLE_S3_ENDPOINT": plan.s3.endpoint,
+        "UPCYCLE_S3_ACCESS_KEY": plan.credentials.s3_access_key,
+        "UPCYCLE_S3_SECRET_KEY": plan.credentials.s3_secret_key,
+        "UPCYCLE_S3_BUCKET": plan.s3.bucket,
+        "UPCYCLE_SQL_DATA_DIR": str(plan.data_dir / "sql"),
+        **peers,
+        **plan.extra_env,
+    }
+
+
+def _nats(plan: Plan) -> ProcessSpec:
+    login = NatsLogin(plan.credentials.bus_user, plan.credentials.bus_password)
+    argv = nats_command(
+        plan.data_dir / "nats", port=plan.ports.nats, http_port=plan.ports.nats_http, login=login
+    )
+    healthz = f"http://{LOOPBACK}:{plan.ports.nats_http}/healthz?js-enabled-only=true"
+    return ProcessSpec(
+        "nats", argv, ready=http_probe(healthz), url=plan.bus.url, http_port=plan.ports.nats_http, start_s=30
+    )
+
+
+def _s3(plan: Plan) -> ProcessSpec:
+    ports = S3Ports.pick(plan.ports.s3)
+    command = s3_command(plan.data_dir / "s3", ports, plan.s3)
+    return ProcessSpec(
+        "s3",
+        command.argv,
+        env=command.env,
+        ready=s3_probe(plan.s3, ports),
+        url=f"http://{plan.s3.endpoint}",
+        http_port=plan.ports.s3,
+        start_s=45,
+    )
+
+
+def _service(
+    plan: Plan, name: str, http_port: int, *, grpc_port: int | None = None, uses: tuple[str, ...] = ()
+) -> ProcessSpec:
+    """A service that needs the provisioned bus and store, and may start before its peers do."""
+    prefix = name.upper()
+    env = {
+        **shared_env(plan),
+        f"{prefix}_HOST": LOOPBACK,
+        f"{prefix}_HTTP_PORT": str(http_port),
+        "UPCYCLE_SQL_URL": f"sqlite:///{plan.data_dir / 'sql' / name}.sqlite",
+    }
+    if grpc_port is not None:
+        env[f"{prefix}_GRPC_PORT"] = str(grpc_port)
+    return ProcessSpec(
+        name,
+        (script(f"upcycle-{name.replace('_', '-')}"),),
+        env=env,
+        ready=http_probe(f"http://{LOOPBACK}:{http_port}/readyz"),
+        after=(PROVISION,),
+        uses=(*_INFRASTRUCTURE, *uses),
+        url=f"http://{LOOPBACK}:{http_port}" if grpc_port is None else f"grpc://{LOOPBACK}:{grpc_port}",
+        http_port=http_port,
+    )
+
+
+def _with_env(spec: ProcessSpec, **env: str) -> ProcessSpec:
+    return replace(spec, env={**spec.env, **env})
+
+
+def _registry(plan: Plan) -> ProcessSpec:
+    ports = plan.ports
+    return _service(
+        plan,
+        "checkpoint_registry",
+        ports.checkpoint_registry_http,
+        grpc_port=ports.checkpoint_registry_grpc,
+    )
+
+
+def _runner(plan: Plan) -> ProcessSpec:
+    ports = plan.ports
+    spec = _service(
+        plan,
+        "scenario_runner",
+        ports.scenario_runner_http,
+        grpc_port=ports.scenario_runner_grpc,
+        uses=("checkpoint_registry",),
+    )
+    roots = json.dumps([str(folder) for folder in plan.environment_roots])
+    return _with_env(spec, SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots)
+
+
+def _store(plan: Plan) -> ProcessSpec:
+    return _service(
+        plan,
+        "trajectory_store",
+        plan.ports.trajectory_store_http,
+        grpc_port=plan.ports.trajectory_store_grpc,
+    )
+
+
+def _trainer(plan: Plan) -> ProcessSpec:
+    spec = _service(
+        plan, "grpo_trainer", plan.ports.grpo_trainer_http, grpc_port=plan.ports.grpo_trainer_grpc
+    )
+    return replace(
+        _with_env(spec, GRPO_TRAINER_WORK_DIR=str(plan.data_dir / "cache" / "trainer")), start_s=120.0
+    )
+
+
+def _sampler(plan: Plan) -> ProcessSpec:
+    spec = _service(
+        plan,
+        "rollout_sampler",
+        plan.ports.rollout_sampler_http,
+        uses=("scenario_runner", "checkpoint_registry"),
+    )
+    return _with_env(spec, ROLLOUT_SAMPLER_CACHE_DIR=str(plan.data_dir / "cache" / "formats"))
+
+
+def _grader(plan: Plan) -> ProcessSpec:
+    return _service(plan, "reward_grader", plan.ports.reward_grader_http, uses=("scenario_runner",))
+
+
+def _gateway(plan: Plan) -> ProcessSpec:
+    spec = _service(plan, "model_gateway", plan.ports.model_gateway_http, uses=("checkpoint_registry",))
+    gateway = _with_env(
+        spec,
+        MODEL_GATEWAY_PORT=str(plan.ports.gateway),
+        MODEL_GATEWAY_ADMIN_KEY=plan.credentials.gateway_key,
+    )
+    return replace(gateway, url=f"http://{LOOPBACK}:{plan.ports.gateway}/v1")
+
+
+def _keeper(plan: Plan, model: str, channel: str) -> ProcessSpec:
+    """The keeper of one channel; it starts its engine itself, as a child on a leash."""
+    name = f"policy_engine_{channel}"
+    http_port: int = getattr(plan.ports, f"{name}_http")
+    engine_port: int = getattr(plan.ports, f"engine_{channel}")
+    spec = _service(plan, "policy_engine", http_port, uses=("checkpoint_registry",))
+    keeper = _with_env(
+        spec,
+        POLICY_ENGINE_MODEL=model,
+        POLICY_ENGINE_CHANNEL=channel,
+        POLICY_ENGINE_KIND="embedded" if plan.engine == "embedded" else "vllm",
+        POLICY_ENGINE_ENGINE_PORT=str(engine_port),
+        POLICY_ENGINE_CACHE_DIR=str(plan.data_dir / "cache" / "policies"),
+    )
+    return replace(
+        keeper,
+        name=name,
+        url=f"http://{LOOPBACK}:{engine_port}",
+        start_s=_ENGINE_START_S[plan.engine],
+    )
+
+
+def script(name: str) -> str:
+    """A console script of this installation."""
+    return str(Path(sys.executable).parent / name)

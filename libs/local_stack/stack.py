@@ -1,0 +1,208 @@
+"""The whole platform on one machine: `async with Stack(StackSettings(data_dir=...)) as stack`."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from event_bus.provision import provision
+from local_stack.credentials import credentials_file, gateway_key_file, load_or_make
+from local_stack.importing import import_policy
+from local_stack.services import IMPORT_MODEL, PROVISION, Engine, Plan, StackPorts, process_specs
+from local_stack.spec import ProcessSpec, StepSpec
+from local_stack.supervisor import ProcessStatus, Supervisor
+from service_kit.groups import BusSettings, S3Settings
+
+_SHARED_PREFIXES: Final = ("UPCYCLE_BUS_", "UPCYCLE_S3_", "UPCYCLE_PEERS_", "UPCYCLE_SQL_")
+_IMPORT_TIMEOUT_S: Final = 120.0
+
+
+class StackRefused(Exception):
+    """The stack cannot be started as asked; nothing was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackSettings:
+    """What to run, and where."""
+
+    data_dir: Path
+    """Databases, object store, weights, logs, state.json; made when missing, kept between starts."""
+    engine: Engine = "embedded"
+    model: str | None = None
+    """Slug that the policy engines serve; None starts no engine."""
+    model_dir: Path | None = None
+    """Hugging Face directory that becomes version 0 of `model` when the registry does not know it."""
+    environment_roots: tuple[Path, ...] = ()
+    """Folders that scenario_runner may load environments from."""
+    port_offset: int = 0
+    """Added to every default port."""
+    ephemeral_ports: bool = False
+    """Take whatever ports are free, so that several stacks can run side by side."""
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    """Further environment of every service, for example OTEL_*; wins over everything else."""
+    on_event: Callable[[str], None] | None = None
+    """Called with one line for each thing that happens to a process."""
+
+
+class Stack:
+    """Starts and stops everything; individual processes can be killed, stopped and started by name."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        """Reads and writes nothing yet."""
+        self.settings = settings
+        self._data_dir = settings.data_dir.absolute()
+        self._plan: Plan | None = None
+        self._supervisor: Supervisor | None = None
+
+    async def up(self) -> None:
+        """Start everything; returns when all of it is ready. Raises StackRefused, AlreadyRunning, GaveUp."""
+        self._check()
+        self._plan = self._make_plan()
+        self._supervisor = Supervisor(
+            self._data_dir,
+            self._specs(self._plan),
+            env=_clean_environment(),
+            on_event=self.settings.on_event,
+            describe=self._describe,
+        )
+        await self._supervisor.up()
+
+    async def down(self) -> None:
+        """Stop everything, dependents first; afterwards no process of this stack is left."""
+        if self._supervisor is not None:
+            await self._supervisor.down()
+
+    async def __aenter__(self) -> Self:
+        await self.up()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.down()
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """host:port by service: tasksets, environments, trajectories, training, registry, gateway."""
+        return self._planned.ports.peers()
+
+    @property
+    def bus(self) -> BusSettings:
+        """How to reach NATS."""
+        return self._planned.bus
+
+    @property
+    def s3(self) -> S3Settings:
+        """How to reach the object store."""
+        return self._planned.s3
+
+    @property
+    def gateway_key_file(self) -> Path:
+        """The one line in it is an API key that the gateway accepts; readable by its owner only."""
+        return gateway_key_file(self._data_dir)
+
+    @property
+    def processes(self) -> tuple[ProcessStatus, ...]:
+        """All processes, in starting order."""
+        return self._running.processes
+
+    def process(self, name: str) -> ProcessStatus:
+        """One process. Raises UnknownProcess."""
+        return self._running.process(name)
+
+    def state(self) -> dict[str, Any]:
+        """The content of state.json."""
+        return self._running.state()
+
+    async def kill(self, name: str) -> None:
+        """kill -9 one process; the supervisor starts it again."""
+        await self._running.kill(name)
+
+    async def stop(self, name: str) -> None:
+        """Stop one process gracefully and leave it stopped."""
+        await self._running.stop(name)
+
+    async def start(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Start a process that was stopped, and wait until it is ready."""
+        await self._running.start(name, timeout_s=timeout_s)
+
+    async def wait_ready(self, name: str, timeout_s: float = 60.0) -> None:
+        """Return when the process says now that it is ready. Raises DeadlineExceeded, GaveUp."""
+        await self._running.wait_ready(name, timeout_s=timeout_s)
+
+    async def failed(self) -> None:
+        """Wait until a process is given up; raises GaveUp with its last log lines."""
+        await self._running.failed()
+
+    @property
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise RuntimeError("the stack was not started")
+        return self._supervisor
+
+    @property
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            raise RuntimeError("the stack was not started")
+        return self._plan
+
+    def _check(self) -> None:
+        if self.settings.model_dir is not None and self.settings.model is None:
+            raise StackRefused("model_dir needs the slug that its policy gets: set model as well")
+        missing = [folder for folder in self.settings.environment_roots if not folder.is_dir()]
+        if missing:
+            raise StackRefused(f"no such folder for environments: {', '.join(map(str, missing))}")
+
+    def _make_plan(self) -> Plan:
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        settings = self.settings
+        return Plan(
+            data_dir=self._data_dir,
+            ports=StackPorts.pick(offset=settings.port_offset, ephemeral=settings.ephemeral_ports),
+            credentials=load_or_make(self._data_dir),
+            engine=settings.engine,
+            model=settings.model,
+            environment_roots=tuple(folder.absolute() for folder in settings.environment_roots),
+            extra_env=settings.extra_env,
+        )
+
+    def _specs(self, plan: Plan) -> list[ProcessSpec | StepSpec]:
+        """The processes, and between them what the stack itself does: provisioning and the import."""
+        specs: list[ProcessSpec | StepSpec] = list(process_specs(plan))
+        specs.insert(2, StepSpec(PROVISION, self._provision, after=("nats", "s3")))
+        if self.settings.model_dir is not None:
+            step = StepSpec(
+                IMPORT_MODEL, self._import_model, after=("checkpoint_registry",), limit_s=_IMPORT_TIMEOUT_S
+            )
+            specs.append(step)
+        return specs
+
+    async def _provision(self) -> None:
+        await provision(self._planned.bus)
+
+    async def _import_model(self) -> None:
+        model, directory = self.settings.model, self.settings.model_dir
+        if model is None or directory is None:
+            raise StackRefused("nothing to import")
+        await import_policy(self.peers["registry"], model, directory, timeout_s=_IMPORT_TIMEOUT_S)
+
+    def _describe(self) -> dict[str, Any]:
+        plan = self._planned
+        return {
+            "engine": plan.engine,
+            "model": plan.model,
+            "data_dir": str(self._data_dir),
+            "peers": plan.ports.peers(),
+            "bus": {"url": plan.bus.url},
+            "s3": {"endpoint": plan.s3.endpoint, "bucket": plan.s3.bucket},
+            "credentials_file": str(credentials_file(self._data_dir)),
+            "gateway_key_file": str(self.gateway_key_file),
+        }
+
+
+def _clean_environment() -> dict[str, str]:
+    """Ours, without settings that point to some other deployment; a service's own settings pass."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SHARED_PREFIXES)}
+    return {**kept, "PYTHONUNBUFFERED": "1"}

@@ -1,8 +1,8 @@
 """How policy versions are spelled on an engine's wire.
 
-vLLM keeps one free-form weight version string and stamps it on the tokens that it samples. Ours is the version
-number once the canary agreed, and `unproven-<number>` between a reload and its proof on engines that cannot
-be asked while they are paused.
+vLLM keeps one free-form weight version string and stamps it on the tokens that it samples. Ours is the
+version number once the canary agreed, and `unproven-<number>` between a reload and its proof on engines that
+cannot be asked while they are paused.
 """
 
 import re

@@ -1,0 +1,104 @@
+"""Entry point of the embedded engine: `upcycle-embedded-engine --model DIR --served-model-name NAME`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from aiohttp import web
+
+from policy_engine.embedded.engine import Engine
+from policy_engine.embedded.errors import EngineFault
+from policy_engine.embedded.http.server import build_server
+from policy_engine.embedded.http.text import Text
+from policy_engine.embedded.lane import LaneLimits
+from policy_engine.embedded.weights import ModelConfig, load_weights
+
+_SHUTDOWN_S = 5.0
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Serve until SIGTERM. Exit 2: the model directory cannot be served."""
+    arguments = _parse(sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    torch.set_num_threads(arguments.threads)
+    try:
+        asyncio.run(_serve(arguments))
+    except (EngineFault, ValueError) as error:
+        print(f"upcycle-embedded-engine: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="upcycle-embedded-engine",
+        description="A small torch engine that speaks vLLM's HTTP wire.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="HF directory of a Qwen3, Qwen2 or Llama model"
+    )
+    parser.add_argument("--served-model-name", default="model", help="name on the wire")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0: any free one; it is printed as JSON on stdout"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of the forward pass")
+    parser.add_argument("--max-model-len", type=int, default=None, help="default: what the model allows")
+    parser.add_argument("--max-num-seqs", type=int, default=128, help="sequences in one batch")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=512, help="prompt tokens between two decode steps"
+    )
+    parser.add_argument(
+        "--kv-cache-gib", type=float, default=2.0, help="most memory for keys and values of one policy"
+    )
+    return parser.parse_args(argv)
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    directory: Path = arguments.model
+    weights = await asyncio.to_thread(load_weights, directory)
+    text = await asyncio.to_thread(Text, directory)
+    engine = Engine(arguments.served_model_name, weights, limits_for(weights.config, arguments), text.decode)
+    engine.start()
+    runner = web.AppRunner(
+        build_server(engine, directory),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_S,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, arguments.host, arguments.port, backlog=1024)
+    await site.start()
+    port = runner.addresses[0][1]
+    print(json.dumps({"event": "listening", "host": arguments.host, "port": port}), flush=True)
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    await stopping.wait()
+    await engine.stop()
+    await runner.cleanup()
+
+
+def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> LaneLimits:
+    """Sizes that fit the model and the memory. Raises ValueError naming the argument to change."""
+    max_len = min(arguments.max_model_len or config.max_positions, config.max_positions)
+    position_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
+    affordable = int(arguments.kv_cache_gib * (1 << 30) // (position_bytes * max_len))
+    if affordable < 1:
+        raise ValueError(
+            f"--kv-cache-gib {arguments.kv_cache_gib:g} holds no sequence of {max_len} tokens "
+            f"({position_bytes} bytes each); raise it or lower --max-model-len"
+        )
+    running = min(arguments.max_num_seqs, affordable)
+    return LaneLimits(
+        max_running=running,
+        max_len=max_len,
+        chunk_tokens=arguments.max_num_batched_tokens,
+        num_slots=min(affordable, running + max(running // 2, 8)),
+    )

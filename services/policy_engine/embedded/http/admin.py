@@ -1,0 +1,200 @@
+"""Steering: pause, reload, versions, pinned policies, models, tokenizing, health."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from engine_client.labels import pinned_version, proven_label
+from policy_engine.embedded.errors import BadRequest, BadWeights, UnsupportedModel
+from policy_engine.embedded.http.bodies import (
+    AdapterBody,
+    DetokenizeBody,
+    RpcBody,
+    TokenizeBody,
+    WeightVersionBody,
+)
+from policy_engine.embedded.http.errors import error_reply, json_reply
+from policy_engine.embedded.http.replies import read_body
+from policy_engine.embedded.http.serving import Serving
+from policy_engine.embedded.weights import Weights, load_weights
+
+_MODES = ("abort", "wait", "keep")
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 while the decode thread lives."""
+    dead = _serving(request).engine.dead
+    return web.Response(status=200) if dead is None else web.Response(status=503, text=dead)
+
+
+async def version(request: web.Request) -> web.Response:
+    """Which engine this is; vLLM answers with its own version and no `engine`."""
+    return json_reply({"version": "embedded-1", "engine": "embedded"})
+
+
+async def models(request: web.Request) -> web.Response:
+    """GET /v1/models: the main policy and the pinned ones."""
+    serving = _serving(request)
+    cards = []
+    for name in serving.engine.names:
+        served = serving.resolve(name)
+        cards.append(
+            {
+                "id": name,
+                "object": "model",
+                "created": served.created,
+                "owned_by": "upcycle",
+                "root": served.root,
+                "parent": None if name == serving.engine.main else serving.engine.main,
+                "max_model_len": serving.engine.limits.max_len,
+                "permission": [],
+            }
+        )
+    return json_reply({"object": "list", "data": cards})
+
+
+async def pause(request: web.Request) -> web.Response:
+    """POST /pause?mode=abort|wait|keep."""
+    mode = request.query.get("mode", "abort")
+    if mode not in _MODES:
+        message = (
+            "1 validation error:\n  {'type': 'literal_error', 'loc': 'query.mode', "
+            f"'msg': \"Input should be 'abort', 'wait' or 'keep'\", 'input': {mode!r}}}"
+        )
+        return error_reply(400, "Bad Request", message, "query.mode")
+    await _serving(request).engine.pause(mode)
+    return json_reply({"status": "paused"})
+
+
+async def resume(request: web.Request) -> web.Response:
+    """POST /resume."""
+    await _serving(request).engine.resume()
+    return json_reply({"status": "resumed"})
+
+
+async def is_paused(request: web.Request) -> web.Response:
+    """GET /is_paused."""
+    return json_reply({"is_paused": _serving(request).engine.is_paused})
+
+
+async def weight_info(request: web.Request) -> web.Response:
+    """GET /weight_info: the label of the main policy."""
+    engine = _serving(request).engine
+    return json_reply({"weight_version": engine.lane(engine.main).label})
+
+
+async def update_weight_version(request: web.Request) -> web.Response:
+    """POST /update_weight_version."""
+    body = WeightVersionBody.model_validate(await read_body(request))
+    await _serving(request).engine.set_label(body.new_version)
+    return json_reply({"success": True, "new_version": body.new_version})
+
+
+async def reset_prefix_cache(request: web.Request) -> web.Response:
+    """POST /reset_prefix_cache[?reset_running_requests=true]."""
+    recompute = request.query.get("reset_running_requests", "false").lower() == "true"
+    await _serving(request).engine.reset_prefix_cache(recompute_running=recompute)
+    return json_reply({"success": True})
+
+
+async def collective_rpc(request: web.Request) -> web.Response:
+    """POST /collective_rpc: `reload_weights` as in vLLM; our own `prompt_logprobs`, also while paused."""
+    body = RpcBody.model_validate(await read_body(request))
+    if body.method is None:
+        return error_reply(400, "Bad Request", "Missing 'method' in request body")
+    method = _METHODS.get(body.method)
+    if method is None:
+        return _rpc_failed(f"the embedded engine has no attribute {body.method!r}")
+    try:
+        return json_reply({"results": [await method(_serving(request), body.arguments)]})
+    except (BadWeights, UnsupportedModel, OSError) as error:
+        return _rpc_failed(str(error))
+
+
+async def load_adapter(request: web.Request) -> web.Response:
+    """POST /v1/load_lora_adapter: here a whole policy directory, served under `lora_name`."""
+    serving = _serving(request)
+    body = AdapterBody.model_validate(await read_body(request))
+    if not body.lora_path:
+        raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.", param="lora_path")
+    directory = Path(body.lora_path)
+    weights = await asyncio.to_thread(load_weights, directory)
+    pinned = pinned_version(body.lora_name)
+    label = "default" if pinned is None else proven_label(pinned)
+    await serving.engine.add_lane(body.lora_name, weights, label)
+    try:
+        await asyncio.to_thread(serving.register, body.lora_name, directory)
+    except Exception:
+        await serving.engine.remove_lane(body.lora_name)
+        raise
+    return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def unload_adapter(request: web.Request) -> web.Response:
+    """POST /v1/unload_lora_adapter; answers when the last request on it is finished."""
+    serving = _serving(request)
+    body = AdapterBody.model_validate(await read_body(request))
+    await serving.engine.remove_lane(body.lora_name)
+    serving.forget(body.lora_name)
+    return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize."""
+    serving = _serving(request)
+    body = TokenizeBody.model_validate(await read_body(request))
+    text = serving.resolve(body.model).text
+    if body.messages is not None:
+        ids = text.chat.render(body.messages, body.tools or (), body.add_generation_prompt)
+    elif body.prompt is not None:
+        ids = text.encode(body.prompt)
+    else:
+        raise BadRequest("1 validation error:\n  Field required: prompt or messages", param="body.prompt")
+    names = [text.token_name(token) for token in ids] if body.return_token_strs else None
+    limit = serving.engine.limits.max_len
+    return json_reply({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    body = DetokenizeBody.model_validate(await read_body(request))
+    text = _serving(request).resolve(body.model).text
+    return json_reply({"prompt": text.decode(body.tokens, skip_special=False)})
+
+
+def _serving(request: web.Request) -> Serving:
+    serving: Serving = request.app["serving"]
+    return serving
+
+
+def _rpc_failed(why: str) -> web.Response:
+    message = f"Call to collective_rpc method failed: Worker failed with error '{why}'"
+    return error_reply(500, "InternalServerError", message)
+
+
+async def _reload_weights(serving: Serving, kwargs: dict[str, Any]) -> None:
+    engine = serving.engine
+    directory = Path(str(kwargs.get("weights_path") or serving.resolve(engine.main).root))
+    weights: Weights = await asyncio.to_thread(load_weights, directory)
+    served = engine.lane(engine.main).network.config
+    if weights.config != served:
+        raise BadWeights(f"{directory} is a model of another shape: {weights.config} is not {served}")
+    await engine.reload(weights)
+
+
+async def _prompt_logprobs(serving: Serving, kwargs: dict[str, Any]) -> dict[str, Any]:
+    rows = [[int(token) for token in row] for row in kwargs.get("rows", ())]
+    for row in rows:
+        serving.check_prompt(row)
+        if len(row) < 2:
+            raise BadRequest("a row needs at least two token ids", param="rows")
+    lane = serving.engine.lane(str(kwargs.get("model") or serving.engine.main))
+    started_s = time.perf_counter()
+    logprobs = await serving.engine.call(lambda: lane.score(rows)) if rows else []
+    return {"logprobs": logprobs, "weight_version": lane.label, "wall_s": time.perf_counter() - started_s}
+
+
+_METHODS = {"reload_weights": _reload_weights, "prompt_logprobs": _prompt_logprobs}

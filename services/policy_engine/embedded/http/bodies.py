@@ -1,0 +1,170 @@
+"""Request bodies.
+
+Fields that nobody knows are ignored, as vLLM ignores them. Fields that vLLM honours and this engine cannot
+are refused when they are set to anything but their default.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policy_engine.embedded.errors import BadRequest
+
+TokenId = Annotated[int, Field(ge=0)]
+
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_p": (0, None),
+    "logit_bias": ({}, None),
+    "best_of": (1, None),
+    "echo": (False, None),
+    "suffix": ("", None),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "bad_words": ([], None),
+    "allowed_token_ids": (None,),
+    "prompt_embeds": (None,),
+    "use_beam_search": (False, None),
+    "truncate_prompt_tokens": (None,),
+}
+
+
+class SamplingBody(BaseModel):
+    """What every way of asking for tokens has in common."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if name in _DEFAULTS and value not in _DEFAULTS[name]:
+                raise BadRequest(f"{name} is not supported by the embedded engine", param=name)
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, empty ones left out."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in given if stop)
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's stream options."""
+
+    include_usage: bool | None = False
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions."""
+
+    model: str | None = None
+    prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
+    logprobs: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    tokens: list[TokenId] | None = None
+    """On /v1/chat/completions/tokens: the prompt, already rendered."""
+    prompt_token_ids: list[TokenId] | None = None
+    """All ids so far; with `continuation_from`, only the messages after that count are rendered."""
+    continuation_from: int | None = None
+
+
+class GenerateSampling(SamplingBody):
+    """`sampling_params` of /inference/v1/generate."""
+
+    logprobs: int | None = None
+
+
+class GenerateBody(BaseModel):
+    """POST /inference/v1/generate."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    request_id: str | None = None
+    token_ids: list[TokenId]
+    sampling_params: GenerateSampling
+    stream: bool = False
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a prompt or a conversation."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class RpcBody(BaseModel):
+    """POST /collective_rpc."""
+
+    model_config = ConfigDict(extra="allow")
+
+    method: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`kwargs` of the call; a field of that name would clash with pydantic's own."""
+        given = (self.model_extra or {}).get("kwargs") or {}
+        if not isinstance(given, dict):
+            raise BadRequest("kwargs must be an object", param="kwargs")
+        return given
+
+
+class WeightVersionBody(BaseModel):
+    """POST /update_weight_version."""
+
+    new_version: str
+
+
+class AdapterBody(BaseModel):
+    """POST /v1/load_lora_adapter, /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_path: str | None = None

@@ -1,0 +1,103 @@
+"""POST /inference/v1/generate: tokens in, tokens out, with the weight versions of every token."""
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from policy_engine.embedded.http.bodies import GenerateBody
+from policy_engine.embedded.http.errors import json_reply
+from policy_engine.embedded.http.replies import (
+    DONE,
+    event,
+    open_stream,
+    prompt_logprob_entries,
+    read_body,
+    stop_reason,
+    usage,
+)
+from policy_engine.embedded.http.serving import Served, Serving
+from policy_engine.embedded.sequences import Part, Sequence
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """One prompt of token ids to n completions of token ids."""
+    serving: Serving = request.app["serving"]
+    body = GenerateBody.model_validate(await read_body(request))
+    served = serving.resolve(body.model)
+    params = body.sampling_params
+    serving.check_prompt(body.token_ids)
+    max_tokens = 16 if params.max_tokens is None else params.max_tokens
+    spec = serving.spec(served, params, len(body.token_ids), logprobs=params.logprobs, max_tokens=max_tokens)
+    sequences = serving.sequences(body.token_ids, spec, params.n)
+    request_id = body.request_id or serving.new_id("generate-tokens")
+    if body.stream:
+        return await _stream(request, served, sequences, request_id)
+    await serving.run(served, sequences)
+    choices = [choice(served, index, Part.whole(sequence)) for index, sequence in enumerate(sequences)]
+    return json_reply(
+        {
+            "request_id": request_id,
+            "model": served.name,
+            "created": int(time.time()),
+            "usage": usage(sequences),
+            "prompt_logprobs": prompt_logprob_entries(served, sequences[0]),
+            "output_mode": "tokens",
+            "choices": choices,
+        }
+    )
+
+
+def choice(served: Served, index: int, part: Part) -> dict[str, Any]:
+    """One choice, as far as the part goes."""
+    sequence, finished = part.sequence, part.finish_reason is not None
+    return {
+        "index": index,
+        "finish_reason": part.finish_reason,
+        "stop_reason": stop_reason(served, sequence) if finished else None,
+        "token_ids": part.token_ids,
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": sequence.version_spans() if finished else None,
+        "logprobs": None if sequence.spec.num_top_logprobs is None else {"content": _content(part)},
+    }
+
+
+def _content(part: Part) -> list[dict[str, Any]]:
+    entries = []
+    for offset, (token, logprob) in enumerate(zip(part.token_ids, part.logprobs, strict=True)):
+        rank = part.sequence.tops[part.start + offset].rank if part.sequence.spec.num_top_logprobs else None
+        likeliest = [{"token_id": token, "logprob": logprob, "rank": rank}]
+        likeliest += [
+            {"token_id": other, "logprob": value, "rank": at}
+            for at, (other, value) in enumerate(part.likeliest(offset), start=1)
+            if other != token
+        ]
+        entries.append(
+            {
+                # How verifiers' client wants ids spelled; vLLM itself sends `token_id`.
+                "token": f"token_id:{token}",
+                "token_id": token,
+                "logprob": logprob,
+                "rank": rank,
+                "top_logprobs": likeliest,
+            }
+        )
+    return entries
+
+
+async def _stream(
+    request: web.Request, served: Served, sequences: list[Sequence], request_id: str
+) -> web.StreamResponse:
+    serving: Serving = request.app["serving"]
+    response = await open_stream(request)
+    async for index, part in serving.stream(served, sequences):
+        chunk = {
+            "request_id": request_id,
+            "usage": None,
+            "output_mode": "tokens",
+            "choices": [choice(served, index, part)],
+        }
+        await response.write(event(chunk))
+    await response.write(DONE)
+    return response

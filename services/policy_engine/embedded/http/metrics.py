@@ -1,0 +1,80 @@
+"""GET /metrics under vLLM's names, so that dashboards and autoscalers know no difference."""
+
+from collections.abc import Iterator
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from policy_engine.embedded.engine import Engine
+from policy_engine.embedded.sequences import Sequence
+
+_LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class EngineMetrics:
+    """Reads the lanes' totals when asked; measures the latency of finished requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._finished: dict[tuple[str, str], int] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._e2e = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From arrival to the last token.",
+            ["model_name"],
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._first = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From arrival to the first token.",
+            ["model_name"],
+            buckets=_LATENCY_BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def finished(self, name: str, sequence: Sequence, now_s: float) -> None:
+        """Count an ended sequence."""
+        key = (name, str(sequence.finish_reason))
+        self._finished[key] = self._finished.get(key, 0) + 1
+        self._e2e.labels(name).observe(now_s - sequence.created_s)
+        if sequence.first_token_s:
+            self._first.labels(name).observe(sequence.first_token_s - sequence.created_s)
+
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus_client asks for."""
+        running = GaugeMetricFamily(
+            "vllm:num_requests_running", "Sequences in the batch.", labels=["model_name"]
+        )
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Sequences without a slot.", labels=["model_name"]
+        )
+        totals = {
+            "prompt_tokens": CounterMetricFamily(
+                "vllm:prompt_tokens", "Prompt tokens.", labels=["model_name"]
+            ),
+            "cached_tokens": CounterMetricFamily(
+                "vllm:prefix_cache_hits", "Prompt tokens not computed again.", labels=["model_name"]
+            ),
+            "sampled_tokens": CounterMetricFamily(
+                "vllm:generation_tokens", "Sampled tokens.", labels=["model_name"]
+            ),
+        }
+        for name in self._engine.names:
+            lane = self._engine.lane(name)
+            running.add_metric([name], len(lane.running))
+            waiting.add_metric([name], len(lane.waiting))
+            for total, family in totals.items():
+                family.add_metric([name], getattr(lane.counts, total))
+        ended = CounterMetricFamily(
+            "vllm:request_success", "Ended sequences.", labels=["model_name", "finished_reason"]
+        )
+        for (name, reason), count in self._finished.items():
+            ended.add_metric([name, reason], count)
+        yield from (running, waiting, *totals.values(), ended)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """The endpoint."""
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain")

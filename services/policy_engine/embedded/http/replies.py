@@ -1,0 +1,86 @@
+"""Pieces that several replies have in common."""
+
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from policy_engine.embedded.errors import BadRequest
+from policy_engine.embedded.http.serving import Served
+from policy_engine.embedded.sequences import Sequence
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def open_stream(request: web.Request) -> web.StreamResponse:
+    """Start a server-sent event stream."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    return response
+
+
+def event(chunk: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+async def read_body(request: web.Request) -> Any:
+    """The request's JSON, without copying it through text. Raises BadRequest."""
+    if request.content_type != "application/json":
+        raise BadRequest("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        return orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"1 validation error:\n  JSON decode error: {error}") from error
+
+
+def usage(sequences: list[Sequence]) -> dict[str, Any]:
+    """Token counts of a request; sequences that share a prompt count it once."""
+    prompts = {id(sequence.prompt): sequence.num_prompt for sequence in sequences}
+    prompt, completion = sum(prompts.values()), sum(sequence.num_sampled for sequence in sequences)
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": sequences[0].num_cached},
+    }
+
+
+def stop_reason(served: Served, sequence: Sequence) -> int | str | None:
+    """As vLLM: the stop string or the requested stop token; None for the model's own end of turn."""
+    reason = sequence.stop_reason
+    return None if reason in served.text.chat.stop_token_ids else reason
+
+
+def final_text(served: Served, sequence: Sequence, *, skip_special: bool, include_stop: bool) -> str:
+    """The completion as text, the stop token or stop string left out unless wanted."""
+    token_ids = sequence.sampled
+    if isinstance(sequence.stop_reason, int) and not include_stop:
+        token_ids = token_ids[:-1]
+    text = served.text.decode(token_ids, skip_special=skip_special)
+    if isinstance(sequence.stop_reason, str):
+        cut = text.find(sequence.stop_reason)
+        if cut >= 0:
+            text = text[: cut + (len(sequence.stop_reason) if include_stop else 0)]
+    return text
+
+
+def token_label(served: Served, token_id: int, *, as_id: bool) -> str:
+    """How a token is spelled in logprobs."""
+    return f"token_id:{token_id}" if as_id else served.text.token_text(token_id)
+
+
+def prompt_logprob_entries(served: Served, sequence: Sequence) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: per prompt token a map from id to logprob, null for the first."""
+    if sequence.spec.num_prompt_logprobs is None:
+        return None
+    entries: list[dict[str, Any] | None] = [None]
+    for top in sequence.prompt_logprobs:
+        ranks = [top.rank, *range(1, len(top.token_ids))]
+        entries.append(
+            {
+                str(token): {"logprob": value, "rank": rank, "decoded_token": served.text.token_text(token)}
+                for token, value, rank in reversed(list(zip(top.token_ids, top.logprobs, ranks, strict=True)))
+            }
+        )
+    return entries

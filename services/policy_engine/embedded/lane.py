@@ -1,0 +1,291 @@
+"""One served policy: its weights, its cache, and the continuous batch of its sequences.
+
+Each `step` admits what waits, computes one bounded chunk of prompts for several sequences at once, and draws
+one token for every sequence whose prompt is complete. Sequences join and leave between steps.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from policy_engine.embedded.network import (
+    Batch,
+    DecodeAttention,
+    KeyValueCache,
+    Network,
+    PrefillAttention,
+)
+from policy_engine.embedded.sampling import SamplingTable, TopLogprobs
+from policy_engine.embedded.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
+from policy_engine.embedded.slots import SlotTable
+from policy_engine.embedded.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """Sizes of a lane."""
+
+    max_running: int = 128
+    max_len: int = 2048
+    chunk_tokens: int = 512
+    """Prompt tokens computed between two decode steps."""
+    num_slots: int = 192
+    """Cache rows; those beyond `max_running` only remember finished sequences."""
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """Totals since start, for /metrics."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    steps: int = 0
+
+
+class Lane:
+    """Used by the decode thread only."""
+
+    def __init__(self, weights: Weights, limits: LaneLimits, decode_text: Callable[[list[int]], str]) -> None:
+        self.limits = limits
+        self.label = "default"
+        self.counts = LaneCounts()
+        self.network = Network(weights, limits.max_len)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}
+        self._decode_text = decode_text
+        self._cache = KeyValueCache(weights.config, limits.num_slots, limits.max_len)
+        self._slots = SlotTable(limits.num_slots, limits.max_len)
+        self._sampling = SamplingTable(limits.num_slots)
+        self._last_token = np.zeros(limits.num_slots, dtype=np.int64)
+        self._drawn = np.zeros(limits.num_slots, dtype=np.int64)
+        self._epoch = 0
+        self._touched: list[Sequence] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> bool:
+        """End a sequence early; False when it had ended already."""
+        if sequence.finish_reason is not None:
+            return False
+        if sequence.slot < 0:
+            self.waiting.remove(sequence)
+        self._finish(sequence, ABORT)
+        return True
+
+    def abort_all(self) -> None:
+        """End every sequence early."""
+        for sequence in [*self.running.values(), *self.waiting]:
+            self.abort(sequence)
+
+    def reload(self, weights: Weights) -> None:
+        """Other weights from the next step on. Running sequences keep the keys and values that they have."""
+        self.network = Network(weights, self.limits.max_len)
+        self._epoch += 1
+        self._slots.mark_mixed(self._epoch)
+
+    def reset_prefix_cache(self, *, recompute_running: bool) -> None:
+        """Forget what finished sequences left; optionally let running ones compute theirs again."""
+        self._slots.forget(owned_too=recompute_running)
+        if recompute_running:
+            for sequence in self.running.values():
+                self._slots.epoch[sequence.slot] = self._epoch
+                self._slots.planned[sequence.slot] = len(sequence.tokens)
+
+    def step(self, *, admit: bool = True) -> list[Sequence]:
+        """One round; returns the sequences that got a token or ended."""
+        self._touched = []
+        if admit:
+            self._admit()
+        prefilling = [s for s in self.running.values() if len(s.tokens) - self._slots.kv_len[s.slot] > 1]
+        decoding = [s for s in self.running.values() if len(s.tokens) - self._slots.kv_len[s.slot] == 1]
+        if prefilling:
+            self._prefill(prefilling)
+        if decoding:
+            self._decode(decoding)
+        self.counts.steps += 1
+        return self._touched
+
+    def drain_touched(self) -> list[Sequence]:
+        """Sequences that ended outside of `step` (aborts)."""
+        touched, self._touched = self._touched, []
+        return touched
+
+    def score(self, rows: list[list[int]]) -> list[list[float]]:
+        """Log-probabilities (temperature 1) of row[1:] given their prefixes; uses no slot of the cache."""
+        width = max(len(row) for row in rows)
+        cache = KeyValueCache(self.network.config, len(rows), width)
+        counts = [len(row) for row in rows]
+        hidden = self._pass(cache, list(range(len(rows))), [0] * len(rows), [list(row) for row in rows])
+        scored: list[list[float]] = []
+        for row, states in zip(rows, torch.split(hidden, counts), strict=True):
+            distribution = torch.log_softmax(self.network.logits(states[:-1]), dim=-1)
+            scored.append(distribution.gather(1, torch.tensor(row[1:]).unsqueeze(1)).squeeze(1).tolist())
+        return scored
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences in order; one that is deferred does not hold up those behind it."""
+        for _ in range(len(self.waiting)):
+            if len(self.running) >= self.limits.max_running:
+                return
+            sequence = self.waiting.popleft()
+            reuse = sequence.spec.num_prompt_logprobs is None
+            placement = self._slots.place(sequence, self._epoch, reuse=reuse)
+            if placement is None:
+                self.waiting.append(sequence)
+                continue
+            if placement.copy_from is not None:
+                self._cache.copy_prefix(placement.copy_from, placement.slot, placement.num_cached)
+            self._slots.take(sequence, placement, self._epoch)
+            self._sampling.set(placement.slot, sequence.spec)
+            self._drawn[placement.slot] = 0
+            self._last_token[placement.slot] = sequence.tokens[-1]
+            sequence.num_cached = placement.num_cached
+            self.running[placement.slot] = sequence
+            self.counts.prompt_tokens += sequence.num_prompt
+            self.counts.cached_tokens += placement.num_cached
+
+    def _prefill(self, sequences: list[Sequence]) -> None:
+        """Compute up to `chunk_tokens` pending tokens, oldest first; draw where a prompt completes."""
+        budget = self.limits.chunk_tokens
+        chosen: list[Sequence] = []
+        chunks: list[list[int]] = []
+        for sequence in sequences:
+            done = int(self._slots.kv_len[sequence.slot])
+            chunk = sequence.tokens[done : done + budget]
+            chosen.append(sequence)
+            chunks.append(chunk)
+            budget -= len(chunk)
+            if budget <= 0:
+                break
+        slots = [sequence.slot for sequence in chosen]
+        starts = [int(self._slots.kv_len[slot]) for slot in slots]
+        hidden = self._pass(self._cache, slots, starts, chunks)
+        ends = np.cumsum([len(chunk) for chunk in chunks])
+        for sequence, start, chunk, end in zip(chosen, starts, chunks, ends, strict=True):
+            self._slots.kv_len[sequence.slot] = start + len(chunk)
+            self._slots.tokens[sequence.slot, start : start + len(chunk)] = chunk
+            if sequence.spec.num_prompt_logprobs is not None:
+                self._score_prompt(sequence, start, hidden[int(end) - len(chunk) : int(end)])
+        complete = [i for i, s in enumerate(chosen) if self._slots.kv_len[s.slot] == len(s.tokens)]
+        if complete:
+            self._draw([chosen[i] for i in complete], hidden[torch.from_numpy(ends[complete] - 1)])
+
+    def _decode(self, sequences: list[Sequence]) -> None:
+        """One token for each sequence whose last token is the only one without keys and values."""
+        slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
+        positions = self._slots.kv_len[slots]
+        high = int(slots.max()) + 1
+        lengths = np.ones(high, dtype=np.int64)
+        lengths[slots] = positions + 1
+        slot_T, position_T = torch.from_numpy(slots), torch.from_numpy(positions)
+        in_order = high == len(sequences) and bool((slots == np.arange(high)).all())
+        tokens = self._last_token[slots]
+        attend = DecodeAttention.over(
+            torch.from_numpy(lengths), None if in_order else slot_T, int(positions.max()) + 1
+        )
+        batch = Batch(
+            torch.from_numpy(tokens), position_T, self._cache.write_index(slot_T, position_T), attend
+        )
+        hidden = self.network.hidden(batch, self._cache)
+        self._slots.tokens[slots, positions] = tokens
+        self._slots.kv_len[slots] = positions + 1
+        self._draw(sequences, hidden)
+
+    def _pass(
+        self, cache: KeyValueCache, slots: list[int], starts: list[int], chunks: list[list[int]]
+    ) -> torch.Tensor:
+        """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row."""
+        counts = [len(chunk) for chunk in chunks]
+        slot_T = torch.tensor(slots).repeat_interleave(torch.tensor(counts))
+        position_T = torch.cat(
+            [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+        )
+        groups = self.network.config.num_heads // self.network.config.num_kv_heads
+        batch = Batch(
+            torch.tensor([token for chunk in chunks for token in chunk]),
+            position_T,
+            cache.write_index(slot_T, position_T),
+            PrefillAttention.over(slots, starts, counts, groups),
+        )
+        return self.network.hidden(batch, cache)
+
+    def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
+        slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
+        banned = [
+            tuple(s.spec.stop_token_ids) if s.num_sampled < s.spec.min_tokens else () for s in sequences
+        ]
+        sampled = self._sampling.sample(
+            self.network.logits(hidden), slots, self._drawn[slots], banned if any(banned) else ()
+        )
+        self._drawn[slots] += 1
+        self._last_token[slots] = sampled.token_ids
+        self.counts.sampled_tokens += len(sequences)
+        for row, sequence in enumerate(sequences):
+            token, logprob = sampled.token_ids[row], sampled.logprobs[row]
+            if math.isnan(logprob):
+                self._fail(sequence, "the weights produce values that are not finite")
+                continue
+            if sequence.spec.num_top_logprobs:
+                sequence.tops.append(sampled.top(row, sequence.spec.num_top_logprobs))
+            sequence.append(token, logprob, self.label)
+            self._after_token(sequence, token)
+
+    def _after_token(self, sequence: Sequence, token: int) -> None:
+        spec = sequence.spec
+        if token in spec.stop_token_ids:
+            sequence.stop_reason = token
+            self._finish(sequence, STOP)
+        elif spec.stop and (found := self._stop_text(sequence)) is not None:
+            sequence.stop_reason = found
+            self._finish(sequence, STOP)
+        elif len(sequence.logprobs) >= spec.max_tokens or len(sequence.tokens) >= self.limits.max_len:
+            self._finish(sequence, LENGTH)
+        else:
+            self._touched.append(sequence)
+
+    def _stop_text(self, sequence: Sequence) -> str | None:
+        text = self._decode_text(sequence.sampled)
+        return next((stop for stop in sequence.spec.stop if stop in text), None)
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        sequence.finish_reason = reason
+        if sequence.slot >= 0:
+            self._slots.release(sequence)
+            del self.running[sequence.slot]
+        self._touched.append(sequence)
+
+    def _fail(self, sequence: Sequence, why: str) -> None:
+        sequence.error = why
+        slot = sequence.slot
+        self._finish(sequence, ERROR)
+        # A cache row with NaN in it would leak through masks: zero weight times NaN is NaN.
+        self._slots.kv_len[slot] = 0
+        self._cache.data[:, :, slot].zero_()
+
+    def _score_prompt(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> None:
+        """Record logprobs of the prompt tokens that follow the positions just computed."""
+        following = sequence.prompt[start + 1 : start + 1 + hidden.shape[0]]
+        if not following or sequence.scored >= start + len(following):
+            return
+        count = sequence.spec.num_prompt_logprobs or 0
+        distribution = torch.log_softmax(self.network.logits(hidden[: len(following)]), dim=-1)
+        for row, token in enumerate(following):
+            value = float(distribution[row, token])
+            top = torch.topk(distribution[row], count)
+            rank = int((distribution[row] > value).sum()) + 1
+            sequence.prompt_logprobs.append(
+                TopLogprobs([token, *top.indices.tolist()], [value, *top.values.tolist()], rank)
+            )
+        sequence.scored = start + len(following)

@@ -1,0 +1,148 @@
+"""Drawing one token per row, exactly, for rows with different settings in one batch.
+
+A row's draw depends on its seed and on how many tokens it has drawn, never on its neighbours: one uniform
+number per token (splitmix64 of seed and position) through the inverse cumulative distribution, summed in
+float64. Log-probabilities are those of the distribution that was drawn from: after temperature, top-k and
+top-p (as vLLM's `processed_logprobs`); greedy rows report the unscaled distribution.
+"""
+
+import math
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How one sequence is sampled; checked at the HTTP edge."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    num_top_logprobs: int | None = None
+    """None: no logprobs wanted; 0: of the sampled token only; n: and of the n likeliest."""
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """The likeliest tokens at one position, likeliest first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Of the sampled token, 1 is the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One drawn token per row."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    distribution: Tensor
+    """[B, V] log-probabilities that were drawn from."""
+
+    def top(self, row: int, count: int) -> TopLogprobs:
+        """The `count` likeliest tokens of a row."""
+        found = torch.topk(self.distribution[row], count)
+        rank = int((self.distribution[row] > self.logprobs[row]).sum()) + 1
+        return TopLogprobs(found.indices.tolist(), found.values.tolist(), rank)
+
+
+class SamplingTable:
+    """Sampling settings by slot, as arrays, so that a batch is sampled without a loop over rows."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._temperature = np.ones(num_slots, dtype=np.float32)
+        self._top_p = np.ones(num_slots, dtype=np.float32)
+        self._top_k = np.zeros(num_slots, dtype=np.int64)
+        self._seed = np.zeros(num_slots, dtype=np.uint64)
+
+    def set(self, slot: int, spec: SamplingSpec) -> None:
+        """Take over the settings of the sequence that occupies `slot`."""
+        self._temperature[slot] = spec.temperature
+        self._top_p[slot] = spec.top_p
+        self._top_k[slot] = spec.top_k
+        self._seed[slot] = np.uint64(spec.seed & 0xFFFFFFFFFFFFFFFF)
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence moves to another slot."""
+        for column in (self._temperature, self._top_p, self._top_k, self._seed):
+            column[target] = column[source]
+
+    def sample(
+        self, logits: Tensor, slots: np.ndarray, drawn: np.ndarray, banned: Rows[Rows[int]]
+    ) -> Sampled:
+        """logits: [B, V], overwritten. slots, drawn: [B] slot and number of tokens drawn before, per row.
+
+        `banned`: per row the token ids that it must not draw (empty outer sequence: none at all).
+        """
+        for row, tokens in enumerate(banned):
+            if tokens:
+                logits[row, list(tokens)] = -math.inf
+        temperature = self._temperature[slots]
+        greedy = temperature < GREEDY_BELOW
+        any_greedy, scale = bool(greedy.any()), np.where(greedy, np.float32(1.0), temperature)
+        if bool((scale != 1.0).any()):
+            logits.div_(torch.from_numpy(scale).unsqueeze(1))
+        self._restrict(logits, slots, greedy)
+        distribution = torch.log_softmax(logits, dim=-1)
+        if bool(greedy.all()):
+            chosen = distribution.argmax(dim=-1, keepdim=True)
+        else:
+            chosen = _draw(distribution, _uniform(self._seed[slots], drawn))
+            if any_greedy:
+                likeliest = distribution.argmax(dim=-1, keepdim=True)
+                chosen = torch.where(torch.from_numpy(greedy).unsqueeze(1), likeliest, chosen)
+        logprobs = distribution.gather(1, chosen)
+        return Sampled(chosen.squeeze(1).tolist(), logprobs.squeeze(1).tolist(), distribution)
+
+    def _restrict(self, logits: Tensor, slots: np.ndarray, greedy: np.ndarray) -> None:
+        top_k, top_p = self._top_k[slots], self._top_p[slots]
+        limited = ((top_k > 0) | (top_p < 1.0)) & ~greedy
+        if not bool(limited.any()):
+            return
+        rows = torch.from_numpy(limited.nonzero()[0])
+        vocab = logits.shape[1]
+        width = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, vocab), vocab))[rows]
+        ascending, order = logits[rows].sort(dim=-1)
+        floor = ascending.gather(1, (vocab - width).unsqueeze(1))
+        ascending.masked_fill_(ascending < floor, -math.inf)
+        below = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - torch.from_numpy(top_p)[rows].unsqueeze(1)
+        below[:, -1] = False
+        ascending.masked_fill_(below, -math.inf)
+        logits[rows] = torch.empty_like(ascending).scatter_(1, order, ascending)
+
+
+def _draw(distribution: Tensor, uniform: np.ndarray) -> Tensor:
+    """Inverse-CDF draw per row. [B, V] log-probabilities, [B] numbers in [0, 1) -> [B, 1] token ids."""
+    cumulative = distribution.exp().cumsum(dim=-1, dtype=torch.float64)
+    target = torch.from_numpy(uniform).unsqueeze(1) * cumulative[:, -1:]
+    # right=True: the first entry above the target, so a token of probability zero is never chosen.
+    return torch.searchsorted(cumulative, target, right=True)
+
+
+def _uniform(seed: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """splitmix64 (Steele, Lea, Flood 2014) of seed and position, as multiples of 2**-32 in [0, 1)."""
+    with np.errstate(over="ignore"):
+        mixed = seed * np.uint64(0xD1342543DE82EF95) + (drawn.astype(np.uint64) + np.uint64(1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    # Coarser than float64 on purpose: uniform * total then stays below total, whatever the rounding.
+    uniform: np.ndarray = (mixed >> np.uint64(32)).astype(np.float64) * 2.0**-32
+    return uniform

@@ -7,6 +7,7 @@ from typing import Final
 from minio import Minio
 
 from blob_store.classify import CAUGHT, TRANSIENT, classify
+from blob_store.client import IMPATIENT, make_client
 from blob_store.errors import StoreUnavailable
 from service_kit.groups import S3Settings
 from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
@@ -17,14 +18,14 @@ _POLL_S: Final = 0.1
 
 def provision_bucket(settings: S3Settings, *, wait_s: float = 30.0) -> bool:
     """Make sure that the bucket exists; True if this call created it. Raises StoreUnavailable."""
-    client = Minio(
-        settings.endpoint,
-        access_key=settings.access_key.get_secret_value(),
-        secret_key=settings.secret_key.get_secret_value(),
-        secure=settings.secure,
-        region=settings.region,
-    )
-    give_up_at = time.monotonic() + wait_s
+    client, pool = make_client(settings, timeout=IMPATIENT)
+    try:
+        return _create_patiently(client, settings, time.monotonic() + wait_s)
+    finally:
+        pool.clear()
+
+
+def _create_patiently(client: Minio, settings: S3Settings, give_up_at: float) -> bool:
     while True:
         try:
             return _create(client, settings.bucket)

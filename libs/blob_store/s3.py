@@ -14,10 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import urllib3
-from minio import Minio
-
 from blob_store.classify import CAUGHT, TRANSIENT, Failure, Kind, classify
+from blob_store.client import make_client
 from blob_store.errors import (
     BlobError,
     BucketMissing,
@@ -35,8 +33,6 @@ _PART_BYTES: Final = 16 * 1024 * 1024
 _PARALLEL_PARTS: Final = 4
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 1.0
-# urllib3 also applies the connect timeout to sending the body, so it must allow for large parts under load.
-_TIMEOUT: Final = urllib3.Timeout(connect=30.0, read=60.0)
 _PROVISION: Final = "create it first: python -m blob_store.provision"
 _IF_ABSENT: Final = {"If-None-Match": "*"}
 
@@ -51,17 +47,7 @@ class S3BlobStore:
         self._endpoint = settings.endpoint
         self._retry_s = retry_s
         self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="s3")
-        self._pool = urllib3.PoolManager(
-            maxsize=max_connections * (1 + _PARALLEL_PARTS), timeout=_TIMEOUT, retries=False
-        )
-        self._client = Minio(
-            settings.endpoint,
-            access_key=settings.access_key.get_secret_value(),
-            secret_key=settings.secret_key.get_secret_value(),
-            secure=settings.secure,
-            region=settings.region,
-            http_client=self._pool,
-        )
+        self._client, self._pool = make_client(settings, connections=max_connections * (1 + _PARALLEL_PARTS))
         self._away: str | None = "not started"
 
     async def put(self, key: str, data: bytes) -> BlobRef:

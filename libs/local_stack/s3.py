@@ -20,11 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-import urllib3
-from minio import Minio
 from pydantic import SecretStr
 
 from blob_store.classify import CAUGHT
+from blob_store.client import IMPATIENT, make_client
 from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
 from local_stack.ports import LOOPBACK, free_ports
@@ -271,19 +270,14 @@ class S3Server:
 
 def takes_a_write(settings: S3Settings) -> bool:
     """Whether an authenticated write into the bucket works now."""
-    client = Minio(
-        settings.endpoint,
-        access_key=settings.access_key.get_secret_value(),
-        secret_key=settings.secret_key.get_secret_value(),
-        secure=settings.secure,
-        region=settings.region,
-        http_client=urllib3.PoolManager(retries=False, timeout=5.0),
-    )
+    client, pool = make_client(settings, timeout=IMPATIENT)
     try:
         client.put_object(settings.bucket, _PROBE_KEY, io.BytesIO(b"ready"), 5)
         client.remove_object(settings.bucket, _PROBE_KEY)
     except CAUGHT:
         return False
+    finally:
+        pool.clear()
     return True
 
 

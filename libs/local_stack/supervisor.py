@@ -69,6 +69,7 @@ class Supervisor:
         """`env`: base environment of all processes, ours by default. `describe`: more of state.json."""
         self.folder = folder.absolute()
         self._specs = tuple(specs)
+        _check_order(specs)
         self._by_name = {spec.name: spec for spec in specs}
         self._policy = policy or RestartPolicy()
         self._on_event = on_event
@@ -251,6 +252,20 @@ class Supervisor:
     def _report(self, name: str, what: str) -> None:
         if self._on_event is not None:
             self._on_event(f"{name}: {what}")
+
+
+def _check_order(specs: Sequence[ProcessSpec | StepSpec]) -> None:
+    """Each spec may name earlier ones only, so that no cycle can be written down."""
+    earlier: set[str] = set()
+    for spec in specs:
+        named = {*spec.after, *(spec.uses if isinstance(spec, ProcessSpec) else ())}
+        if unknown := named - earlier:
+            raise ValueError(
+                f"{spec.name} names {', '.join(sorted(unknown))}, which no earlier spec is called"
+            )
+        if spec.name in earlier:
+            raise ValueError(f"two specs are called {spec.name}")
+        earlier.add(spec.name)
 
 
 async def _until_ready_now(managed: Managed) -> None:

@@ -187,6 +187,13 @@ async def test_dependents_stop_first_even_through_a_step(tmp_path: Path, toy: To
     assert (tmp_path / "stops").read_text().split() == ["app", "bus"]
 
 
+def test_an_order_that_cannot_be_kept_is_refused(tmp_path: Path, toy: ToyFactory) -> None:
+    with pytest.raises(ValueError, match="app names bus, which come no earlier"):
+        Supervisor(tmp_path, [toy("app", after=("bus",)), toy("bus")])
+    with pytest.raises(ValueError, match="two specs are called bus"):
+        Supervisor(tmp_path, [toy("bus"), toy("bus")])
+
+
 async def test_a_folder_has_one_supervisor(tmp_path: Path, toy: ToyFactory) -> None:
     async with Supervisor(tmp_path, [toy("bus")]) as first:
         with pytest.raises(AlreadyRunning, match="already runs in"):

@@ -1,0 +1,29 @@
+"""The one place that constructs the S3 client: no retries of its own, bounded waits, enough connections."""
+
+from typing import Final
+
+import urllib3
+from minio import Minio
+
+from service_kit.groups import S3Settings
+
+# urllib3 also applies the connect timeout to sending the body, so it must allow for large parts under load.
+PATIENT: Final = urllib3.Timeout(connect=30.0, read=60.0)
+IMPATIENT: Final = urllib3.Timeout(connect=2.0, read=5.0)
+"""For probes."""
+
+
+def make_client(
+    settings: S3Settings, *, timeout: urllib3.Timeout = PATIENT, connections: int = 1
+) -> tuple[Minio, urllib3.PoolManager]:
+    """A client and its connection pool, to be cleared in the end. Connects at the first request."""
+    pool = urllib3.PoolManager(maxsize=connections, timeout=timeout, retries=False)
+    client = Minio(
+        settings.endpoint,
+        access_key=settings.access_key.get_secret_value(),
+        secret_key=settings.secret_key.get_secret_value(),
+        secure=settings.secure,
+        region=settings.region,
+        http_client=pool,
+    )
+    return client, pool

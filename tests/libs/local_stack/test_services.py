@@ -1,0 +1,112 @@
+"""The description of the stack fits the settings of the services that it describes."""
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from local_stack.credentials import load_or_make
+from local_stack.ports import free_ports
+from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
+from local_stack.spec import ProcessSpec
+from service_kit import ServiceSettings, load_settings
+
+INFRASTRUCTURE = {"nats", "s3"}
+
+
+def plan(folder: Path, engine: Engine = "embedded") -> Plan:
+    return Plan(
+        data_dir=folder,
+        ports=StackPorts(),
+        credentials=load_or_make(folder),
+        engine=engine,
+        model="incident",
+        environment_roots=(folder,),
+        extra_env={},
+    )
+
+
+def services(folder: Path, engine: Engine = "embedded") -> dict[str, ProcessSpec]:
+    specs = process_specs(plan(folder, engine))
+    return {spec.name: spec for spec in specs if spec.name not in INFRASTRUCTURE}
+
+
+def settings_class(spec: ProcessSpec) -> type[ServiceSettings]:
+    """The settings class of the service that a spec's console script belongs to."""
+    script = Path(spec.argv[0]).name
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=script)
+    module = importlib.import_module(f"{entry.module.partition('.')[0]}.settings")
+    (found,) = _settings_classes(module.__name__)
+    return found
+
+
+def _settings_classes(module: str) -> Iterator[type[ServiceSettings]]:
+    for _, kind in inspect.getmembers(sys.modules[module], inspect.isclass):
+        if issubclass(kind, ServiceSettings) and kind.__module__ == module:
+            yield kind
+
+
+NAMES = (
+    "checkpoint_registry",
+    "scenario_runner",
+    "trajectory_store",
+    "grpo_trainer",
+    "rollout_sampler",
+    "reward_grader",
+    "model_gateway",
+    "policy_engine_latest",
+    "policy_engine_head",
+    "policy_engine_candidate",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_service_accepts_every_variable_that_the_stack_sets(tmp_path: Path, name: str) -> None:
+    spec = services(tmp_path, "vllm-cpu")[name]
+
+    settings = load_settings(settings_class(spec), environ=dict(spec.env))
+
+    assert settings.http_port == spec.http_port
+    assert settings.host == "127.0.0.1"
+
+
+def test_every_service_is_in_the_stack(tmp_path: Path) -> None:
+    assert set(services(tmp_path)) == set(NAMES) - {"policy_engine_candidate"}
+    assert set(services(tmp_path, "vllm-cpu")) == set(NAMES)
+    assert CHANNELS["embedded"] == ("latest", "head")
+
+
+def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
+    first = load_or_make(tmp_path)
+
+    assert load_or_make(tmp_path) == first
+    assert load_or_make(tmp_path / "other") != first
+    for name in ("credentials.json", "gateway.key"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "gateway.key").read_text().strip() == first.gateway_key
+
+
+def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
+    made = load_or_make(tmp_path)
+    command_lines = json.dumps([spec.argv for spec in process_specs(plan(tmp_path))])
+
+    for secret in (made.bus_password, made.s3_secret_key, made.gateway_key):
+        assert secret not in command_lines
+
+
+def test_ports_move_up_where_they_are_taken() -> None:
+    import socket
+
+    (wanted,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", wanted)):
+        picked = StackPorts.pick(offset=wanted - StackPorts().nats)
+
+    assert picked.nats in range(wanted + 1, wanted + 20)
+    assert (
+        len(set(StackPorts.pick(ephemeral=True).peers().values())) == 5
+    )  # tasksets and environments share one

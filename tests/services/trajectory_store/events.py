@@ -1,0 +1,167 @@
+"""Facts as their owners publish them, for episodes of a made-up run."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from blob_store import BlobRef
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed, EpisodeRequested
+from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
+
+MODEL = "incident"
+START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+TRAIN, EVAL = common_pb2.PURPOSE_TRAIN, common_pb2.PURPOSE_EVAL
+
+
+def at(second: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(START + timedelta(seconds=second))
+    return stamp
+
+
+def episode_id(number: int, run: str = "run-1") -> str:
+    return f"{run}-g{number // 4:05d}-e{number % 4:03d}-a0"
+
+
+def group_id(number: int, run: str = "run-1") -> str:
+    return f"{run}-g{number // 4:05d}"
+
+
+def requested(
+    number: int, *, run: str = "run-1", purpose: common_pb2.Purpose.ValueType = TRAIN
+) -> EpisodeRequested:
+    return EpisodeRequested(
+        episode_id=episode_id(number, run),
+        run_id=run,
+        group_id=group_id(number, run),
+        member=number % 4,
+        group_size=4,
+        purpose=purpose,
+        split=common_pb2.SPLIT_TRAIN,
+        policy=common_pb2.PolicySelector(model=MODEL, channel=common_pb2.CHANNEL_LATEST),
+        task_slug=f"task-{number % 3}",
+        family="db",
+        requested_at=at(number),
+    )
+
+
+def ref_to_wire(ref: BlobRef) -> common_pb2.BlobRef:
+    return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
+
+
+def recorded(
+    number: int,
+    *,
+    run: str = "run-1",
+    purpose: common_pb2.Purpose.ValueType = TRAIN,
+    body: BlobRef | None = None,
+) -> TrajectoryRecorded:
+    name = episode_id(number, run)
+    return TrajectoryRecorded(
+        trajectory_id=f"traj-{name}",
+        episode_id=name,
+        run_id=run,
+        group_id=group_id(number, run),
+        member=number % 4,
+        group_size=4,
+        model=MODEL,
+        purpose=purpose,
+        split=common_pb2.SPLIT_TRAIN,
+        task_slug=f"task-{number % 3}",
+        family="db",
+        body=ref_to_wire(body or BlobRef(f"trajectories/{run}/{name}.pb.zst", "00" * 32, 10)),
+        sampled_by=common_pb2.VersionSpan(oldest=3, newest=4),
+        stop_reason=trajectory_pb2.STOP_REASON_ANSWERED,
+        num_turns=2,
+        num_sampled_tokens=17,
+        lease_id="lease",
+        environment_address="127.0.0.1:1",
+        recorded_at=at(1000 + number),
+    )
+
+
+def graded(
+    number: int,
+    *,
+    run: str = "run-1",
+    purpose: common_pb2.Purpose.ValueType = TRAIN,
+    reward: float = 0.5,
+    body: BlobRef | None = None,
+) -> TrajectoryGraded:
+    record = recorded(number, run=run, purpose=purpose, body=body)
+    return TrajectoryGraded(
+        trajectory_id=record.trajectory_id,
+        episode_id=record.episode_id,
+        run_id=run,
+        group_id=record.group_id,
+        member=record.member,
+        group_size=4,
+        model=MODEL,
+        purpose=purpose,
+        split=record.split,
+        task_slug=record.task_slug,
+        family="db",
+        body=record.body,
+        sampled_by=record.sampled_by,
+        stop_reason=record.stop_reason,
+        reward=reward,
+        success=reward > 0.5,
+        subscores=[trajectory_pb2.Subscore(name="service", weight=1.0, value=reward)],
+        num_turns=2,
+        num_sampled_tokens=17,
+        graded_at=at(2000 + number),
+    )
+
+
+def failed(number: int, kind: str = "timeout", *, run: str = "run-1") -> EpisodeFailed:
+    return EpisodeFailed(
+        episode_id=episode_id(number, run),
+        run_id=run,
+        group_id=group_id(number, run),
+        member=number % 4,
+        model=MODEL,
+        purpose=TRAIN,
+        kind=kind,
+        failed_at=at(3000 + number),
+    )
+
+
+def cancelled(number: int, *, run: str = "run-1") -> EpisodeCancelled:
+    return EpisodeCancelled(
+        episode_id=episode_id(number, run),
+        run_id=run,
+        group_id=group_id(number, run),
+        model=MODEL,
+        reason="run reached its target",
+        cancelled_at=at(3000 + number),
+    )
+
+
+def settled(
+    numbers: Sequence[int], outcome: str, *, reason: str = "", step: int = 0, run: str = "run-1"
+) -> GroupSettled:
+    return GroupSettled(
+        group_id=group_id(numbers[0], run),
+        run_id=run,
+        model=MODEL,
+        outcome=outcome,
+        reason=reason,
+        step=step,
+        episode_ids=[episode_id(number, run) for number in numbers],
+        settled_at=at(4000),
+    )
+
+
+def stepped(numbers: Sequence[int], step: int, *, run: str = "run-1") -> StepCompleted:
+    return StepCompleted(
+        run_id=run,
+        model=MODEL,
+        step=step,
+        version=step + 1,
+        trajectory_ids=[f"traj-{episode_id(number, run)}" for number in numbers],
+        completed_at=at(4000 + step),
+    )

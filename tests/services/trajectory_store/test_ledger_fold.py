@@ -1,0 +1,201 @@
+"""The ledger's rules, one by one, and the equation under any order of facts."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.events import EVAL, START
+
+from trajectory_store import wire
+from trajectory_store.domain import Episode, Fact, Ledger, State, deltas, fold
+
+
+def facts(*messages: Message) -> list[Fact]:
+    return [fact for message in messages for fact in wire.facts_of(message, START, "")]
+
+
+def folded(*messages: Message) -> dict[str, Episode]:
+    rows: dict[str, Episode] = {}
+    for fact in facts(*messages):
+        key = fact.identity.episode_id
+        rows[key] = fold(rows.get(key), fact)
+    return rows
+
+
+def only(*messages: Message) -> Episode:
+    (row,) = folded(*messages).values()
+    return row
+
+
+def test_a_training_episode_goes_from_requested_to_trained_with_its_step() -> None:
+    path = [
+        events.requested(1),
+        events.recorded(1),
+        events.graded(1),
+        events.settled([1], "trained", step=7),
+    ]
+    states = [only(*path[: length + 1]).state for length in range(len(path))]
+    assert states == [State.REQUESTED, State.RECORDED, State.GRADED, State.TRAINED]
+    row = only(*path)
+    assert (row.label, row.step, row.in_conflict, row.trained_twice) == ("trained", 7, False, False)
+
+
+def test_an_evaluation_is_settled_by_its_grade() -> None:
+    row = only(
+        events.requested(1, purpose=EVAL), events.recorded(1, purpose=EVAL), events.graded(1, purpose=EVAL)
+    )
+    assert row.state is State.EVALUATED
+    assert row.grade is not None
+    assert row.grade.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("message", "label"),
+    [
+        (events.failed(1, "environment_lost"), "failed(environment_lost)"),
+        (events.cancelled(1), "cancelled"),
+        (events.settled([1], "excluded", reason="zero_spread"), "excluded(zero_spread)"),
+        (events.settled([1], "trained", step=3), "trained"),
+        (events.stepped([1], 3), "trained"),
+    ],
+)
+def test_each_end_has_its_label(message: Message, label: str) -> None:
+    assert only(events.requested(1), message).label == label
+
+
+def test_the_first_terminal_state_wins_whatever_comes_after() -> None:
+    row = only(events.requested(1), events.failed(1), events.settled([1], "trained", step=2))
+    assert row.label == "failed(timeout)"
+    assert row.in_conflict
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "conflict"),
+    [
+        (events.settled([1], "trained", step=2), events.failed(1), True),
+        (events.settled([1], "trained", step=2), events.settled([1], "excluded", reason="stale"), True),
+        (events.settled([1], "excluded", reason="stale"), events.stepped([1], 2), True),
+        (events.cancelled(1), events.settled([1], "trained", step=2), True),
+        (events.graded(1, purpose=EVAL), events.failed(1), True),
+        # Late, not wrong: two owners end what nobody needs, or say the same thing again.
+        (events.settled([1], "trained", step=2), events.cancelled(1), False),
+        (events.settled([1], "trained", step=2), events.stepped([1], 2), False),
+        (events.cancelled(1), events.settled([1], "excluded", reason="run_over"), False),
+        (events.failed(1), events.cancelled(1), False),
+        (events.failed(1), events.failed(1, "engine_error"), False),
+        (events.failed(1), events.graded(1, purpose=EVAL), False),
+        (events.failed(1), events.graded(1), False),
+    ],
+)
+def test_a_fact_that_denies_a_settled_state_is_a_conflict_and_a_late_one_is_not(
+    first: Message, second: Message, conflict: bool
+) -> None:
+    assert only(events.requested(1), first, second).in_conflict is conflict
+
+
+def test_two_steps_that_claim_one_trajectory_are_seen_once_each_trajectory() -> None:
+    row = only(
+        events.requested(1),
+        events.stepped([1], 4),
+        events.stepped([1], 5),
+        events.stepped([1], 5),
+        events.settled([1], "trained", step=4),
+    )
+    assert (row.trained_twice, row.step) == (True, 4)
+    assert not only(events.stepped([1], 0), events.settled([1], "trained", step=0)).trained_twice
+
+
+def test_a_late_grade_is_indexed_and_leaves_the_state() -> None:
+    row = only(events.requested(1), events.recorded(1), events.failed(1), events.graded(1, reward=1.0))
+    assert row.state is State.FAILED
+    assert row.grade is not None
+    assert row.grade.success
+
+
+def test_facts_without_an_episode_are_refused_by_name() -> None:
+    nameless = events.recorded(1)
+    nameless.episode_id = ""
+    with pytest.raises(wire.MalformedFact, match="TrajectoryRecorded"):
+        facts(nameless)
+    odd = events.settled([1], "trained")
+    odd.outcome = "eaten"
+    with pytest.raises(wire.MalformedFact, match="eaten"):
+        facts(odd)
+
+
+_NUMBERS = st.integers(0, 7)
+_RUNS = st.sampled_from(["run-1", "run-2"])
+_PURPOSE_OF_RUN = {"run-1": events.TRAIN, "run-2": EVAL}
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> list[Message]:
+    """Any facts about a few episodes, in any order, some of them twice."""
+
+    def one() -> Message:
+        run, number = draw(_RUNS), draw(_NUMBERS)
+        purpose = _PURPOSE_OF_RUN[run]
+        kind = draw(st.integers(0, 6))
+        if kind == 0:
+            return events.requested(number, run=run, purpose=purpose)
+        if kind == 1:
+            return events.recorded(number, run=run, purpose=purpose)
+        if kind == 2:
+            return events.graded(number, run=run, purpose=purpose)
+        if kind == 3:
+            return events.failed(number, draw(st.sampled_from(["timeout", "engine_error"])), run=run)
+        if kind == 4:
+            return events.cancelled(number, run=run)
+        if kind == 5:
+            return events.stepped([number, (number + 1) % 8], draw(st.integers(0, 2)), run=run)
+        numbers = [number // 4 * 4 + member for member in range(4)]
+        outcome = draw(st.sampled_from(["trained", "excluded"]))
+        return events.settled(numbers, outcome, reason="stale", step=draw(st.integers(0, 2)), run=run)
+
+    history = [one() for _ in range(draw(st.integers(1, 25)))]
+    again = draw(st.lists(st.sampled_from(history), max_size=8))
+    return draw(st.permutations(history + again))
+
+
+def _batches(history: Sequence[Message], sizes: Sequence[int]) -> list[Sequence[Message]]:
+    batches, start = [], 0
+    for size in [*sizes, len(history)]:
+        batches.append(history[start : start + size])
+        start += size
+    return [batch for batch in batches if batch]
+
+
+@settings(max_examples=300, deadline=None)
+@given(_histories(), st.lists(st.integers(1, 6), max_size=10))
+def test_requested_equals_settled_plus_in_flight_after_every_batch(
+    history: list[Message], sizes: list[int]
+) -> None:
+    rows: dict[str, Episode] = {}
+    counts: Counter[tuple[State, str]] = Counter()
+    conflicts = trained_twice = 0
+    for batch in _batches(history, sizes):
+        before = dict(rows)
+        for fact in facts(*batch):
+            key = fact.identity.episode_id
+            rows[key] = fold(rows.get(key), fact)
+        changed = [(before.get(key), row) for key, row in rows.items() if before.get(key) != row]
+        for delta in deltas(changed):
+            counts.update(delta.by_label)
+            conflicts += delta.conflicts
+            trained_twice += delta.trained_twice
+        ledger = Ledger(counts, conflicts, trained_twice, None)
+        assert ledger.requested == len(rows) == ledger.settled + ledger.in_flight
+        assert ledger.settled == sum(row.state.is_terminal for row in rows.values())
+        assert ledger.by_label == Counter(row.label for row in rows.values())
+        assert ledger.conflicts == sum(row.in_conflict for row in rows.values())
+        assert ledger.trained_twice == sum(row.trained_twice for row in rows.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(_histories())
+def test_folding_a_history_twice_changes_nothing(history: list[Message]) -> None:
+    assert folded(*history) == folded(*history, *history)

@@ -1,0 +1,300 @@
+"""The whole service on a real bus, object store and gRPC: what is published can be read, outages lose nothing."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+from tests.conftest import NatsFactory
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.events import EVAL
+
+from blob_store import BlobRef, S3BlobStore
+from event_bus import BusSettings, BusTimings, EventBus
+from event_bus.provision import provision
+from grpc_edge import connect
+from local_stack.ports import free_ports
+from service_kit.groups import S3Settings, SqlSettings
+from trajectory_body import pack
+from trajectory_store.app import build_app
+from trajectory_store.settings import StoreSettings
+from upcycle.api.trajectory.v1 import service_pb2 as pb
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
+from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+
+if TYPE_CHECKING:
+    from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
+
+
+def body_of(number: int, run: str = "run-1") -> trajectory_pb2.TrajectoryBody:
+    name = events.episode_id(number, run)
+    call = trajectory_pb2.ToolCall(call_id="c0", name="search_logs", arguments_json='{"q": "oom"}')
+    return trajectory_pb2.TrajectoryBody(
+        trajectory_id=f"traj-{name}",
+        episode_id=name,
+        run_id=run,
+        prompt=[trajectory_pb2.Message(role="user", content="Why is checkout down?")],
+        turns=[
+            trajectory_pb2.Turn(
+                new_prompt_ids=[1, 2],
+                sampled_ids=[3, 4],
+                sampled_logprobs=[-0.5, -0.25],
+                tool_calls=[call],
+                tool_results=[trajectory_pb2.ToolResult(call_id="c0", content="oom killed ☠")],
+            ),
+            trajectory_pb2.Turn(new_prompt_ids=[5], sampled_ids=[6], sampled_logprobs=[-0.1], text="OOM"),
+        ],
+        answer="OOM",
+    )
+
+
+@dataclass
+class Store:
+    """A running store, and what its peers would have."""
+
+    bus: EventBus
+    blobs: S3BlobStore
+    api: "TrajectoryServiceAsyncStub"
+
+    async def publish(self, *messages: Message) -> None:
+        for message in messages:
+            await self.bus.publish(
+                message, model=events.MODEL, event_id=str(hash(message.SerializeToString()))
+            )
+
+    async def keep_body(self, number: int) -> BlobRef:
+        body = body_of(number)
+        return await self.blobs.put(f"trajectories/run-1/{body.episode_id}.pb.zst", pack(body))
+
+    async def ledger(self, run: str = "run-1") -> pb.GetLedgerResponse:
+        return await self.api.GetLedger(pb.GetLedgerRequest(run_id=run, include_unsettled=True))
+
+
+async def until(check: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    """Ask again until it is so; fails the test when it never is."""
+    give_up_at = time.monotonic() + timeout_s
+    while not await check():
+        assert time.monotonic() < give_up_at, f"not so within {timeout_s} s"
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(nats_url: str, s3: S3Settings, folder: Path) -> AsyncIterator[Store]:
+    grpc_port, http_port = free_ports(2)
+    settings = StoreSettings(
+        grpc_port=grpc_port,
+        http_port=http_port,
+        check_idle_s=0.05,
+        watch_poll_s=0.2,
+        drain_s=10,
+        bus=BusSettings(url=nats_url),
+        s3=s3,
+        sql=SqlSettings(data_dir=folder),
+    )
+    service = build_app(settings)
+    bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=5, drain_s=1))
+    blobs = S3BlobStore(s3)
+    await service.start()
+    await bus.start()
+    await blobs.start()
+    channel = connect(f"127.0.0.1:{grpc_port}")
+    try:
+        yield Store(bus, blobs, TrajectoryServiceStub(channel))
+    finally:
+        await channel.close()
+        await bus.stop()
+        await service.stop()
+        await blobs.stop()
+
+
+@pytest.fixture
+async def store(nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Store]:
+    server = nats_server()
+    await provision(server.url)
+    async with running(server.url, s3_settings, tmp_path) as started:
+        yield started
+
+
+async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> None:
+    ref = await store.keep_body(0)
+    await store.publish(
+        events.requested(0), events.requested(1), events.recorded(0, body=ref), events.graded(0, body=ref)
+    )
+
+    async def is_graded() -> bool:
+        return (await store.ledger()).by_state.get("graded") == 1
+
+    await until(is_graded)
+    ledger = await store.ledger()
+    assert (ledger.requested, ledger.settled, ledger.in_flight) == (2, 0, 2)
+    assert [entry.episode_id for entry in ledger.unsettled] == [events.episode_id(0), events.episode_id(1)]
+    assert ledger.oldest_unsettled_s > 0
+
+    await store.publish(events.settled([0], "trained", step=9), events.failed(1))
+
+    async def is_settled() -> bool:
+        return (await store.ledger()).in_flight == 0
+
+    await until(is_settled)
+    assert dict((await store.ledger()).by_state) == {"trained": 1, "failed(timeout)": 1}
+    for name in (f"traj-{events.episode_id(0)}", events.episode_id(0)):
+        found = await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=name))
+        assert found.body == body_of(0)
+        assert found.summary.ledger.step == 9
+        assert found.summary.subscores[0].name == "service"
+        assert found.summary.reward == 0.5
+
+
+async def test_unknown_ids_and_bad_requests_are_typed(store: Store) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id="traj-nobody"))
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    bad = (
+        pb.ListTrajectoriesRequest(page_token="AAAA"),
+        pb.ListTrajectoriesRequest(page_size=-1),
+        pb.ListTrajectoriesRequest(
+            filter=pb.TrajectoryFilter(state=77)  # type: ignore[arg-type]  # what a newer client may send
+        ),
+    )
+    for request in bad:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await store.api.ListTrajectories(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_export_streams_triples_and_whole_records(store: Store) -> None:
+    for number in range(5):
+        ref = await store.keep_body(number)
+        await store.publish(events.recorded(number, body=ref))
+        if number < 4:
+            await store.publish(events.graded(number, body=ref, reward=number / 4))
+
+    async def is_graded() -> bool:
+        return (await store.ledger()).by_state.get("graded") == 4
+
+    await until(is_graded)
+
+    async def export(form: pb.ExportFormat.ValueType) -> list[dict[str, object]]:
+        request = pb.ExportTrajectoriesRequest(filter=pb.TrajectoryFilter(run_id="run-1"), format=form)
+        lines: list[dict[str, object]] = []
+        async for message in store.api.ExportTrajectories(request):
+            assert message.jsonl == "" or message.jsonl.endswith("\n")
+            assert message.quarantined == 0
+            lines += map(json.loads, message.jsonl.splitlines())
+        return lines
+
+    triples = await export(pb.EXPORT_FORMAT_TRIPLES)
+    assert [line["reward"] for line in triples] == [0.75, 0.5, 0.25, 0.0]
+    assert triples[0]["prompt"] == [{"role": "user", "content": "Why is checkout down?"}]
+    assert triples[0]["completion"] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": "c0",
+                    "type": "function",
+                    "function": {"name": "search_logs", "arguments": '{"q": "oom"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c0", "content": "oom killed ☠"},
+        {"role": "assistant", "content": "OOM"},
+    ]
+    records = await export(pb.EXPORT_FORMAT_RECORDS)
+    assert len(records) == 5
+    assert json.dumps(records[0]).count("sampled_logprobs") == 2
+
+
+async def test_a_watcher_sees_changes_and_resumes_where_it_stopped(store: Store) -> None:
+    watch = store.api.WatchTrajectories(pb.WatchTrajectoriesRequest(after_position=0))
+    await store.publish(events.recorded(0), events.recorded(1))
+    async with asyncio.timeout(10):
+        seen = [await watch.read(), await watch.read()]
+    names = [one.trajectory.episode_id for one in seen if isinstance(one, pb.WatchTrajectoriesResponse)]
+    assert names == [events.episode_id(0), events.episode_id(1)]
+    watch.cancel()
+    await store.publish(events.graded(0))
+    last = seen[-1]
+    assert isinstance(last, pb.WatchTrajectoriesResponse)
+    resumed = store.api.WatchTrajectories(pb.WatchTrajectoriesRequest(after_position=last.position))
+    async with asyncio.timeout(10):
+        change = await resumed.read()
+    assert isinstance(change, pb.WatchTrajectoriesResponse)
+    assert change.trajectory.graded
+    assert change.trajectory.episode_id == events.episode_id(0)
+    resumed.cancel()
+
+
+async def test_a_corrupt_body_is_quarantined_and_never_handed_out(store: Store) -> None:
+    good, bad = await store.keep_body(0), await store.keep_body(1)
+    missing = BlobRef("trajectories/run-1/nowhere.pb.zst", "00" * 32, 5)
+    await store.blobs.put(bad.key, b"flipped bits")
+    garbage = await store.blobs.put("trajectories/run-1/garbage.pb.zst", b"not a body at all")
+    await store.publish(
+        events.recorded(0, body=good),
+        events.recorded(1, body=bad),
+        events.recorded(2, body=missing),
+        events.recorded(3, body=garbage),
+    )
+    announced: set[str] = set()
+
+    async def watch() -> None:
+        async for delivery in store.bus.replay([TrajectoryQuarantined], after_sequence=0):
+            assert isinstance(delivery.message, TrajectoryQuarantined)
+            announced.add(delivery.message.episode_id)
+            if len(announced) == 3:
+                return
+
+    await asyncio.wait_for(watch(), 30)
+    assert announced == {events.episode_id(number) for number in (1, 2, 3)}
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=events.episode_id(1)))
+    assert refused.value.code() is grpc.StatusCode.DATA_LOSS
+    request = pb.ExportTrajectoriesRequest(format=pb.EXPORT_FORMAT_RECORDS)
+    messages = [message async for message in store.api.ExportTrajectories(request)]
+    assert sum(message.quarantined for message in messages) == 3
+    assert sum(message.jsonl.count("\n") for message in messages) == 1
+
+
+async def test_a_poison_fact_goes_to_the_dead_letters_and_the_ledger_goes_on(store: Store) -> None:
+    nameless = events.recorded(3)
+    nameless.episode_id = ""
+    await store.publish(events.requested(0), nameless, events.requested(1, purpose=EVAL))
+
+    async def both_requested() -> bool:
+        return (await store.ledger()).requested == 2
+
+    await until(both_requested)
+
+
+async def test_a_killed_store_picks_up_where_its_database_is(
+    nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path
+) -> None:
+    server = nats_server()
+    await provision(server.url)
+    async with running(server.url, s3_settings, tmp_path) as first:
+        await first.publish(*(events.requested(number) for number in range(30)))
+
+        async def some() -> bool:
+            return (await first.ledger()).requested > 0
+
+        await until(some)
+        await first.publish(*(events.failed(number) for number in range(30)))
+    async with running(server.url, s3_settings, tmp_path) as second:
+
+        async def all_settled() -> bool:
+            ledger = await second.ledger()
+            return ledger.requested == ledger.settled == 30
+
+        await until(all_settled)
+        assert (await second.ledger()).conflicts == 0

@@ -1,0 +1,193 @@
+"""The projection on a real SQLite file: counters equal a recount, pages and feed miss nothing."""
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from google.protobuf.message import Message
+from sqlalchemy import Connection, select
+from tests.services.trajectory_store import events
+from tests.services.trajectory_store.events import EVAL, START
+
+from sql_store import Database, migrate
+from trajectory_store import wire
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.adapters.tables import EPISODES, METADATA
+from trajectory_store.domain import Fact, Filter, PageKey, State
+from trajectory_store.ports import Unavailable
+
+
+def facts(*messages: Message) -> list[Fact]:
+    return [
+        fact
+        for message in messages
+        for fact in wire.facts_of(message, START, f"00-{'ab' * 16}-{'cd' * 8}-01")
+    ]
+
+
+async def test_the_migration_makes_exactly_the_tables_that_the_code_uses(db: Database) -> None:
+    def differences(connection: Connection) -> list[object]:
+        context = MigrationContext.configure(connection, opts={"version_table": "trajectory_store_version"})
+        return list(compare_metadata(context, METADATA))
+
+    assert await db.run(differences) == []
+
+
+def _history(rng: random.Random, num_episodes: int) -> list[Message]:
+    history: list[Message] = []
+    for number in range(num_episodes):
+        run = rng.choice(["run-1", "run-2", "run-3"])
+        purpose = EVAL if run == "run-3" else events.TRAIN
+        path = [
+            events.requested(number, run=run, purpose=purpose),
+            events.recorded(number, run=run, purpose=purpose),
+            events.graded(number, run=run, purpose=purpose),
+            rng.choice(
+                [
+                    events.failed(number, run=run),
+                    events.cancelled(number, run=run),
+                    events.settled([number], "trained", step=rng.randrange(3), run=run),
+                    events.settled([number], "excluded", reason="stale", run=run),
+                    events.stepped([number], rng.randrange(3), run=run),
+                ]
+            ),
+        ]
+        history += path[: rng.randint(1, 4)]
+    history += rng.choices(history, k=num_episodes)
+    rng.shuffle(history)
+    return history
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_counters_equal_a_recount_after_every_batch(index: SqlIndex, db: Database, seed: int) -> None:
+    rng = random.Random(seed)
+    history = _history(rng, 60)
+    while history:
+        size = rng.randint(1, 40)
+        await index.project(facts(*history[:size]))
+        history = history[size:]
+        recount = await db.run(
+            lambda connection: Counter(
+                State(state) for (state,) in connection.execute(select(EPISODES.c.state))
+            )
+        )
+        ledger = await index.ledger("", 0)
+        per_run = [await index.ledger(run, 1000) for run in ("run-1", "run-2", "run-3")]
+        assert ledger.requested == ledger.settled + ledger.in_flight == recount.total()
+        assert ledger.settled == sum(count for state, count in recount.items() if state.is_terminal)
+        assert sum(one.requested for one in per_run) == ledger.requested
+        assert sum(one.conflicts for one in per_run) == ledger.conflicts
+        assert all(len(one.unsettled) == one.in_flight for one in per_run)
+
+
+async def test_a_projection_survives_a_restart_and_a_replay_from_the_beginning(
+    index: SqlIndex, db: Database, tmp_path: Path
+) -> None:
+    history = _history(random.Random(5), 40)
+    await index.project(facts(*history))
+    before = await index.ledger("", 1000)
+    await db.stop()
+    again = Database(f"sqlite:///{tmp_path}/store.sqlite")
+    await again.start()
+    await migrate(again, "trajectory_store")
+    reopened = SqlIndex(again)
+    assert await reopened.ledger("", 1000) == before
+    assert await reopened.project(facts(*history)) == 0
+    assert await reopened.ledger("", 1000) == before
+    await again.stop()
+
+
+async def test_pages_hold_every_recorded_trajectory_once_newest_first(index: SqlIndex) -> None:
+    await index.project(facts(*(events.requested(number) for number in range(25))))
+    await index.project(facts(*(events.recorded(number) for number in range(23))))
+    seen: list[str] = []
+    after: PageKey | None = None
+    while page := await index.page(Filter(run_id="run-1"), after, 5):
+        seen += [row.identity.episode_id for row in page]
+        record = page[-1].record
+        assert record is not None
+        assert record.trace_id == "ab" * 16
+        after = PageKey(record.recorded_us, page[-1].identity.episode_id)
+    assert seen == [events.episode_id(number) for number in reversed(range(23))]
+
+
+async def test_filters_select_what_they_say(index: SqlIndex) -> None:
+    messages: list[Message] = []
+    for number in range(12):
+        purpose = EVAL if number % 2 else events.TRAIN
+        messages += [
+            events.requested(number, purpose=purpose),
+            events.graded(number, purpose=purpose, reward=number / 12),
+        ]
+    await index.project(facts(*messages))
+
+    async def count(wanted: Filter) -> int:
+        return len(await index.page(wanted, None, 100))
+
+    assert await count(Filter()) == 12
+    assert await count(Filter(run_id="run-2")) == 0
+    assert await count(Filter(group_id=events.group_id(0))) == 4
+    assert await count(Filter(task_slug="task-1")) == 4
+    assert await count(Filter(purpose=EVAL)) == 6
+    assert await count(Filter(min_reward=0.5)) == 6
+    assert await count(Filter(success=True)) == 5
+    assert await count(Filter(state=State.EVALUATED)) == 6
+
+
+async def test_the_feed_shows_each_change_once_in_commit_order(index: SqlIndex) -> None:
+    start = await index.position()
+    await index.project(facts(*(events.recorded(number) for number in range(5))))
+    await index.project(facts(events.graded(2), events.graded(4)))
+    changes = await index.changes(Filter(), start, 100)
+    names = [change.episode.identity.episode_id for change in changes]
+    assert names == [events.episode_id(number) for number in (0, 1, 3, 2, 4)]
+    positions = [change.position for change in changes]
+    assert positions == sorted(set(positions))
+    assert await index.changes(Filter(), positions[-1], 100) == []
+    await index.project(facts(events.graded(2)))
+    assert await index.changes(Filter(), positions[-1], 100) == []
+
+
+async def test_a_full_disk_is_typed_and_nothing_is_lost_after_room_is_made(
+    index: SqlIndex, db: Database
+) -> None:
+    await index.project(facts(events.requested(0)))
+    pages = await db.run(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar_one())
+    await db.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}"))
+    flood = facts(*(events.requested(number) for number in range(2000)))
+    with pytest.raises(Unavailable, match="disk"):
+        await index.project(flood)
+    assert (await index.ledger("", 0)).requested == 1
+    await db.run(lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=1000000"))
+    await index.project(flood)
+    assert (await index.ledger("", 0)).requested == 2000
+
+
+@pytest.mark.slow
+async def test_the_projection_folds_thousands_of_facts_a_second_and_the_ledger_answers_at_once(
+    index: SqlIndex,
+) -> None:
+    messages: list[Message] = []
+    for number in range(1500):
+        messages += [
+            events.requested(number),
+            events.recorded(number),
+            events.graded(number),
+            events.settled([number], "trained", step=1),
+        ]
+    folded = facts(*messages)
+    started = time.perf_counter()
+    for start in range(0, len(folded), 200):
+        await index.project(folded[start : start + 200])
+    rate = len(folded) / (time.perf_counter() - started)
+    started = time.perf_counter()
+    ledger = await index.ledger("run-1", 0)
+    answer_s = time.perf_counter() - started
+    assert ledger.by_label == {"trained": 1500}
+    assert rate > 1000, f"{rate:.0f} facts/s"
+    assert answer_s < 0.1
+    print(f"{rate:.0f} facts/s, ledger in {answer_s * 1000:.1f} ms")

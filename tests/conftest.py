@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.postgres import BACKENDS, PROGRAMS, PostgresServer
 
 from local_stack.nats import NatsServer
 from local_stack.s3 import S3Server
@@ -13,6 +14,11 @@ from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]
 _MAX_BUCKET_CHARS = 63
+
+
+def pytest_report_header() -> str:
+    """What the SQL suites run on, since that depends on the machine."""
+    return f"sql backends: {', '.join(BACKENDS)} (postgres programs: {PROGRAMS or 'none on this machine'})"
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +61,19 @@ def s3_settings(s3_server: S3Server, request: pytest.FixtureRequest) -> S3Settin
     """A bucket of its own for each test module."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.nodeid.lower())
     return s3_server.settings_for(f"t-{name[-(_MAX_BUCKET_CHARS - 2) :].strip('-')}")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A real Postgres for the session (2 s). A test that kills one starts its own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=BACKENDS)
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a fresh, empty database: SQLite always, Postgres too where this machine has it."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'test.sqlite'}"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.database()

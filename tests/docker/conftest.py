@@ -4,17 +4,23 @@ They need a Docker engine, so they carry the marker `docker`, which the default 
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 from testcontainers.community.minio import MinioContainer
 from testcontainers.community.nats import NatsContainer
+from testcontainers.community.postgres import PostgresContainer
+from tests.containers import NatsInContainer
 
 from service_kit import S3Settings
 
 MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
 NATS_IMAGE = "nats:2.15.1-alpine"
+NATS_CONFIG = Path(__file__).parents[2] / "deploy" / "nats" / "nats.conf"
+POSTGRES_IMAGE = "postgres:17.2-alpine"
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +45,21 @@ def nats_url() -> Iterator[str]:
     with NatsContainer(NATS_IMAGE, jetstream=True) as nats:
         asyncio.run(provision(nats.nats_uri()))
         yield nats.nats_uri()
+
+
+@pytest.fixture
+def nats_server() -> Iterator[Callable[[], NatsInContainer]]:
+    """Fresh servers of the official image that a test may kill and restart."""
+    with ExitStack() as servers:
+
+        def start() -> NatsInContainer:
+            return servers.enter_context(NatsInContainer(NATS_IMAGE, str(NATS_CONFIG)))
+
+        yield start
+
+
+@pytest.fixture
+def sql_url() -> Iterator[str]:
+    """A fresh database of the official image."""
+    with PostgresContainer(POSTGRES_IMAGE) as postgres:
+        yield postgres.get_connection_url(driver=None)

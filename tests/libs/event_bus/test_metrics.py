@@ -3,10 +3,10 @@
 from typing import Any
 
 from prometheus_client import REGISTRY
-
-from event_bus import Delivery, Later, Poison
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running
+
+from event_bus import Delivery, Later, Poison
 
 
 def value(name: str, **labels: str) -> float:

@@ -1,0 +1,72 @@
+"""A small table and a bus that only remembers, for the SQL suites."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from google.protobuf.message import Message
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
+
+from event_bus import BusUnavailable, PubAck
+from sql_store import Database, outbox_table
+
+METADATA = MetaData()
+NOTES = Table("notes", METADATA, Column("id", Integer, primary_key=True), Column("text", Text, unique=True))
+OUTBOX = outbox_table(METADATA)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    """A database with the tables of this module."""
+    db = Database(url)
+    await db.start()
+    await db.run(lambda connection: METADATA.create_all(connection))
+    try:
+        yield db
+    finally:
+        await db.stop()
+
+
+def write(text: str) -> Callable[[Connection], None]:
+    def note(connection: Connection) -> None:
+        connection.execute(insert(NOTES).values(text=text))
+
+    return note
+
+
+def texts(connection: Connection) -> list[str]:
+    return list(connection.execute(select(NOTES.c.text).order_by(NOTES.c.id)).scalars())
+
+
+async def until(true: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
+        await asyncio.sleep(0.005)
+
+
+class Remembering:
+    """Takes the place of an EventBus where only the order and the refusals matter."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, str, str]] = []
+        self.down = False
+        self.refuses: dict[str, Exception] = {}
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck:
+        return self._take("fact", model, event_id)
+
+    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck:
+        return self._take("command", pool, event_id)
+
+    def _take(self, kind: str, address: str, event_id: str) -> PubAck:
+        if self.down:
+            raise BusUnavailable("down")
+        if event_id in self.refuses:
+            raise self.refuses[event_id]
+        self.published.append((kind, address, event_id))
+        return PubAck("s", len(self.published), duplicate=False)
+
+    def ids(self, kind: str) -> list[str]:
+        return [event_id for what, _, event_id in self.published if what == kind]

@@ -1,0 +1,240 @@
+"""The contract of Database, on every backend this machine has."""
+
+import asyncio
+import contextvars
+import threading
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, insert, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from tests.libs.sql_store.support import NOTES, opened, texts, write
+from tests.postgres import PROGRAMS, PostgresServer
+
+from sql_store import Database, StoreFull, StoreUnavailable, UnsupportedDatabase, UtcDateTime
+from sql_store.database import give_notice
+
+
+async def test_a_transaction_commits_when_the_function_returns(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        await db.run(write("a"))
+        assert await db.run(texts) == ["a"]
+    async with opened(sql_url) as db:
+        assert await db.run(texts) == ["a"]
+
+
+async def test_a_transaction_leaves_nothing_when_the_function_raises(sql_url: str) -> None:
+    def half(connection: Connection) -> None:
+        write("a")(connection)
+        raise LookupError("changed my mind")
+
+    async with opened(sql_url) as db:
+        with pytest.raises(LookupError, match="changed my mind"):
+            await db.run(half)
+        assert await db.run(texts) == []
+
+
+async def test_a_conflict_is_the_callers_to_handle(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        await db.run(write("a"))
+        with pytest.raises(IntegrityError):
+            await db.run(write("a"))
+        assert await db.run(texts) == ["a"]
+
+
+async def test_a_wrong_statement_is_not_an_outage(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        with pytest.raises(DBAPIError, match="nowhere"):
+            await db.run(lambda connection: connection.execute(text("SELECT nothing FROM nowhere")))
+
+
+async def test_read_then_write_loses_no_update(sql_url: str) -> None:
+    counters = Table("counters", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
+
+    def increment(connection: Connection) -> None:
+        lock = select(counters.c.n).where(counters.c.id == 1).with_for_update()
+        n = connection.execute(lock).scalar_one()
+        connection.execute(counters.update().values(n=n + 1))
+
+    async with opened(sql_url) as db:
+        await db.run(lambda connection: counters.create(connection))
+        await db.run(lambda connection: connection.execute(insert(counters).values(id=1, n=0)))
+        await asyncio.gather(*(db.run(increment) for _ in range(50)))
+        assert await db.run(lambda connection: connection.execute(select(counters.c.n)).scalar_one()) == 50
+
+
+async def test_the_event_loop_stays_free(sql_url: str) -> None:
+    def slow(_: Connection) -> str:
+        time.sleep(0.3)
+        return threading.current_thread().name
+
+    async with opened(sql_url) as db:
+        running = asyncio.create_task(db.run(slow))
+        beats = 0
+        while not running.done():
+            await asyncio.sleep(0.01)
+            beats += 1
+        assert beats > 10
+        assert running.result().startswith("sql")
+
+
+async def test_context_variables_reach_the_function(sql_url: str) -> None:
+    variable = contextvars.ContextVar("variable", default="unset")
+    async with opened(sql_url) as db:
+        variable.set("set")
+        assert await db.run(lambda _: variable.get()) == "set"
+
+
+async def test_listeners_hear_of_a_commit_and_not_of_a_rollback(sql_url: str) -> None:
+    heard: list[str] = []
+
+    def noticed(connection: Connection, *, fail: bool) -> None:
+        give_notice(connection, "notes")
+        if fail:
+            raise LookupError
+
+    async with opened(sql_url) as db:
+        db.listen("notes", lambda: heard.append("notes"))
+        with pytest.raises(LookupError):
+            await db.run(lambda connection: noticed(connection, fail=True))
+        assert heard == []
+        await db.run(write("a"))
+        assert heard == []
+        await db.run(lambda connection: noticed(connection, fail=False))
+        assert heard == ["notes"]
+
+
+async def test_moments_come_back_aware_and_equal(sql_url: str) -> None:
+    moments = Table("moments", MetaData(), Column("at", UtcDateTime()))
+    noon = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=timezone(timedelta(hours=5)))
+    async with opened(sql_url) as db:
+        await db.run(lambda connection: moments.create(connection))
+        await db.run(lambda connection: connection.execute(insert(moments).values(at=noon)))
+        back = await db.run(lambda connection: connection.execute(select(moments.c.at)).scalar_one())
+        assert back == noon
+        assert back.tzinfo is UTC
+        with pytest.raises(Exception, match="no time zone"):
+            await db.run(
+                lambda connection: connection.execute(insert(moments).values(at=datetime(2026, 1, 1)))
+            )
+
+
+async def test_a_closed_database_says_so(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        assert db.ready()
+    assert not db.ready()
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        await db.run(texts)
+
+
+async def test_a_url_shown_in_an_error_hides_its_password() -> None:
+    db = Database("postgresql://user:hunter2@127.0.0.1:1/x")
+    with pytest.raises(StoreUnavailable) as caught:
+        await db.start()
+    assert "hunter2" not in str(caught.value)
+    assert "127.0.0.1:1/x" in str(caught.value)
+    await db.stop()
+
+
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(UnsupportedDatabase, match="sqlite:///FILE or postgresql://"):
+        Database(url)
+
+
+async def test_sqlite_is_durable_and_checks_references(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path / 'deep' / 'er' / 'x.sqlite'}") as db:
+
+        def pragmas(connection: Connection) -> list[object]:
+            names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+            return [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names]
+
+        assert await db.run(pragmas) == ["wal", 2, 1, 10000]
+
+
+async def test_a_full_sqlite_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path / 'x.sqlite'}") as db:
+        await db.run(write("kept"))
+
+        def bound(connection: Connection) -> None:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}")
+
+        await db.run(bound)
+        with pytest.raises(StoreFull, match="nothing was written, make room"):
+            await db.run(write("x" * 100_000))
+        assert await db.run(texts) == ["kept"]
+        await db.run(lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=1000000"))
+        await db.run(write("y" * 100_000))
+
+
+async def test_an_unusable_sqlite_file_is_an_outage(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"this is not a database" * 100)
+    db = Database(f"sqlite:///{tmp_path / 'x.sqlite'}")
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        await db.start()
+    await db.stop()
+    (tmp_path / "file").write_text("in the way")
+    db = Database(f"sqlite:///{tmp_path / 'file' / 'x.sqlite'}")
+    with pytest.raises(StoreUnavailable, match="cannot make the folder"):
+        await db.start()
+    await db.stop()
+
+
+async def test_a_sqlite_locked_by_another_process_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sql_store.database._BUSY_TIMEOUT_MS", 200)
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}"
+    async with opened(url) as db, opened(url) as other:
+        held, release = threading.Event(), threading.Event()
+
+        def hold(connection: Connection) -> None:
+            write("held")(connection)
+            held.set()
+            release.wait(10)
+
+        holding = asyncio.create_task(other.run(hold))
+        await asyncio.to_thread(held.wait, 10)
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await db.run(write("mine"))
+        release.set()
+        await holding
+        await db.run(write("mine"))
+        assert await db.run(texts) == ["held", "mine"]
+
+
+if PROGRAMS:
+
+    async def test_postgres_comes_back_after_a_crash() -> None:
+        with PostgresServer() as server:
+            async with opened(server.database()) as db:
+                await db.run(write("a"))
+                await asyncio.to_thread(server.stop)
+                with pytest.raises(StoreUnavailable):
+                    await db.run(write("b"))
+                await asyncio.to_thread(server.start)
+                await db.run(write("c"))
+                assert await db.run(texts) == ["a", "c"]
+
+    async def test_a_deadlock_is_run_again(postgres_server: PostgresServer) -> None:
+        url = postgres_server.database()
+        async with opened(url) as db:
+            await db.run(write("a"))
+            await db.run(write("b"))
+            barrier, tries = threading.Barrier(2, timeout=10), []
+
+            def both(connection: Connection, first: str, second: str) -> None:
+                tries.append(first)
+                for name in (first, second):
+                    connection.execute(NOTES.update().where(NOTES.c.text == name).values(text=name))
+                    if len(tries) <= 2 and name == first:
+                        barrier.wait()
+
+            await asyncio.gather(
+                db.run(lambda connection: both(connection, "a", "b")),
+                db.run(lambda connection: both(connection, "b", "a")),
+            )
+            assert len(tries) == 3

@@ -1,0 +1,245 @@
+"""The outbox: with the transaction or not at all, published in order, at least once, and never in the way."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from sqlalchemy import Connection, func, select, update
+from tests.conftest import NatsFactory
+from tests.libs.sql_store.support import OUTBOX, Remembering, opened, texts, until, write
+
+from event_bus import BusSettings, BusTimings, EventBus, EventTooLarge, PubAck, QueueFull, UnknownEvent
+from event_bus.provision import provision
+from sql_store import Database, OutboxRelay, enqueue, enqueue_command
+from sql_store.relay import prune
+from upcycle.api.common.v1.common_pb2 import BlobRef
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+
+
+def fact(event_id: str, *, model: str = "m") -> EpisodeFailed:
+    return EpisodeFailed(episode_id=event_id, model=model)
+
+
+async def put(db: Database, *event_ids: str) -> None:
+    def all_of_them(connection: Connection) -> None:
+        for event_id in event_ids:
+            enqueue(connection, fact(event_id), model="m", event_id=event_id)
+
+    await db.run(all_of_them)
+
+
+def unpublished(connection: Connection) -> list[str]:
+    wanted = select(OUTBOX.c.event_id).where(OUTBOX.c.published_at.is_(None)).order_by(OUTBOX.c.id)
+    return list(connection.execute(wanted).scalars())
+
+
+async def test_an_event_is_stored_with_its_transaction_or_not_at_all(sql_url: str) -> None:
+    def half(connection: Connection) -> None:
+        write("row")(connection)
+        enqueue(connection, fact("a"), model="m", event_id="a")
+        raise LookupError
+
+    async with opened(sql_url) as db:
+        with pytest.raises(LookupError):
+            await db.run(half)
+        assert await db.run(unpublished) == await db.run(texts) == []
+
+
+async def test_a_known_id_adds_nothing(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+        await put(db, "a", "b")
+        await put(db, "a")
+        assert await db.run(unpublished) == ["a", "b"]
+
+
+async def test_what_the_bus_would_refuse_is_refused_while_the_transaction_can_be(sql_url: str) -> None:
+    async with opened(sql_url) as db:
+
+        def too_large(connection: Connection) -> None:
+            write("row")(connection)
+            enqueue(connection, EpisodeFailed(detail="x" * 300_000), model="m", event_id="a")
+
+        with pytest.raises(EventTooLarge):
+            await db.run(too_large)
+        with pytest.raises(UnknownEvent):
+            await db.run(lambda connection: enqueue(connection, BlobRef(), model="m", event_id="a"))
+        with pytest.raises(UnknownEvent):
+            await db.run(lambda connection: enqueue(connection, fact("a"), model="", event_id="a"))
+        assert await db.run(texts) == []
+
+
+async def test_rows_are_published_in_order_and_marked(sql_url: str) -> None:
+    bus, names = Remembering(), [f"{n:03}" for n in range(250)]
+    async with opened(sql_url) as db:
+        await put(db, *names)
+        relay = OutboxRelay(db, bus)
+        await relay.start()
+        assert relay.ready()
+        await until(lambda: len(bus.published) == 250)
+        await relay.stop()
+        assert not relay.ready()
+        assert bus.ids("fact") == names
+        assert await db.run(unpublished) == []
+
+
+async def test_the_relay_wakes_at_once(sql_url: str) -> None:
+    bus = Remembering()
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=30)
+        await relay.start()
+        await asyncio.sleep(0.2)
+        for n in range(3):
+            started = time.monotonic()
+            await put(db, f"a{n}")
+            await until(lambda n=n: len(bus.published) == n + 1)  # type: ignore[misc]
+            assert time.monotonic() - started < 0.5
+        await relay.stop()
+
+
+async def test_polling_finds_what_another_process_stored(sql_url: str) -> None:
+    bus = Remembering()
+    async with opened(sql_url) as db, opened(sql_url) as other:
+        relay = OutboxRelay(db, bus, poll_s=0.05)
+        await relay.start()
+        await put(other, "a")
+        await until(lambda: bus.ids("fact") == ["a"])
+        await relay.stop()
+
+
+async def test_an_outage_holds_everything_in_order(sql_url: str) -> None:
+    bus = Remembering()
+    bus.down = True
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.02)
+        await relay.start()
+        await put(db, "a", "b")
+        await asyncio.sleep(0.2)
+        assert relay.ready()
+        await put(db, "c")
+        bus.down = False
+        await until(lambda: len(bus.published) == 3)
+        await relay.stop()
+    assert bus.ids("fact") == ["a", "b", "c"]
+
+
+async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None:
+    bus = Remembering()
+    bus.refuses["task"] = QueueFull("full")
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.02)
+        await relay.start()
+        await db.run(
+            lambda connection: enqueue_command(
+                connection, EpisodeRequested(episode_id="e"), pool="train", event_id="task"
+            )
+        )
+        await put(db, "a")
+        await until(lambda: bus.ids("fact") == ["a"])
+        assert await db.run(unpublished) == ["task"]
+        del bus.refuses["task"]
+        await until(lambda: bus.published[-1] == ("command", "train", "task"))
+        await relay.stop()
+
+
+async def test_what_the_bus_will_never_take_is_set_aside_with_its_reason(sql_url: str) -> None:
+    bus = Remembering()
+    bus.refuses["b"] = EventTooLarge("too large")
+    async with opened(sql_url) as db:
+        await put(db, "a", "b", "c", "d")
+        await db.run(
+            lambda connection: connection.execute(
+                update(OUTBOX).where(OUTBOX.c.event_id == "c").values(payload="{nonsense")
+            )
+        )
+        relay = OutboxRelay(db, bus)
+        await relay.start()
+        await until(lambda: len(bus.published) == 2)
+        await relay.stop()
+        refused = select(OUTBOX.c.event_id, OUTBOX.c.refusal).where(OUTBOX.c.refusal.is_not(None))
+        rows = [tuple(row) for row in await db.run(lambda connection: connection.execute(refused).all())]
+        assert [row[0] for row in rows] == ["b", "c"]
+        assert "too large" in rows[0][1]
+        assert "ParseError" in rows[1][1]
+        await db.run(lambda connection: prune(connection, timedelta(seconds=-60)))
+        assert (
+            await db.run(lambda connection: connection.execute(select(func.count(OUTBOX.c.id))).scalar()) == 2
+        )
+    assert bus.ids("fact") == ["a", "d"]
+
+
+async def test_a_stop_publishes_what_is_committed(sql_url: str) -> None:
+    bus = Remembering()
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=30)
+        await relay.start()
+        await asyncio.sleep(0.05)
+        await put(db, "last words")
+        await relay.stop()
+    assert bus.ids("fact") == ["last words"]
+
+
+async def test_a_crash_between_publish_and_mark_publishes_again_under_the_same_id(sql_url: str) -> None:
+    class Crashing(Remembering):
+        async def publish(self, event: object, *, model: str, event_id: str) -> PubAck:
+            self._take("fact", model, event_id)
+            raise asyncio.CancelledError
+
+    crashing, bus = Crashing(), Remembering()
+    async with opened(sql_url) as db:
+        await put(db, "a", "b")
+        relay = OutboxRelay(db, crashing)
+        await relay.start()
+        await until(lambda: not relay.ready())
+        await relay.stop()
+        again = OutboxRelay(db, bus)
+        await again.start()
+        await until(lambda: len(bus.published) == 2)
+        await again.stop()
+    assert crashing.ids("fact") == ["a"]
+    assert bus.ids("fact") == ["a", "b"]
+
+
+async def test_a_published_event_belongs_to_the_trace_that_stored_it(sql_url: str) -> None:
+    seen: list[int] = []
+
+    class Looking(Remembering):
+        async def publish(self, event: object, *, model: str, event_id: str) -> PubAck:
+            seen.append(trace.get_current_span().get_span_context().trace_id)
+            return self._take("fact", model, event_id)
+
+    provider = TracerProvider()
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, Looking())
+        await relay.start()
+        with provider.get_tracer("t").start_as_current_span("request") as span:
+            await put(db, "a")
+        await put(db, "b")
+        await until(lambda: len(seen) == 2)
+        await relay.stop()
+    assert seen == [span.get_span_context().trace_id, 0]
+
+
+async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: NatsFactory) -> None:
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
+    await bus.start()
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.1)
+        await relay.start()
+        await put(db, *(f"a{n}" for n in range(20)))
+        await asyncio.to_thread(server.kill)
+        await put(db, *(f"b{n}" for n in range(20)))
+        await asyncio.to_thread(server.start)
+        await put(db, *(f"c{n}" for n in range(20)))
+        found: list[str] = []
+        async for delivery in bus.replay([EpisodeFailed], after_sequence=0):
+            found.append(delivery.event_id)
+            if len(found) == 60:
+                break
+        assert found == [f"{run}{n}" for run in "abc" for n in range(20)]
+        await relay.stop()
+    await bus.stop()

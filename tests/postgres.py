@@ -1,0 +1,135 @@
+"""A real Postgres for tests, where this machine has its programs; where not, suites run on SQLite alone."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_READY_TIMEOUT_S = 30.0
+_POLL_S = 0.05
+
+
+def _programs() -> Path | None:
+    """Folder of initdb and postgres, if there is one."""
+    candidates = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next(
+        (one for one in candidates if (one / "initdb").exists() and (one / "postgres").exists()), None
+    )
+
+
+PROGRAMS = _programs()
+BACKENDS = ("sqlite", "postgres") if PROGRAMS else ("sqlite",)
+
+
+class PostgresServer:
+    """One throw-away server on the loopback, without fsync; `database()` makes a fresh database."""
+
+    def __init__(self) -> None:
+        if PROGRAMS is None:
+            raise RuntimeError("no Postgres programs on this machine")
+        self._programs = PROGRAMS
+        self._user = _unprivileged()
+        self._home = Path(tempfile.mkdtemp(prefix="upcycle-postgres-"))
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+
+    def __enter__(self) -> Self:
+        if self._user is not None:
+            shutil.chown(self._home, self._user)
+        self._run(
+            "initdb",
+            "-D",
+            str(self._home / "data"),
+            "-U",
+            "upcycle",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        )
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start on the same data (and, the second time, port)."""
+        self._port = self._port or _free_port()
+        options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._home), "-c", "fsync=off"]
+        self._process = subprocess.Popen(
+            [str(self._programs / "postgres"), "-D", str(self._home / "data"), *options],
+            user=self._user,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self._home,
+        )
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not self._answers():
+            assert self._process.poll() is None, "postgres ended"
+            assert time.monotonic() < deadline, "postgres does not answer"
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Stop at once, as a crash would."""
+        if self._process is not None:
+            self._process.send_signal(3)
+            self._process.wait(_READY_TIMEOUT_S)
+            self._process = None
+
+    def database(self) -> str:
+        """URL of a new, empty database."""
+        import psycopg
+
+        self._databases += 1
+        name = f"t{self._databases}"
+        with psycopg.connect(self._dsn("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return f"postgresql://upcycle@127.0.0.1:{self._port}/{name}"
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            with psycopg.connect(self._dsn("postgres"), connect_timeout=2):
+                return True
+        except psycopg.OperationalError:
+            return False
+
+    def _dsn(self, database: str) -> str:
+        return f"host=127.0.0.1 port={self._port} user=upcycle dbname={database}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(self._programs / program), *arguments],
+            check=True,
+            capture_output=True,
+            user=self._user,
+            cwd=self._home,
+        )
+
+
+def _unprivileged() -> str | None:
+    """Whom to run as: Postgres refuses to run as root."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

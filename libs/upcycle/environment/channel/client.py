@@ -116,7 +116,9 @@ class ControlChannel:
     ) -> ToolResult:
         """Call a tool; what it refuses or raises is a ToolResult with is_error, and so is one that takes
         longer than timeout_s while the environment itself still answers. max_bytes: longer results are cut
-        there.""" params: dict[str, Any] = {"name": name, "arguments": dict(arguments), "timeout_s": timeout_s}
+        there.
+        """
+        params: dict[str, Any] = {"name": name, "arguments": dict(arguments), "timeout_s": timeout_s}
         if max_bytes is not None:
             params["max_bytes"] = max_bytes
         reply = await self.call("tools.call", params, timeout_s=timeout_s + WEDGED_MARGIN_S)

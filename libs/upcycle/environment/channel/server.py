@@ -20,7 +20,6 @@ from upcycle.environment.channel.session import (
     as_channel_error,
     text_param,
 )
-
 from upcycle.environment.tools import ToolResult, bounded_text
 
 if TYPE_CHECKING:

@@ -1,0 +1,137 @@
+"""A live environment over a control channel: channel failures become this service's errors."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from scenario_runner.domain.environments import (
+    EnvironmentDescription,
+    EnvironmentLost,
+    EpisodeFault,
+    EpisodeTimeout,
+    Grade,
+    Message,
+    ToolDescription,
+    ToolOutcome,
+)
+from scenario_runner.ports import Patience
+from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
+from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.tools import ToolResult, ToolSpec
+from upcycle.errors import RewardInvalid
+from upcycle.rewards import evaluation_result
+
+T = TypeVar("T")
+
+ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
+
+
+class ChannelEnvironment:
+    """Implements LiveEnvironment. `on_close` ends whatever is behind the channel; `explain_loss` says why the
+    channel broke, once it is known."""
+
+    def __init__(
+        self,
+        channel: ControlChannel,
+        patience: Patience,
+        *,
+        on_close: Callable[[], Awaitable[None]],
+        explain_loss: Callable[[], Awaitable[Exception]],
+        tool_caller: ToolCaller | None = None,
+    ) -> None:
+        self.prompt: tuple[Message, ...] = ()
+        self.tools: tuple[ToolDescription, ...] = ()
+        self._channel = channel
+        self._patience = patience
+        self._on_close = on_close
+        self._explain_loss = explain_loss
+        self._call_tool = tool_caller or self._over_channel
+        self._closed = False
+
+    async def start(self, scenario: str, arguments: Mapping[str, Any]) -> None:
+        """Play the scenario to its prompt. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
+        timeout_s = self._patience.start_s
+        prompt = await self._guarded("start", self._channel.start(scenario, arguments, timeout_s=timeout_s))
+        self.prompt = as_messages(prompt)
+
+    async def list_tools(self) -> None:
+        """Ask the environment for its tools."""
+        listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._patience.start_s))
+        self.tools = tuple(map(described_tool, listed))
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """See LiveEnvironment."""
+        started = time.monotonic()
+        try:
+            result = await self._guarded(f"tool {name}", self._call_tool(name, arguments))
+        except EpisodeFault as fault:
+            # The policy asked for something that does not exist or cannot be said: it reads so and goes on.
+            result = ToolResult(str(fault), is_error=True)
+        return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
+
+    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
+        """See LiveEnvironment."""
+        started = time.monotonic()
+        call = self._channel.grade(answer, transcript, timeout_s=self._patience.grade_s)
+        row = await self._guarded("grade", call)
+        try:
+            result = evaluation_result(row)
+        except RewardInvalid as error:
+            raise EpisodeFault(error.kind, str(error)) from error
+        subscores = tuple(subscore.to_json() for subscore in result.subscores)
+        duration_s = time.monotonic() - started
+        return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
+
+    async def close(self) -> None:
+        """See LiveEnvironment."""
+        if not self._closed:
+            self._closed = True
+            await self._channel.close()
+            await self._on_close()
+
+    async def _over_channel(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return await self._channel.call_tool(
+            name, arguments, timeout_s=self._patience.tool_s, max_bytes=self._patience.tool_result_bytes
+        )
+
+    async def _guarded(self, what: str, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except ChannelError as error:
+            raise EpisodeFault(error.error_kind or "scenario_error", str(error)) from error
+        except ChannelTimeout as error:
+            raise EpisodeTimeout(f"{what}: {error}") from error
+        except ChannelClosed as error:
+            raise await self._explain_loss() from error
+
+
+def as_messages(prompt: Any) -> tuple[Message, ...]:
+    """A prompt as messages: text is what the user says."""
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(prompt)
+
+
+def described_tool(spec: ToolSpec) -> ToolDescription:
+    """The SDK's tool as this service's."""
+    return ToolDescription(spec.name, spec.description, spec.parameters)
+
+
+def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
+    """From what a zygote says about its environment."""
+    tools = tuple(
+        ToolDescription(tool["name"], tool["description"], tool["parameters"]) for tool in row["tools"]
+    )
+    return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools)
+
+
+def loss_of(status: int, output: str) -> Exception:
+    """Why an episode's process ended by itself. status: exit status, negative for a signal."""
+    said = f"; it printed: {output}" if output else ""
+    if status >= 0:
+        return EpisodeFault(
+            "scenario_error", f"the scenario ended its own process with status {status}{said}"
+        )
+    if status == -24:  # SIGXCPU
+        return EpisodeTimeout(f"the environment used up its processor time{said}")
+    return EnvironmentLost(f"the environment's process was killed by signal {-status}{said}")

@@ -1,0 +1,35 @@
+"""The host for each kind of environment source."""
+
+from scenario_runner.adapters.forked_host import ForkedHost
+from scenario_runner.adapters.tcp_host import TcpHost
+from scenario_runner.domain.environments import (
+    EnvironmentDescription,
+    EnvironmentSource,
+    EpisodeToPlay,
+    PythonEnvironment,
+)
+from scenario_runner.ports import LiveEnvironment
+
+
+class Hosts:
+    """Implements EnvironmentHost over both kinds."""
+
+    def __init__(self, forked: ForkedHost, tcp: TcpHost) -> None:
+        self._forked = forked
+        self._tcp = tcp
+
+    async def start(self, episode: EpisodeToPlay) -> LiveEnvironment:
+        """See EnvironmentHost."""
+        if isinstance(episode.source, PythonEnvironment):
+            return await self._forked.start(episode)
+        return await self._tcp.start(episode)
+
+    async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
+        """See EnvironmentHost."""
+        if isinstance(source, PythonEnvironment):
+            return await self._forked.describe(source)
+        return await self._tcp.describe(source)
+
+    async def stop(self) -> None:
+        """End every environment process."""
+        await self._forked.stop()

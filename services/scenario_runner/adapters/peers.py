@@ -1,0 +1,188 @@
+"""Other services as the planner sees them: over gRPC, and their durables on the bus."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from event_bus.topology import (
+    REWARD_GRADER,
+    ROLLOUT_SAMPLER_EVAL,
+    ROLLOUT_SAMPLER_TRAIN,
+    SCENARIO_RUNNER_PLAN,
+    ConsumerSpec,
+)
+from grpc_edge import Peer, RemoteNotFound, RemoteUnavailable, remote_errors
+from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
+from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose
+from scenario_runner.wire import CHANNELS
+from service_kit.groups import BusSettings
+from upcycle.api.registry.v1 import registry_pb2, service_pb2
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.training.v1 import service_pb2 as training_pb2
+from upcycle.api.training.v1 import training_pb2 as training_messages
+from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
+from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
+from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+    from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub
+    from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+# `why` answers within a second, whoever does not.
+ASK_TIMEOUT_S: Final = 0.6
+SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
+    Purpose.TRAIN: ROLLOUT_SAMPLER_TRAIN,
+    Purpose.EVAL: ROLLOUT_SAMPLER_EVAL,
+}
+
+
+class GrpcRegistry:
+    """Implements Registry."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._stub: RegistryServiceAsyncStub = RegistryServiceStub(peer.channel)
+
+    async def check_policy(self, policy: PolicyChoice) -> None:
+        """See Registry."""
+        try:
+            with remote_errors(f"look up model {policy.model!r}"):
+                await self._stub.GetModel(service_pb2.GetModelRequest(model=policy.model))
+                if policy.pinned_version is not None:
+                    wanted = service_pb2.GetCheckpointRequest(
+                        model=policy.model, version=policy.pinned_version
+                    )
+                    await self._stub.GetCheckpoint(wanted)
+        except RemoteNotFound as error:
+            raise NotFound(error.message or str(error)) from error
+
+
+class PeerSurroundings:
+    """Implements Surroundings."""
+
+    def __init__(self, registry: Peer, trajectories: Peer, training: Peer, bus: "BusGauge") -> None:
+        self._registry: RegistryServiceAsyncStub = RegistryServiceStub(registry.channel)
+        self._trajectories: TrajectoryServiceAsyncStub = TrajectoryServiceStub(trajectories.channel)
+        self._training: TrainingServiceAsyncStub = TrainingServiceStub(training.channel)
+        self._bus = bus
+
+    async def engines(self, model: str) -> Sequence[EngineFact] | None:
+        """See Surroundings."""
+        request = service_pb2.ListEnginesRequest(model=model)
+        reply = await _answered(self._registry.ListEngines(request, timeout=ASK_TIMEOUT_S))
+        return None if reply is None else [_engine(lease) for lease in reply.engines]
+
+    async def ledger(self, run_id: str) -> Mapping[str, int] | None:
+        """See Surroundings."""
+        request = trajectory_pb2.GetLedgerRequest(run_id=run_id)
+        reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
+        return None if reply is None else dict(reply.by_state)
+
+    async def session(self, run_id: str) -> SessionFact | None:
+        """See Surroundings."""
+        request = training_pb2.GetSessionRequest(run_id=run_id)
+        try:
+            reply = await _answered(self._training.GetSession(request, timeout=ASK_TIMEOUT_S))
+        except RemoteNotFound:
+            return SessionFact("not started yet", "", 0.0, 0)
+        if reply is None:
+            return None
+        session = reply.session
+        state = training_messages.SessionState.Name(session.state).removeprefix("SESSION_STATE_").lower()
+        return SessionFact(state, session.failure, session.waiting_s, session.groups_ready)
+
+    async def durables(self, purpose: Purpose) -> Mapping[str, DurableFact]:
+        """See Surroundings."""
+        specs = {"sampler": SAMPLERS[purpose], "grader": REWARD_GRADER, "planner": SCENARIO_RUNNER_PLAN}
+        facts = await asyncio.gather(*(self._bus.read(spec) for spec in specs.values()))
+        return {name: fact for name, fact in zip(specs, facts, strict=True) if fact is not None}
+
+
+class BusGauge:
+    """How far durables are behind. A component with a connection of its own, made when it is first asked."""
+
+    name = "bus gauge"
+
+    def __init__(self, settings: BusSettings) -> None:
+        self._settings = settings
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Nothing: the first question connects."""
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            await self._client.close()
+
+    def ready(self) -> str | None:
+        """Always: it is only asked."""
+        return None
+
+    async def read(self, spec: ConsumerSpec) -> DurableFact | None:
+        """None when the bus does not answer in time, or has no such durable."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                client = await self._connected()
+                info = await client.jetstream(timeout=ASK_TIMEOUT_S).consumer_info(spec.stream, spec.durable)
+        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+            log.info("durable_not_read", extra={"durable": spec.durable, "error": repr(error)})
+            return None
+        return DurableFact(info.num_pending or 0, info.num_ack_pending or 0, info.num_waiting or 0)
+
+    async def is_idle(self, purpose: Purpose) -> bool:
+        """See QueueGauge; an unreadable queue is not idle."""
+        fact = await self.read(SAMPLERS[purpose])
+        return fact is not None and fact.num_pending == 0 and fact.num_unacknowledged == 0
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is None or self._client.is_closed:
+                secret = self._settings.password
+                self._client = await nats.connect(
+                    self._settings.servers,
+                    name="scenario_runner gauge",
+                    user=self._settings.user,
+                    password=secret.get_secret_value() if secret else None,
+                    connect_timeout=1,
+                    max_reconnect_attempts=-1,
+                    error_cb=_quiet,
+                )
+            return self._client
+
+
+async def _quiet(error: Exception) -> None:
+    log.debug("gauge_connection", extra={"error": repr(error)})
+
+
+async def _answered(call: Awaitable[T]) -> T | None:
+    """The reply; None when nobody answers in time. Raises RemoteNotFound, RemoteRefused."""
+    try:
+        with remote_errors("ask"):
+            return await call
+    except RemoteUnavailable:
+        return None
+
+
+def _engine(lease: registry_pb2.EngineLease) -> EngineFact:
+    channels = {wire: channel for channel, wire in CHANNELS.items()}
+    state = registry_pb2.EngineState.Name(lease.state).removeprefix("ENGINE_STATE_").lower()
+    return EngineFact(
+        engine_id=lease.engine_id,
+        channel=channels.get(lease.channel, Channel.LATEST).value,
+        version=lease.version,
+        held_versions=tuple(lease.held_versions),
+        is_serving=state in ("ready", "reloading", "failed"),
+        state=state,
+        reason=lease.reason,
+    )

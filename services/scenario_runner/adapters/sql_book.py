@@ -1,0 +1,56 @@
+"""Which episode plays what, read from the plan's tables; written to only to note what was opened."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from scenario_runner import wire
+from scenario_runner.adapters.sql_plan import SqlPlanUnit
+from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
+from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
+from scenario_runner.domain.runs import EpisodeState
+from sql_store import Database
+
+_WANTED = (
+    sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
+    .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
+    .join(TASK, (TASK.c.taskset == EPISODE.c.taskset) & (TASK.c.position == EPISODE.c.task_position))
+    .join(TASKSET, TASKSET.c.name == EPISODE.c.taskset)
+    .where(EPISODE.c.episode_id == sa.bindparam("episode_id"))
+)
+
+
+class SqlEpisodeBook:
+    """Implements EpisodeBook."""
+
+    def __init__(self, database: Database, *, now: Callable[[], datetime]) -> None:
+        self._database = database
+        self._now = now
+        # A run's spec and a taskset's source are parsed once, not per episode: both columns never change
+        # under the same text.
+        self._parsed: dict[tuple[str, str], tuple[EnvironmentSource, timedelta]] = {}
+
+    async def to_play(self, episode_id: str) -> EpisodeToPlay:
+        """See EpisodeBook."""
+        row = await self._database.run(lambda sql: sql.execute(_WANTED, {"episode_id": episode_id}).first())
+        if row is None:
+            raise EpisodeNotOpen(f"episode {episode_id!r} was never planned")
+        if row.state != EpisodeState.PLANNED.value:
+            raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: nobody waits for it")
+        source, patience = self._parse(row.source, row.spec)
+        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, self._now() + patience)
+
+    async def opened(self, episode_ids: Sequence[str]) -> None:
+        """See EpisodeBook."""
+        await self._database.run(lambda sql: SqlPlanUnit(sql, self._now()).note_opened(episode_ids))
+
+    def _parse(self, source: str, spec: str) -> tuple[EnvironmentSource, timedelta]:
+        parsed = self._parsed.get((source, spec))
+        if parsed is None:
+            deadline_s = wire.spec_from_json(spec).episode_deadline_s
+            parsed = wire.source_from_json(source), timedelta(seconds=deadline_s)
+            if len(self._parsed) >= 1000:
+                self._parsed.clear()
+            self._parsed[source, spec] = parsed
+        return parsed

@@ -1,0 +1,58 @@
+"""The tables as SQLAlchemy Core sees them; `migrations/` makes them."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from sql_store import UtcDateTime
+
+METADATA = sa.MetaData()
+
+
+def _columns(names: str, kind: type[sa.types.TypeEngine[Any]]) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind) for name in names.split()]
+
+
+def _times(names: str) -> list[sa.Column[Any]]:
+    return [sa.Column(name, UtcDateTime()) for name in names.split()]
+
+
+TASKSET = sa.Table(
+    "taskset",
+    METADATA,
+    *_columns("name digest split source", sa.String),
+    *_columns("num_tasks", sa.BigInteger),
+    *_times("registered_at"),
+)
+TASK = sa.Table(
+    "task",
+    METADATA,
+    *_columns("taskset slug scenario args_json family digest", sa.String),
+    *_columns("position", sa.Integer),
+)
+RUN = sa.Table(
+    "run",
+    METADATA,
+    *_columns("run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String),
+    *_columns("trace_id trace failure", sa.String),
+    *_columns("num_tasks step policy_version next_position", sa.BigInteger),
+    *_times("submitted_at ending_since finished_at"),
+)
+GROUP = sa.Table(
+    "task_group",
+    METADATA,
+    *_columns("group_id run_id outcome", sa.String),
+    *_columns("position task_position expected_members num_graded", sa.BigInteger),
+    *_columns("is_open", sa.Boolean),
+    *_times("settled_at"),
+)
+EPISODE = sa.Table(
+    "episode",
+    METADATA,
+    *_columns("episode_id run_id group_id taskset state reason detail", sa.String),
+    *_columns("member attempt num_turns", sa.Integer),
+    *_columns("task_position oldest_version newest_version num_dispatches", sa.BigInteger),
+    *_columns("reward", sa.Float),
+    *_columns("success", sa.Boolean),
+    *_times("requested_at dispatched_at opened_at graded_at settled_at"),
+)

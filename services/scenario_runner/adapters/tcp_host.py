@@ -1,0 +1,140 @@
+"""Environments that are served elsewhere on the control channel, HUD's included.
+
+One connection per episode. An environment that speaks `tools.*` is asked for its tools; any other offers
+them as MCP servers among its bindings, reached through the channel's tunnel.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from scenario_runner.adapters.channel_environment import ChannelEnvironment, described_tool
+from scenario_runner.domain.environments import (
+    EnvironmentBroken,
+    EnvironmentDescription,
+    EnvironmentLost,
+    EpisodeFault,
+    EpisodeToPlay,
+    TcpEnvironment,
+)
+from scenario_runner.ports import Patience
+from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
+from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.channel.tunnels import Forwarder
+from upcycle.environment.tools import ToolResult, bounded_text
+from upcycle.errors import ToolFailed
+
+_MCP = "mcp/"
+
+
+class TcpHost:
+    """Implements EnvironmentHost for TcpEnvironment sources."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    async def start(self, episode: EpisodeToPlay) -> ChannelEnvironment:
+        """See EnvironmentHost."""
+        assert isinstance(episode.source, TcpEnvironment)  # noqa: S101 - chosen by the caller
+        url = episode.source.url
+        async with AsyncExitStack() as stack:
+            channel = await _connected(url)
+            stack.push_async_callback(channel.close)
+            environment = await self._environment(channel, url, stack)
+            await environment.start(episode.scenario, json.loads(episode.args_json))
+            stack.pop_all()
+        return environment
+
+    async def describe(self, source: Any) -> EnvironmentDescription:
+        """Ask a served environment what it offers. Raises EnvironmentBroken."""
+        try:
+            channel = await _connected(source.url)
+        except EnvironmentLost as error:
+            raise EnvironmentBroken(str(error)) from error
+        try:
+            rows = await channel.list_tasks()
+            welcome = channel.welcome
+        except (ChannelError, ChannelClosed, ChannelTimeout) as error:
+            raise EnvironmentBroken(f"{source.url} does not list its tasks: {error}") from error
+        finally:
+            await channel.close()
+        assert welcome is not None  # noqa: S101 - _connected said hello
+        scenarios = {row["id"]: row.get("args") or {} for row in rows}
+        return EnvironmentDescription(welcome.name, welcome.version, scenarios, ())
+
+    async def _environment(
+        self, channel: ControlChannel, url: str, stack: AsyncExitStack
+    ) -> ChannelEnvironment:
+        mine = AsyncExitStack()
+        stack.push_async_callback(mine.aclose)
+
+        async def lost() -> Exception:
+            return EnvironmentLost(f"the environment at {url} hung up")
+
+        welcome = channel.welcome
+        assert welcome is not None  # noqa: S101 - _connected said hello
+        if welcome.speaks_tools:
+            environment = ChannelEnvironment(channel, self._patience, on_close=mine.aclose, explain_loss=lost)
+            await environment.list_tools()
+            return environment
+        tools = await _McpTools.attach(url, welcome.bindings, mine, self._patience)
+        environment = ChannelEnvironment(
+            channel, self._patience, on_close=mine.aclose, explain_loss=lost, tool_caller=tools.call
+        )
+        environment.tools = tuple(described_tool(tool.spec) for tool in tools.tools.values())
+        return environment
+
+
+class _McpTools:
+    """The tools of an environment's MCP bindings."""
+
+    def __init__(self, tools: Mapping[str, Any], patience: Patience) -> None:
+        self.tools = tools
+        self._patience = patience
+
+    @classmethod
+    async def attach(
+        cls, url: str, bindings: tuple[Mapping[str, Any], ...], stack: AsyncExitStack, patience: Patience
+    ) -> "_McpTools":
+        offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
+        if not offered:
+            return cls({}, patience)
+        from upcycle.environment.mcp import McpTools
+
+        config: dict[str, dict[str, Any]] = {}
+        for binding in offered:
+            forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
+            token = (binding.get("params") or {}).get("auth_token")
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
+        try:
+            attached = await McpTools.connect(config, taken=frozenset())
+        except ToolFailed as error:
+            raise EpisodeFault("environment_broken", str(error)) from error
+        stack.push_async_callback(attached.close)
+        return cls(attached.tools, patience)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        tool = self.tools.get(name)
+        if tool is None:
+            return ToolResult(f"no tool {name!r}; there is {', '.join(self.tools) or 'none'}", is_error=True)
+        try:
+            result: ToolResult = await tool.call(arguments)
+        except ToolFailed as error:
+            return ToolResult(str(error), is_error=True)
+        text, cut = bounded_text(result.text, self._patience.tool_result_bytes)
+        return ToolResult(text, result.is_error, cut)
+
+
+async def _connected(url: str) -> ControlChannel:
+    try:
+        channel = await ControlChannel.connect(url)
+    except (ChannelClosed, ChannelError) as error:
+        raise EnvironmentLost(str(error)) from error
+    try:
+        await channel.hello()
+    except (ChannelClosed, ChannelError, ChannelTimeout) as error:
+        await channel.close()
+        raise EnvironmentLost(f"{url} does not answer hello: {error}") from error
+    return channel

@@ -1,0 +1,105 @@
+"""What to plan next: pure decisions of the planner.
+
+Group slots bound staleness by construction: a training run has at most (max_staleness + 1) x
+prompts_per_step groups open, and a slot is freed only when its group is settled. Tasks come in a fresh
+seeded order per epoch.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scenario_runner.domain.runs import Purpose, RunRecord, RunState
+
+MAX_ATTEMPTS = 3
+"""Plays of one member of a group before it has failed for good."""
+
+
+def run_seed(run: RunRecord) -> int:
+    """The seed of a run's task order."""
+    return run.spec.training.seed if run.spec.training is not None else run.spec.sampling.seed
+
+
+def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
+    """Groups that may be open at once."""
+    training = run.spec.training
+    if training is not None:
+        return (training.max_staleness + 1) * training.prompts_per_step
+    return max(1, eval_episodes_in_flight // run.spec.group_size)
+
+
+def groups_wanted(run: RunRecord, num_open: int, slots: int) -> int:
+    """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task."""
+    if run.state is not RunState.RUNNING:
+        return 0
+    free = max(0, slots - num_open)
+    if run.spec.purpose is Purpose.EVAL:
+        return min(free, run.num_tasks - run.next_position)
+    return free
+
+
+def task_at(seed: int, num_tasks: int, position: int) -> int:
+    """Index of the task that the group at a position plays. Each epoch is a permutation of all tasks."""
+    epoch, offset = divmod(position, num_tasks)
+    return epoch_order(seed, num_tasks, epoch)[offset]
+
+
+def epoch_order(seed: int, num_tasks: int, epoch: int) -> list[int]:
+    """The order of one epoch, the same on every machine."""
+    order = list(range(num_tasks))
+    random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - an order of tasks, not a secret
+    return order
+
+
+def tasks_from(seed: int, num_tasks: int, position: int, count: int) -> Iterator[tuple[int, int]]:
+    """(position, task index) of the next `count` groups; shuffles each epoch once."""
+    epoch, order = -1, []
+    for at in range(position, position + count):
+        if at // num_tasks != epoch:
+            epoch = at // num_tasks
+            order = epoch_order(seed, num_tasks, epoch)
+        yield at, order[at % num_tasks]
+
+
+def group_id_of(run_id: str, position: int) -> str:
+    """`<run_id>-g00012`."""
+    return f"{run_id}-g{position:05d}"
+
+
+def episode_id_of(group_id: str, member: int, attempt: int) -> str:
+    """`<group_id>-e003-a0`."""
+    return f"{group_id}-e{member:03d}-a{attempt}"
+
+
+def episode_seed(base: int, episode_id: str) -> int:
+    """The sampling seed of one episode: 63 bits, different for every attempt."""
+    digest = hashlib.sha256(f"{base}/{episode_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Play the member again."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shorten:
+    """The member failed for good: the group goes on without it."""
+
+
+def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:
+    """What a failed attempt leads to; None when nobody waits for the group any more."""
+    if run_state is not RunState.RUNNING or not group_is_open:
+        return None
+    return Refill(attempt + 1) if attempt + 1 < MAX_ATTEMPTS else Shorten()
+
+
+def is_hopeless(recent_outcomes: list[bool], enough: int) -> bool:
+    """Whether a run can only fail: the last `enough` groups to end had no graded member at all.
+
+    recent_outcomes: newest first, True where a group had a graded member.
+    """
+    return len(recent_outcomes) >= enough and not any(recent_outcomes[:enough])

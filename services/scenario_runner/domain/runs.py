@@ -1,0 +1,317 @@
+"""Runs, groups and episodes: what was asked for, and where each part of it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from scenario_runner.domain.environments import EnvironmentSource, RunnerError
+
+DEFAULT_EPISODE_DEADLINE_S = 120
+
+
+class Purpose(StrEnum):
+    """What a run is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Split(StrEnum):
+    """Which side of the line a taskset is on."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+class Channel(StrEnum):
+    """Which moving version of a model."""
+
+    LATEST = "latest"
+    HEAD = "head"
+    CANDIDATE = "candidate"
+
+
+class RunState(StrEnum):
+    """Where a run is. DRAINING: nothing new is planned, some episodes are unsettled."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL_RUN_STATES = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+
+
+class EpisodeState(StrEnum):
+    """Where an episode is; all but PLANNED and GRADED are final."""
+
+    PLANNED = "planned"
+    GRADED = "graded"
+    TRAINED = "trained"
+    EVALUATED = "evaluated"
+    EXCLUDED = "excluded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """Which weights to sample with: a channel, or exactly one version."""
+
+    model: str
+    channel: Channel | None = Channel.LATEST
+    pinned_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a policy is sampled."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_turns: int = 8
+    max_tokens_per_turn: int = 128
+    max_tokens_per_episode: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training run asks of the trainer and of the planner."""
+
+    steps: int = 100
+    prompts_per_step: int = 16
+    max_staleness: int = 4
+    learning_rate: float = 1e-5
+    max_grad_norm: float = 1.0
+    loss: str = "ppo"
+    advantage: str = "dr_grpo"
+    checkpoint_every_steps: int = 10
+    seed: int = 0
+    loss_config: Mapping[str, float] = field(default_factory=dict)
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a candidate must show before it becomes head."""
+
+    taskset: str
+    attempts: int = 4
+    confidence: float = 0.95
+    regression_margin: float = 0.05
+    min_gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run as asked for, every default filled in. group_size: rollouts per task."""
+
+    taskset: str
+    purpose: Purpose
+    policy: PolicyChoice
+    group_size: int
+    sampling: Sampling = field(default_factory=Sampling)
+    training: Training | None = None
+    gate: Gate | None = None
+    label: str = ""
+    episode_deadline_s: int = DEFAULT_EPISODE_DEADLINE_S
+
+
+@dataclass(frozen=True, slots=True)
+class RunnableTask:
+    """One task of a registered taskset."""
+
+    slug: str
+    scenario: str
+    args_json: str
+    family: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTaskset:
+    """A taskset as registered. `tasks` may be left out where only the header is needed."""
+
+    name: str
+    digest: str
+    split: Split
+    source: EnvironmentSource
+    num_tasks: int
+    tasks: tuple[RunnableTask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Episodes of a run by state. requested = settled + in flight by construction: one table, one reading."""
+
+    by_state: Mapping[EpisodeState, int]
+    groups_open: int = 0
+    groups_settled: int = 0
+
+    @property
+    def requested(self) -> int:
+        """Every episode ever planned, refills included."""
+        return sum(self.by_state.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Planned or graded, not yet settled."""
+        return sum(count for state, count in self.by_state.items() if state in UNSETTLED)
+
+    @property
+    def settled(self) -> int:
+        """In a final state."""
+        return self.requested - self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run and its progress. step, policy_version: newest that the trainer told of."""
+
+    run_id: str
+    request_id: str
+    spec: RunSpec
+    split: Split
+    taskset_digest: str
+    state: RunState
+    submitted_at: datetime
+    num_tasks: int
+    trace_id: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """W3C headers of SubmitRun, under which all of the run happens."""
+    finished_at: datetime | None = None
+    ending: RunState | None = None
+    """The final state, once it is decided and not yet reached."""
+    ending_since: datetime | None = None
+    failure: str = ""
+    step: int = 0
+    policy_version: int = 0
+    next_position: int = 0
+    """Groups planned so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as clients see it. reward_mean, success_rate: over graded episodes; 0 while there are none."""
+
+    run: RunRecord
+    counts: Counts
+    reward_mean: float = 0.0
+    success_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One task's rollouts. expected_members: without those that failed for good."""
+
+    group_id: str
+    run_id: str
+    position: int
+    task_position: int
+    expected_members: int
+    num_graded: int = 0
+    is_open: bool = True
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One planned attempt at one member of a group."""
+
+    episode_id: str
+    run_id: str
+    group_id: str
+    member: int
+    attempt: int
+    task_position: int
+    state: EpisodeState = EpisodeState.PLANNED
+    reason: str = ""
+    detail: str = ""
+    opened_at: datetime | None = None
+    dispatched_at: datetime | None = None
+    num_dispatches: int = 1
+    reward: float = 0.0
+    success: bool = False
+    num_turns: int = 0
+    oldest_version: int = 0
+    newest_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """Fact: an episode has a reward."""
+
+    episode_id: str
+    run_id: str
+    reward: float
+    success: bool
+    num_turns: int
+    oldest_version: int
+    newest_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Fact: an episode will have no reward."""
+
+    episode_id: str
+    run_id: str
+    failure: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled:
+    """Fact: the trainer is done with a group. outcome: trained or excluded."""
+
+    group_id: str
+    run_id: str
+    outcome: str
+    reason: str
+    step: int
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Fact: the trainer completed a step of a run, or published its version."""
+
+    run_id: str
+    step: int
+    version: int
+
+
+Fact = Graded | Failed | GroupSettled | Advanced
+
+
+class InvalidRequest(RunnerError):
+    """A field of the request is wrong; nothing was changed."""
+
+    kind = "invalid_request"
+
+
+class NotFound(RunnerError):
+    """No such taskset, run, model or version."""
+
+    kind = "not_found"
+
+
+class Refused(RunnerError):
+    """The request is well formed, but the state of things does not allow it."""
+
+    kind = "refused"
+
+
+class AlreadyTaken(RunnerError):
+    """The name or id stands for something else already."""
+
+    kind = "already_taken"

@@ -1,0 +1,153 @@
+"""What the planner announces, and the facts it hears: protobuf to domain and back, with the ids of its
+events.
+"""
+
+from datetime import datetime, timedelta
+
+from google.protobuf.message import Message
+
+from scenario_runner import wire
+from scenario_runner.domain.plan import episode_seed
+from scenario_runner.domain.runs import (
+    Advanced,
+    Counts,
+    EpisodeRow,
+    Fact,
+    Failed,
+    Graded,
+    GroupRow,
+    GroupSettled,
+    RunnableTask,
+    RunRecord,
+)
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+
+REPORTED_BY = "scenario_runner"
+
+
+def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
+    """Fact run.submitted; id `run.submitted/<run_id>`."""
+    return taskset_events.RunSubmitted(
+        run_id=run.run_id,
+        spec=wire.spec_to_wire(run.spec),
+        taskset_digest=run.taskset_digest,
+        split=wire.SPLITS[run.split],
+        submitted_at=wire.moment(run.submitted_at),
+    )
+
+
+def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_events.RunFinished:
+    """Fact run.finished; id `run.finished/<run_id>`."""
+    return taskset_events.RunFinished(
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        purpose=wire.PURPOSES[run.spec.purpose],
+        state=wire.RUN_STATES[run.state],
+        counts=wire.counts_to_wire(counts),
+        taskset=run.spec.taskset,
+        taskset_digest=run.taskset_digest,
+        policy=wire.policy_to_wire(run.spec.policy),
+        finished_at=wire.moment(now),
+    )
+
+
+def episode_requested(
+    run: RunRecord, episode: EpisodeRow, task: RunnableTask, now: datetime
+) -> taskset_events.EpisodeRequested:
+    """Fact and command; id `episode.requested/<episode_id>`, for a command dispatched again `…/d<n>`."""
+    seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
+    return taskset_events.EpisodeRequested(
+        episode_id=episode.episode_id,
+        run_id=run.run_id,
+        group_id=episode.group_id,
+        member=episode.member,
+        attempt=episode.attempt,
+        group_size=run.spec.group_size,
+        purpose=wire.PURPOSES[run.spec.purpose],
+        split=wire.SPLITS[run.split],
+        policy=wire.policy_to_wire(run.spec.policy),
+        sampling=wire.sampling_to_wire(run.spec.sampling, seed=seed),
+        task_slug=task.slug,
+        task_digest=task.digest,
+        family=task.family,
+        deadline=wire.moment(now + timedelta(seconds=run.spec.episode_deadline_s)),
+        requested_at=wire.moment(now),
+    )
+
+
+def episode_failed(
+    run: RunRecord, episode: EpisodeRow, failure: str, detail: str, now: datetime
+) -> taskset_events.EpisodeFailed:
+    """Fact episode.failed; id `episode.outcome/<episode_id>`, which the episode's grade shares: first one
+    wins.
+    """
+    return taskset_events.EpisodeFailed(
+        episode_id=episode.episode_id,
+        run_id=run.run_id,
+        group_id=episode.group_id,
+        member=episode.member,
+        model=run.spec.policy.model,
+        purpose=wire.PURPOSES[run.spec.purpose],
+        kind=failure,
+        detail=detail,
+        reported_by=REPORTED_BY,
+        failed_at=wire.moment(now),
+    )
+
+
+def episode_cancelled(
+    run: RunRecord, episode: EpisodeRow, reason: str, now: datetime
+) -> taskset_events.EpisodeCancelled:
+    """Fact episode.cancelled; id `episode.cancelled/<episode_id>`."""
+    return taskset_events.EpisodeCancelled(
+        episode_id=episode.episode_id,
+        run_id=run.run_id,
+        group_id=episode.group_id,
+        model=run.spec.policy.model,
+        reason=reason,
+        cancelled_at=wire.moment(now),
+    )
+
+
+def group_shortened(run: RunRecord, group: GroupRow, reason: str) -> taskset_events.GroupShortened:
+    """Fact group.shortened; id `group.shortened/<group_id>/<expected_members>`."""
+    return taskset_events.GroupShortened(
+        group_id=group.group_id,
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        expected_members=group.expected_members,
+        reason=reason,
+    )
+
+
+def fact_from(message: Message) -> Fact | None:
+    """A heard event as a fact; None for one that says nothing to the planner."""
+    match message:
+        case trajectory_events.TrajectoryGraded():
+            span = message.sampled_by
+            return Graded(
+                message.episode_id,
+                message.run_id,
+                message.reward,
+                message.success,
+                message.num_turns,
+                span.oldest,
+                span.newest,
+            )
+        case taskset_events.EpisodeFailed():
+            return Failed(message.episode_id, message.run_id, message.kind, message.detail)
+        case training_events.GroupSettled():
+            return GroupSettled(
+                message.group_id,
+                message.run_id,
+                message.outcome,
+                message.reason,
+                message.step,
+                tuple(message.episode_ids),
+            )
+        case training_events.StepCompleted() | training_events.PolicyPublished():
+            return Advanced(message.run_id, message.step, message.version) if message.run_id else None
+        case _:
+            return None

@@ -1,0 +1,34 @@
+"""Measures of the planner and the fleet; names carry their unit."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_FAST_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+
+ENVIRONMENTS_ALIVE = Gauge(
+    "upcycle_environments_alive", "Environment processes that run or are being started."
+)
+ENVIRONMENTS_STARTED = Counter("upcycle_environments_started", "Environments opened.")
+LEASES_LAPSED = Counter("upcycle_leases_lapsed", "Environments that ended because nobody closed them.")
+CALL_S = Histogram(
+    "upcycle_environment_call_seconds",
+    "EnvironmentService calls, failed ones included.",
+    ["call"],
+    buckets=_FAST_S,
+)
+GROUPS_PLANNED = Counter("upcycle_groups_planned", "Groups planned.", ["purpose"])
+PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)
+EPISODES_IN_FLIGHT = Gauge("upcycle_episodes_in_flight", "Planned or graded, not settled.", ["run_id"])
+
+
+@contextmanager
+def timed(call: str) -> Iterator[None]:
+    """Time one EnvironmentService call."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        CALL_S.labels(call).observe(time.perf_counter() - started)

@@ -1,0 +1,217 @@
+"""What the use cases need from the outside."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from scenario_runner.domain.environments import (
+    EnvironmentDescription,
+    EnvironmentSource,
+    EpisodeToPlay,
+    Grade,
+    Message,
+    ToolDescription,
+    ToolOutcome,
+)
+from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, SessionFact
+from scenario_runner.domain.runs import (
+    Counts,
+    EpisodeRow,
+    EpisodeState,
+    Graded,
+    GroupRow,
+    PolicyChoice,
+    Purpose,
+    RegisteredTaskset,
+    RunnableTask,
+    RunRecord,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an environment's own code may take, in seconds, and how much a tool may return, in bytes."""
+
+    start_s: float = 30.0
+    tool_s: float = 30.0
+    grade_s: float = 60.0
+    tool_result_bytes: int = 256 * 1024
+
+
+class LiveEnvironment(Protocol):
+    """One isolated environment with one started scenario."""
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """What the scenario yielded first."""
+
+    @property
+    def tools(self) -> tuple[ToolDescription, ...]:
+        """What the policy may call."""
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """Raises EpisodeTimeout (stuck for good), EnvironmentLost. What a tool raises is an outcome."""
+
+    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
+
+    async def close(self) -> None:
+        """End it with everything it started. Idempotent."""
+
+
+class EnvironmentHost(Protocol):
+    """Where environments run."""
+
+    async def start(self, episode: EpisodeToPlay) -> LiveEnvironment:
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
+
+    async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
+        """Load an environment without playing it. Raises EnvironmentBroken."""
+
+
+class EpisodeBook(Protocol):
+    """Which episodes somebody waits for."""
+
+    async def to_play(self, episode_id: str) -> EpisodeToPlay:
+        """Raises EpisodeNotOpen for one that is unknown or settled."""
+
+    async def opened(self, episode_ids: Sequence[str]) -> None:
+        """Note that the environments of these episodes were started."""
+
+
+class PlanUnit(Protocol):
+    """One transaction over the plan: what was read is still true when it commits, and announcements are
+    published if and only if it does. Used from one thread."""
+
+    @property
+    def now(self) -> datetime:
+        """The moment of the transaction."""
+
+    def taskset(self, name: str) -> RegisteredTaskset | None:
+        """Without its tasks."""
+
+    def tasksets(self) -> list[RegisteredTaskset]:
+        """All, without their tasks."""
+
+    def add_taskset(self, taskset: RegisteredTaskset) -> None: ...
+
+    def move_taskset(self, name: str, source: EnvironmentSource) -> None:
+        """The same tasks, found elsewhere."""
+
+    def tasks(self, taskset: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
+        """By position; all of them without positions."""
+
+    def run(self, run_id: str) -> RunRecord | None: ...
+
+    def run_of_request(self, request_id: str) -> RunRecord | None: ...
+
+    def runs(self, limit: int, model: str) -> list[RunRecord]:
+        """Newest first."""
+
+    def active_runs(self) -> list[RunRecord]:
+        """Those not in a final state, oldest first."""
+
+    def add_run(self, run: RunRecord) -> None: ...
+
+    def update_run(self, run: RunRecord) -> None:
+        """Write its progress and state."""
+
+    def counts(self, run_id: str) -> Counts: ...
+
+    def scores(self, run_id: str) -> tuple[float, float]:
+        """(mean reward, success rate) over graded episodes."""
+
+    def num_open_groups(self, run_id: str) -> int: ...
+
+    def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
+        """Of the groups that ended last, newest first: whether a member was graded."""
+
+    def group(self, group_id: str) -> GroupRow | None: ...
+
+    def add_groups(self, groups: Sequence[GroupRow]) -> None: ...
+
+    def update_group(self, group: GroupRow) -> None: ...
+
+    def episode(self, episode_id: str) -> EpisodeRow | None: ...
+
+    def unsettled(self, run_id: str, state: EpisodeState | None = None) -> list[EpisodeRow]: ...
+
+    def unsettled_in_group(self, group_id: str) -> list[EpisodeRow]: ...
+
+    def results(self, run_id: str) -> list[EpisodeRow]:
+        """The newest attempt at each member of each group, in order."""
+
+    def waits(self, run_id: str) -> PlanWaits:
+        """Where its unsettled episodes are, and what failed."""
+
+    def outbox_waiting(self) -> int:
+        """Announcements that are not published yet."""
+
+    def overdue(self, run_id: str, opened_before: datetime) -> list[EpisodeRow]:
+        """Planned and opened at a time before."""
+
+    def never_opened(self, run_id: str, dispatched_before: datetime) -> list[EpisodeRow]:
+        """Planned, not opened, and last dispatched before."""
+
+    def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
+        """Plan them: each is announced as requested, and queued."""
+
+    def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
+        """Queue it once more."""
+
+    def grade(self, fact: Graded, state: EpisodeState) -> None: ...
+
+    def settle(
+        self, episodes: Sequence[EpisodeRow], state: EpisodeState, reason: str, detail: str = ""
+    ) -> None:
+        """Move them to a final state."""
+
+    def note_opened(self, episode_ids: Sequence[str]) -> None: ...
+
+    def announce_submitted(self, run: RunRecord) -> None: ...
+
+    def announce_finished(self, run: RunRecord, counts: Counts) -> None: ...
+
+    def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None: ...
+
+    def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None: ...
+
+    def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None: ...
+
+
+class Plan(Protocol):
+    """Where the plan is kept."""
+
+    async def transact(self, work: Callable[[PlanUnit], T]) -> T:
+        """Run `work` in one transaction; it may run again after a conflict."""
+
+
+class Registry(Protocol):
+    """What the planner asks checkpoint_registry."""
+
+    async def check_policy(self, policy: PolicyChoice) -> None:
+        """Raises NotFound for an unknown model or version, RegistryAway."""
+
+
+class QueueGauge(Protocol):
+    """How full the command queues are."""
+
+    async def is_idle(self, purpose: Purpose) -> bool:
+        """Whether no command of this purpose waits for a sampler or is with one."""
+
+
+class Surroundings(Protocol):
+    """What other services know about a run. Each returns None when nobody answers in time; none raises."""
+
+    async def engines(self, model: str) -> Sequence[EngineFact] | None: ...
+
+    async def ledger(self, run_id: str) -> Mapping[str, int] | None:
+        """Episodes by ledger state."""
+
+    async def session(self, run_id: str) -> SessionFact | None: ...
+
+    async def durables(self, purpose: Purpose) -> Mapping[str, DurableFact]:
+        """Of "sampler", "grader", "planner", those that could be read."""

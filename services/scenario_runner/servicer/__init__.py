@@ -1,0 +1,1 @@
+"""The two gRPC services: TasksetService (public) and EnvironmentService (internal)."""

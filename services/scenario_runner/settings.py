@@ -1,0 +1,71 @@
+"""Settings of the scenario runner."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from service_kit.groups import BusSettings, PeerSettings, SqlSettings
+from service_kit.settings import ServiceSettings
+
+_MIB = 1 << 20
+
+
+class ScenarioRunnerSettings(ServiceSettings):
+    """Plans runs over tasksets, and hosts the isolated environments in which their episodes play."""
+
+    model_config = SettingsConfigDict(env_prefix="SCENARIO_RUNNER_")
+
+    role: Literal["both", "planner", "fleet"] = "both"
+    """planner: TasksetService and planning. fleet: EnvironmentService. Both need the same database."""
+    grpc_port: int = Field(7101, ge=0, le=65535)
+    """Port of TasksetService and EnvironmentService; 0 lets the system choose."""
+    http_port: int = Field(7201, ge=0, le=65535)
+    """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
+    advertised_address: str = ""
+    """host:port at which samplers and graders reach this fleet replica; empty: host and grpc_port."""
+    environment_roots: tuple[Path, ...] = (Path(),)
+    """Folders under which environment files must lie, as JSON list; the default is the working directory."""
+    allow_tcp: bool = True
+    """Accept tasksets whose environment is served elsewhere on the control channel."""
+    max_environments: int = Field(1024, ge=1, le=100_000)
+    """Environment processes alive at once on this replica; above it, Open answers RESOURCE_EXHAUSTED."""
+    lease_s: float = Field(180.0, gt=0)
+    """Seconds that an opened environment is kept for its sampler and grader, at least."""
+    start_timeout_s: float = Field(30.0, gt=0)
+    """Seconds that a scenario may take to its first yield."""
+    tool_timeout_s: float = Field(30.0, gt=0)
+    """Seconds that one tool call may take."""
+    grade_timeout_s: float = Field(50.0, gt=0)
+    """Seconds that a scenario may take to its second yield."""
+    import_timeout_s: float = Field(60.0, gt=0)
+    """Seconds that an environment file may take to import."""
+    tool_result_bytes: int = Field(256 * 1024, ge=1024, le=8 * _MIB)
+    """Longest tool result in bytes; what is longer is cut, with a note."""
+    memory_bytes: int = Field(2048 * _MIB, ge=0)
+    """Address space of one environment process; 0 unbounded."""
+    file_bytes: int = Field(64 * _MIB, ge=0)
+    """Largest file that one environment process may write; 0 unbounded."""
+    cpu_s: int = Field(120, ge=0)
+    """Processor seconds of one environment process; 0 unbounded."""
+    extra_processes: int = Field(64, ge=1)
+    """Processes that environments may start in all, beside themselves. Root is not bound by it: see uid."""
+    uid: int = Field(0, ge=0)
+    """Unprivileged user id that environment processes become (the runner must be root); 0 keeps its own."""
+    environment_variables: tuple[str, ...] = ()
+    """Names of variables passed on to environments, as JSON list; all others are scrubbed."""
+    eval_episodes_in_flight: int = Field(256, ge=1)
+    """Episodes of one evaluation run that may be in flight."""
+    bus: BusSettings = Field(default_factory=BusSettings)
+    sql: SqlSettings = Field(default_factory=SqlSettings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)
+
+    @model_validator(mode="after")
+    def _a_lease_outlasts_its_grade(self) -> Self:
+        if self.lease_s <= self.grade_timeout_s:
+            raise ValueError(
+                f"SCENARIO_RUNNER_LEASE_S={self.lease_s:g} must exceed "
+                f"SCENARIO_RUNNER_GRADE_TIMEOUT_S={self.grade_timeout_s:g}: a lease would lapse in its grade"
+            )
+        return self

@@ -1,0 +1,58 @@
+"""`why`: gather what everyone knows about a run at once, within a second, and say what it waits for."""
+
+import asyncio
+from collections.abc import Callable
+
+from scenario_runner.domain.explain import PlanWaits, WaitReason, World, explain
+from scenario_runner.domain.plan import group_slots
+from scenario_runner.domain.runs import RunView
+from scenario_runner.ports import Plan, PlanUnit, Surroundings
+from scenario_runner.usecases.planning import PlanRules
+from scenario_runner.usecases.submitting import find_run, view_of
+
+
+class ExplainRun:
+    """fleet: (environments alive, capacity) of this process."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        surroundings: Surroundings,
+        rules: PlanRules,
+        *,
+        fleet: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._plan = plan
+        self._surroundings = surroundings
+        self._rules = rules
+        self._fleet = fleet
+
+    async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
+        """(the run, causes, one sentence). Raises NotFound."""
+        view, waits, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
+        around = self._surroundings
+        purpose, model = view.run.spec.purpose, view.run.spec.policy.model
+        engines, ledger, session, durables = await asyncio.gather(
+            around.engines(model), around.ledger(run_id), around.session(run_id), around.durables(purpose)
+        )
+        alive, capacity = self._fleet()
+        world = World(
+            view=view,
+            waits=waits,
+            group_slots=group_slots(view.run, self._rules.eval_episodes_in_flight),
+            fleet_alive=alive,
+            fleet_capacity=capacity,
+            outbox_waiting=outbox_waiting,
+            engines=engines,
+            sampler=durables.get("sampler"),
+            grader=durables.get("grader"),
+            planner=durables.get("planner"),
+            ledger=ledger,
+            session=session,
+        )
+        return view, *explain(world)
+
+
+def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, int]:
+    run = find_run(unit, run_id)
+    return view_of(unit, run), unit.waits(run_id), unit.outbox_waiting()

@@ -1,0 +1,198 @@
+"""Leases on live environments: who may use which process, for how long, and what a repeated call gets.
+
+Every call is idempotent: a tool call by its call id, a grade by its lease. An environment ends when it was
+graded, closed, or when its lease lapses; its grade stays readable until then. An episode may be opened twice
+(its sampler died): the older lease stays usable, because its trajectory may be stored already; a third one
+ends the oldest.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from scenario_runner.domain.environments import (
+    FleetFull,
+    Grade,
+    Opened,
+    ToolOutcome,
+    UnknownLease,
+)
+from scenario_runner.ports import EnvironmentHost, EpisodeBook, LiveEnvironment
+
+log = logging.getLogger(__name__)
+
+MAX_LEASES_PER_EPISODE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """capacity: environments alive at once. ttl_s: seconds that a lease lasts, unless the episode's own
+    deadline is later."""
+
+    capacity: int
+    ttl_s: float
+
+
+@dataclass(slots=True)
+class _Lease:
+    lease_id: str
+    episode_id: str
+    environment: LiveEnvironment
+    expires_at: datetime
+    calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
+    grading: "asyncio.Task[Grade] | None" = None
+    ended: bool = False
+
+
+class Leases:
+    """All leases of one fleet replica."""
+
+    def __init__(
+        self,
+        host: EnvironmentHost,
+        book: EpisodeBook,
+        rules: LeaseRules,
+        *,
+        now: Callable[[], datetime],
+        new_id: Callable[[str], str],
+    ) -> None:
+        self._host = host
+        self._book = book
+        self._rules = rules
+        self._now = now
+        self._new_id = new_id
+        self._leases: dict[str, _Lease] = {}
+        self._by_episode: dict[str, list[str]] = {}
+        self._starting = 0
+        self._alive = 0
+        self._opened: list[str] = []
+
+    @property
+    def num_alive(self) -> int:
+        """Environments that run or are being started."""
+        return self._alive + self._starting
+
+    async def open(self, episode_id: str) -> Opened:
+        """Start an episode's environment and lease it.
+
+        Raises EpisodeNotOpen, FleetFull, and what starting an environment raises.
+        """
+        if self.num_alive >= self._rules.capacity:
+            raise FleetFull(
+                f"fleet full: {self.num_alive} environments are alive, limit {self._rules.capacity}; "
+                "ask again later or raise SCENARIO_RUNNER_MAX_ENVIRONMENTS"
+            )
+        self._starting += 1
+        try:
+            episode = await self._book.to_play(episode_id)
+            environment = await self._host.start(episode)
+        finally:
+            self._starting -= 1
+        self._alive += 1
+        expires_at = max(episode.deadline, self._now() + timedelta(seconds=self._rules.ttl_s))
+        lease = _Lease(self._new_id("lease"), episode_id, environment, expires_at)
+        self._leases[lease.lease_id] = lease
+        self._opened.append(episode_id)
+        await self._limit_leases_of(episode_id, lease.lease_id)
+        return Opened(lease.lease_id, environment.prompt, environment.tools, expires_at)
+
+    async def call_tool(self, lease_id: str, call_id: str, name: str, arguments_json: str) -> ToolOutcome:
+        """Call a tool once per call id. What the tool refuses or raises is an outcome with is_error.
+
+        Raises UnknownLease, EpisodeTimeout.
+        """
+        lease = self._live(lease_id)
+        call = lease.calls.get(call_id)
+        if call is None:
+            call = asyncio.ensure_future(self._call(lease, name, arguments_json))
+            lease.calls[call_id] = call
+        # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
+        return await asyncio.shield(call)
+
+    async def grade(self, lease_id: str, answer: str, transcript: Mapping[str, Any]) -> Grade:
+        """Grade once; every later call gets the first result, or the first failure.
+
+        Raises UnknownLease, EpisodeFault, EpisodeTimeout.
+        """
+        lease = self._known(lease_id)
+        if lease.grading is None:
+            self._live(lease_id)
+            lease.grading = asyncio.ensure_future(self._grade(lease, answer, transcript))
+        return await asyncio.shield(lease.grading)
+
+    async def close(self, lease_id: str) -> None:
+        """End the environment and forget the lease. Closing what is gone already is fine."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self._by_episode[lease.episode_id].remove(lease_id)
+            if not self._by_episode[lease.episode_id]:
+                del self._by_episode[lease.episode_id]
+            await self._end(lease)
+
+    async def expire(self) -> int:
+        """End every lease that lapsed; returns how many environments that ended."""
+        overdue = [lease for lease in self._leases.values() if lease.expires_at <= self._now()]
+        abandoned = [lease for lease in overdue if not lease.ended]
+        for lease in abandoned:
+            log.warning("lease_lapsed", extra={"lease_id": lease.lease_id, "episode_id": lease.episode_id})
+        await asyncio.gather(*(self.close(lease.lease_id) for lease in overdue))
+        return len(abandoned)
+
+    async def close_all(self) -> None:
+        """At shutdown."""
+        await asyncio.gather(*(self.close(lease_id) for lease_id in list(self._leases)))
+
+    def take_opened(self) -> list[str]:
+        """Episodes opened since the last call, to be noted in one transaction."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    async def _call(self, lease: _Lease, name: str, arguments_json: str) -> ToolOutcome:
+        try:
+            arguments = json.loads(arguments_json or "{}")
+        except ValueError as error:
+            return ToolOutcome(f"{name}: arguments are not JSON: {error}", True, False, 0.0)
+        if not isinstance(arguments, dict):
+            return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
+        return await self._ending_on_failure(lease, lease.environment.call_tool(name, arguments))
+
+    async def _grade(self, lease: _Lease, answer: str, transcript: Mapping[str, Any]) -> Grade:
+        try:
+            return await lease.environment.grade(answer, transcript)
+        finally:
+            await self._end(lease)
+
+    async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:
+        try:
+            return await call
+        except BaseException:
+            await self._end(lease)
+            raise
+
+    async def _end(self, lease: _Lease) -> None:
+        if not lease.ended:
+            lease.ended = True
+            self._alive -= 1
+            await lease.environment.close()
+
+    async def _limit_leases_of(self, episode_id: str, lease_id: str) -> None:
+        lease_ids = self._by_episode.setdefault(episode_id, [])
+        lease_ids.append(lease_id)
+        if len(lease_ids) > MAX_LEASES_PER_EPISODE:
+            await self.close(lease_ids[0])
+
+    def _known(self, lease_id: str) -> _Lease:
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.expires_at <= self._now():
+            raise UnknownLease(f"no lease {lease_id!r}: it lapsed, was closed, or its replica was restarted")
+        return lease
+
+    def _live(self, lease_id: str) -> _Lease:
+        lease = self._known(lease_id)
+        if lease.ended:
+            raise UnknownLease(f"the environment of lease {lease_id!r} has ended")
+        return lease

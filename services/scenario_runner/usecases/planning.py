@@ -1,0 +1,250 @@
+"""The planner: keeps runs supplied with episodes, follows what becomes of them, ends runs.
+
+Every function runs in one transaction (a PlanUnit), so that requested = settled + in flight holds at each
+instant that anyone can see.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from scenario_runner.domain import plan
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    UNSETTLED,
+    Advanced,
+    EpisodeRow,
+    EpisodeState,
+    Fact,
+    Failed,
+    Graded,
+    GroupRow,
+    GroupSettled,
+    Purpose,
+    RunRecord,
+    RunState,
+)
+from scenario_runner.ports import PlanUnit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRules:
+    """eval_episodes_in_flight: bound of one evaluation. groups_per_transaction: how long a transaction gets.
+    ending_grace_s: how long graded episodes of an ended run wait for the trainer's last word."""
+
+    eval_episodes_in_flight: int = 256
+    groups_per_transaction: int = 8
+    ending_grace_s: float = 20.0
+
+
+def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
+    """Plan the next groups of a run, a few at a time; returns how many, 0 when nothing may be planned now."""
+    run = unit.run(run_id)
+    if run is None:
+        return 0
+    slots = plan.group_slots(run, rules.eval_episodes_in_flight)
+    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots)
+    count = min(wanted, rules.groups_per_transaction)
+    if count:
+        _add_groups(unit, run, count)
+    return count
+
+
+def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
+    """Take in what happened, in order. A fact heard twice, or late, changes nothing. Returns the runs
+    touched.
+    """
+    touched: set[str] = set()
+    for fact in facts:
+        run = unit.run(fact.run_id)
+        if run is None:
+            continue
+        match fact:
+            case Graded():
+                _on_graded(unit, run, fact)
+            case Failed():
+                _on_failed(unit, run, fact)
+            case GroupSettled():
+                _on_group_settled(unit, run, fact)
+            case Advanced():
+                _on_advanced(unit, run, fact)
+        touched.add(run.run_id)
+    for run_id in touched:
+        conclude(unit, run_id)
+    return touched
+
+
+def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
+    """Plan nothing more, cancel what nobody has graded. Graded episodes of a training run get a grace
+    period, in which the trainer says what became of them."""
+    if run.ending is not None or run.state in FINAL_RUN_STATES:
+        return
+    ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
+    unit.update_run(ended)
+    _cancel(unit, ended, unit.unsettled(run.run_id, EpisodeState.PLANNED), reason)
+
+
+def conclude(unit: PlanUnit, run_id: str) -> bool:
+    """Settle groups and the run where nothing is left to wait for; returns whether the run is over."""
+    run = unit.run(run_id)
+    if run is None or run.state in FINAL_RUN_STATES:
+        return True
+    counts = unit.counts(run_id)
+    ending = run.ending
+    if ending is None and run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks:
+        has_grades = counts.by_state.get(EpisodeState.EVALUATED, 0) > 0
+        ending = RunState.COMPLETED if has_grades else RunState.FAILED
+    if ending is None or counts.in_flight:
+        return False
+    failure = run.failure or (_why_all_failed(unit, run) if ending is RunState.FAILED else "")
+    over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
+    unit.update_run(over)
+    unit.announce_finished(over, counts)
+    log.info("run_finished", extra={"run_id": run_id, "state": ending.value, "requested": counts.requested})
+    return True
+
+
+def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
+    """Deal with what did not happen in time: fail by name, dispatch again, end the grace period."""
+    run = unit.run(run_id)
+    if run is None:
+        return
+    patience = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.overdue(run_id, unit.now - patience):
+        detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
+        unit.announce_failed(run, episode, "timeout", detail)
+        _fail(unit, run, episode, "timeout", detail)
+        # One more failure may have ended the run, and an ended run is not refilled.
+        run = unit.run(run_id) or run
+    if queue_is_idle:
+        for episode in unit.never_opened(run_id, unit.now - patience):
+            log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
+            unit.dispatch_again(run, episode)
+    grace = timedelta(seconds=rules.ending_grace_s)
+    if run.ending_since is not None and unit.now - run.ending_since > grace:
+        _cancel(unit, run, unit.unsettled(run_id), "run_over")
+    conclude(unit, run_id)
+
+
+def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
+    seed = plan.run_seed(run)
+    groups = [
+        GroupRow(
+            plan.group_id_of(run.run_id, position), run.run_id, position, task_position, run.spec.group_size
+        )
+        for position, task_position in plan.tasks_from(seed, run.num_tasks, run.next_position, count)
+    ]
+    unit.add_groups(groups)
+    members = range(run.spec.group_size)
+    unit.add_episodes(run, [_episode(group, member, 0) for group in groups for member in members])
+    unit.update_run(replace(run, next_position=run.next_position + count))
+
+
+def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
+    episode_id = plan.episode_id_of(group.group_id, member, attempt)
+    return EpisodeRow(episode_id, group.run_id, group.group_id, member, attempt, group.task_position)
+
+
+def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
+    episode = unit.episode(fact.episode_id)
+    if episode is None or episode.state is not EpisodeState.PLANNED:
+        return
+    is_final = run.spec.purpose is Purpose.EVAL
+    unit.grade(fact, EpisodeState.EVALUATED if is_final else EpisodeState.GRADED)
+    group = unit.group(episode.group_id)
+    if group is not None:
+        unit.update_group(replace(group, num_graded=group.num_graded + 1))
+        _close_if_empty(unit, run, group.group_id)
+
+
+def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
+    episode = unit.episode(fact.episode_id)
+    if episode is not None and episode.state is EpisodeState.PLANNED:
+        _fail(unit, run, episode, fact.failure, fact.detail)
+
+
+def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
+    unit.settle([episode], EpisodeState.FAILED, failure, detail)
+    group = unit.group(episode.group_id)
+    if group is None:
+        return
+    match plan.after_failure(episode.attempt, run.state, group_is_open=group.is_open):
+        case plan.Refill(attempt):
+            unit.add_episodes(run, [_episode(group, episode.member, attempt)])
+        case plan.Shorten():
+            shortened = replace(group, expected_members=group.expected_members - 1)
+            unit.update_group(shortened)
+            unit.announce_shortened(run, shortened, failure)
+            _close_if_empty(unit, run, group.group_id)
+        case None:
+            return
+
+
+def _close_if_empty(unit: PlanUnit, run: RunRecord, group_id: str) -> None:
+    """A group without unsettled members is over: all of an evaluation's, and one of which every member
+    failed.
+    """
+    group = unit.group(group_id)
+    if group is None or not group.is_open or unit.unsettled_in_group(group_id):
+        return
+    outcome = "evaluated" if group.num_graded else "failed"
+    unit.update_group(replace(group, is_open=False, outcome=outcome))
+    _give_up_if_hopeless(unit, run)
+
+
+def _give_up_if_hopeless(unit: PlanUnit, run: RunRecord) -> None:
+    """A training run of which nothing can be graded would otherwise plan for ever."""
+    training = run.spec.training
+    if training is None:
+        return
+    enough = 2 * training.prompts_per_step
+    if plan.is_hopeless(unit.recent_outcomes(run.run_id, enough), enough):
+        failure = f"the last {enough} groups had no graded episode: {_why_all_failed(unit, run)}"
+        end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
+
+
+def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
+    group = unit.group(fact.group_id)
+    if group is None or not group.is_open:
+        return
+    unsettled = unit.unsettled_in_group(fact.group_id)
+    named = [episode for episode in unsettled if episode.episode_id in fact.episode_ids]
+    is_trained = fact.outcome == "trained"
+    state = EpisodeState.TRAINED if is_trained else EpisodeState.EXCLUDED
+    unit.settle(named, state, f"step {fact.step}" if is_trained else fact.reason)
+    _cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
+    outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
+    unit.update_group(replace(group, is_open=False, outcome=outcome))
+
+
+def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
+    step, version = max(run.step, fact.step), max(run.policy_version, fact.version)
+    advanced = replace(run, step=step, policy_version=version)
+    if advanced != run:
+        unit.update_run(advanced)
+    if run.spec.training is not None and step >= run.spec.training.steps:
+        end_run(unit, advanced, RunState.COMPLETED, "run_over")
+
+
+def _cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reason: str) -> None:
+    pending = [episode for episode in episodes if episode.state in UNSETTLED]
+    unit.settle(pending, EpisodeState.CANCELLED, reason)
+    for episode in pending:
+        unit.announce_cancelled(run, episode, reason)
+    for group_id in {episode.group_id for episode in pending}:
+        group = unit.group(group_id)
+        if group is not None and group.is_open and not unit.unsettled_in_group(group_id):
+            unit.update_group(replace(group, is_open=False, outcome=f"cancelled({reason})"))
+
+
+def _why_all_failed(unit: PlanUnit, run: RunRecord) -> str:
+    failed = [row for row in unit.results(run.run_id) if row.state is EpisodeState.FAILED]
+    if not failed:
+        return "no episode was graded"
+    kinds = [row.reason for row in failed]
+    commonest = max(set(kinds), key=kinds.count)
+    detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
+    return f"{kinds.count(commonest)} of {len(failed)} failed with {commonest}: {detail[:300]}"

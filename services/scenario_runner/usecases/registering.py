@@ -1,0 +1,232 @@
+"""Tasksets: everything about one is checked before anything is stored."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from scenario_runner.domain.environments import (
+    EnvironmentBroken,
+    EnvironmentDescription,
+    PythonEnvironment,
+    TcpEnvironment,
+)
+from scenario_runner.domain.runs import (
+    AlreadyTaken,
+    InvalidRequest,
+    NotFound,
+    RegisteredTaskset,
+    RunnableTask,
+)
+from scenario_runner.ports import EnvironmentHost, Plan, PlanUnit
+from upcycle.errors import TasksetInvalid
+from upcycle.tasks import (
+    MAX_ARGS_BYTES,
+    MAX_NAME_CHARS,
+    MAX_TASKS,
+    canonical_json,
+    task_digest,
+    taskset_digest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRules:
+    """environment_roots: folders under which environment files must lie. allow_tcp: whether environments
+    served elsewhere are accepted."""
+
+    environment_roots: tuple[Path, ...]
+    allow_tcp: bool = True
+
+
+class RegisterTaskset:
+    """Validate a taskset, load its environment once, store it."""
+
+    def __init__(self, plan: Plan, host: EnvironmentHost, rules: SourceRules) -> None:
+        self._plan = plan
+        self._host = host
+        self._rules = rules
+
+    async def __call__(self, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset, bool]:
+        """(the taskset as stored, whether it is new). The same content again is not an error.
+
+        Raises InvalidRequest naming the task and the limit, EnvironmentBroken, AlreadyTaken.
+        """
+        checked = self._checked(taskset)
+        try:
+            description = await self._host.describe(checked.source)
+        except EnvironmentBroken as error:
+            raise InvalidRequest(f"environment cannot be loaded: {error}") from error
+        check_fits(checked.tasks, description)
+        created = await self._plan.transact(lambda unit: _store(unit, checked))
+        return checked, created
+
+    def _checked(self, taskset: RegisteredTaskset) -> RegisteredTaskset:
+        _check_name("taskset.name", taskset.name)
+        _check_name("environment.name", taskset.source.name)
+        source = self._checked_source(taskset.source)
+        if not 0 < len(taskset.tasks) <= MAX_TASKS:
+            raise InvalidRequest(
+                f"taskset {taskset.name!r} has {len(taskset.tasks)} tasks; use 1 to {MAX_TASKS}"
+            )
+        tasks = tuple(_checked_task(task, source.name) for task in taskset.tasks)
+        seen: set[str] = set()
+        for task in tasks:
+            if task.slug in seen:
+                raise InvalidRequest(f"slug {task.slug!r} occurs twice; slugs are unique within a taskset")
+            seen.add(task.slug)
+        digest = taskset_digest(taskset.split.value, (task.digest for task in tasks))
+        if taskset.digest and taskset.digest != digest:
+            raise InvalidRequest(
+                f"taskset.digest is {taskset.digest}, its content has {digest}; leave it empty"
+            )
+        return replace(taskset, source=source, digest=digest, tasks=tasks)
+
+    def _checked_source(
+        self, source: PythonEnvironment | TcpEnvironment
+    ) -> PythonEnvironment | TcpEnvironment:
+        if isinstance(source, TcpEnvironment):
+            where = urlsplit(source.url)
+            if not self._rules.allow_tcp:
+                raise InvalidRequest(
+                    "environments over tcp are switched off; set SCENARIO_RUNNER_ALLOW_TCP=true"
+                )
+            if where.scheme != "tcp" or not where.hostname or not where.port:
+                raise InvalidRequest(f"environment.tcp.url is {source.url!r}; use tcp://host:port")
+            return source
+        path = Path(source.path).resolve()
+        roots = [root.resolve() for root in self._rules.environment_roots]
+        if not any(path.is_relative_to(root) for root in roots):
+            allowed = ", ".join(map(str, roots)) or "none"
+            raise InvalidRequest(
+                f"environment.python.path {source.path!r} is outside the allowed roots ({allowed}); "
+                "move it or extend SCENARIO_RUNNER_ENVIRONMENT_ROOTS"
+            )
+        if path.suffix != ".py" or not path.is_file():
+            raise InvalidRequest(f"environment.python.path {source.path!r} is not a Python file")
+        return replace(source, path=str(path))
+
+
+class Tasksets:
+    """Read what is registered."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    async def get(self, name: str) -> RegisteredTaskset:
+        """With its tasks. Raises NotFound."""
+
+        def read(unit: PlanUnit) -> RegisteredTaskset:
+            taskset = unit.taskset(name)
+            if taskset is None:
+                raise NotFound(f"no taskset {name!r} is registered; it has {known_tasksets(unit)}")
+            tasks = unit.tasks(name)
+            return replace(taskset, tasks=tuple(tasks[position] for position in sorted(tasks)))
+
+        return await self._plan.transact(read)
+
+    async def all(self) -> list[RegisteredTaskset]:
+        """Without their tasks."""
+        return await self._plan.transact(lambda unit: unit.tasksets())
+
+
+def known_tasksets(unit: PlanUnit) -> str:
+    """For error messages."""
+    return ", ".join(taskset.name for taskset in unit.tasksets()[:20]) or "none"
+
+
+def check_fits(tasks: Sequence[RunnableTask], environment: EnvironmentDescription) -> None:
+    """Every scenario exists and its arguments fit its signature. Raises InvalidRequest naming the task."""
+    for task in tasks:
+        schema = environment.scenarios.get(task.scenario)
+        if schema is None:
+            known = ", ".join(sorted(environment.scenarios)) or "none"
+            raise InvalidRequest(
+                f"task {task.slug!r}: environment {environment.name!r} has no scenario {task.scenario!r}; "
+                f"it has {known}"
+            )
+        problem = misfit(json.loads(task.args_json), schema)
+        if problem:
+            raise InvalidRequest(f"task {task.slug!r}: scenario {task.scenario!r} {problem}")
+
+
+def misfit(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Why arguments do not fit an object schema; "" when they do. Names and plain types are compared."""
+    properties = schema.get("properties") or {}
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    if missing:
+        return f"needs argument {missing[0]!r}"
+    unknown = [name for name in arguments if name not in properties]
+    if unknown and schema.get("additionalProperties") is False:
+        return f"has no argument {unknown[0]!r}; it takes {', '.join(properties) or 'none'}"
+    for name, value in arguments.items():
+        if not _is_kind(value, properties.get(name) or {}):
+            return f"argument {name!r} is {value!r:.60}, expected {json.dumps(properties[name])[:120]}"
+    return ""
+
+
+def _is_kind(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_is_kind(value, option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return value in schema["enum"]
+    kinds: dict[str, Any] = {
+        "string": str,
+        "boolean": bool,
+        "null": type(None),
+        "array": list,
+        "object": dict,
+    }
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        whole = isinstance(value, int) or (
+            isinstance(value, float) and (kind == "number" or value.is_integer())
+        )
+        return whole and not isinstance(value, bool)
+    return kind not in kinds or isinstance(value, kinds[kind])
+
+
+def _checked_task(task: RunnableTask, environment: str) -> RunnableTask:
+    _check_name("task.slug", task.slug)
+    _check_name(f"task {task.slug!r}: scenario", task.scenario)
+    _check_name(f"task {task.slug!r}: family", task.family)
+    size = len(task.args_json.encode())
+    if size > MAX_ARGS_BYTES:
+        raise InvalidRequest(
+            f"task {task.slug!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}; use references"
+        )
+    try:
+        arguments = json.loads(task.args_json)
+        canonical = canonical_json(arguments)
+    except (ValueError, TasksetInvalid) as error:
+        raise InvalidRequest(f"task {task.slug!r}: args_json is not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"task {task.slug!r}: args_json is not an object")
+    digest = task_digest(environment, task.scenario, canonical)
+    if task.digest and task.digest != digest:
+        raise InvalidRequest(f"task {task.slug!r}: digest is {task.digest}, its content has {digest}")
+    return replace(task, args_json=canonical, digest=digest)
+
+
+def _check_name(field: str, value: str) -> None:
+    if not value.strip() or len(value) > MAX_NAME_CHARS or not value.isprintable():
+        raise InvalidRequest(
+            f"{field} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
+        )
+
+
+def _store(unit: PlanUnit, taskset: RegisteredTaskset) -> bool:
+    known = unit.taskset(taskset.name)
+    if known is None:
+        unit.add_taskset(taskset)
+        return True
+    if (known.digest, known.split) != (taskset.digest, taskset.split):
+        raise AlreadyTaken(
+            f"taskset {taskset.name!r} is registered with other content (digest {known.digest[:12]}…, "
+            f"{known.split.value}); tasksets are immutable: choose another name"
+        )
+    if known.source != taskset.source:
+        unit.move_taskset(taskset.name, taskset.source)
+    return False

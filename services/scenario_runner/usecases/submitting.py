@@ -1,0 +1,255 @@
+"""Runs: asked for, looked at, cancelled."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from scenario_runner.domain.runs import (
+    AlreadyTaken,
+    Channel,
+    EpisodeRow,
+    Gate,
+    InvalidRequest,
+    NotFound,
+    PolicyChoice,
+    Purpose,
+    Refused,
+    RegisteredTaskset,
+    RunnableTask,
+    RunRecord,
+    RunSpec,
+    RunState,
+    RunView,
+    Sampling,
+    Split,
+    Training,
+)
+from scenario_runner.ports import Plan, PlanUnit, Registry
+from scenario_runner.usecases.planning import conclude, end_run
+from scenario_runner.usecases.registering import known_tasksets
+
+MAX_GROUP_SIZE = 1024
+MAX_REQUEST_ID_CHARS = 200
+MAX_LABEL_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The trace that SubmitRun began or joined. headers: W3C."""
+
+    trace_id: str
+    headers: Mapping[str, str]
+
+
+class SubmitRun:
+    """Accept a run, once per request id. `wake` tells the planner that there is work."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        registry: Registry,
+        *,
+        new_id: Callable[[str], str],
+        wake: Callable[[], None],
+    ) -> None:
+        self._plan = plan
+        self._registry = registry
+        self._new_id = new_id
+        self._wake = wake
+
+    async def __call__(self, request_id: str, spec: RunSpec, trace: TraceContext) -> RunView:
+        """Raises InvalidRequest, NotFound (taskset, model, version), Refused, AlreadyTaken, RegistryAway."""
+        if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not request_id.isprintable():
+            raise InvalidRequest(
+                f"request_id {request_id!r:.80} is not text of 1 to {MAX_REQUEST_ID_CHARS} characters"
+            )
+        check_spec(spec)
+        known = await self._plan.transact(lambda unit: _known_run(unit, request_id, spec))
+        if known is not None:
+            return known
+        await self._registry.check_policy(spec.policy)
+        run_id = self._new_id("run")
+        view = await self._plan.transact(lambda unit: self._add(unit, run_id, request_id, spec, trace))
+        self._wake()
+        return view
+
+    def _add(
+        self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext
+    ) -> RunView:
+        known = _known_run(unit, request_id, spec)
+        if known is not None:
+            return known
+        taskset = check_tasksets(unit, spec)
+        _refuse_second_training(unit, spec)
+        run = RunRecord(
+            run_id=run_id,
+            request_id=request_id,
+            spec=spec,
+            split=taskset.split,
+            taskset_digest=taskset.digest,
+            state=RunState.RUNNING,
+            submitted_at=unit.now,
+            num_tasks=taskset.num_tasks,
+            trace_id=trace.trace_id,
+            trace=trace.headers,
+        )
+        unit.add_run(run)
+        unit.announce_submitted(run)
+        return view_of(unit, run)
+
+
+class Runs:
+    """Look at runs, and cancel them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    async def get(self, run_id: str) -> RunView:
+        """Raises NotFound."""
+        return await self._plan.transact(lambda unit: view_of(unit, find_run(unit, run_id)))
+
+    async def results(self, run_id: str) -> list[tuple[EpisodeRow, RunnableTask]]:
+        """The newest attempt at each member of each group. Raises NotFound."""
+
+        def read(unit: PlanUnit) -> list[tuple[EpisodeRow, RunnableTask]]:
+            run = find_run(unit, run_id)
+            rows = unit.results(run_id)
+            tasks = unit.tasks(run.spec.taskset)
+            return [(row, tasks[row.task_position]) for row in rows]
+
+        return await self._plan.transact(read)
+
+    async def list(self, limit: int, model: str) -> list[RunView]:
+        """Newest first."""
+        return await self._plan.transact(lambda unit: [view_of(unit, run) for run in unit.runs(limit, model)])
+
+    async def cancel(self, run_id: str, reason: str) -> RunView:
+        """Cancelling a run that is over changes nothing. Raises NotFound."""
+
+        def cancel(unit: PlanUnit) -> RunView:
+            run = find_run(unit, run_id)
+            end_run(unit, run, RunState.CANCELLED, "run_cancelled", failure=reason[:MAX_LABEL_CHARS])
+            conclude(unit, run_id)
+            return view_of(unit, find_run(unit, run_id))
+
+        return await self._plan.transact(cancel)
+
+
+def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
+    """Raises NotFound."""
+    run = unit.run(run_id)
+    if run is None:
+        newest = ", ".join(one.run_id for one in unit.runs(3, "")) or "none"
+        raise NotFound(f"no run {run_id!r}; the newest are {newest}")
+    return run
+
+
+def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
+    """A run with its counts, as of this transaction."""
+    reward, success = unit.scores(run.run_id)
+    return RunView(run, unit.counts(run.run_id), reward, success)
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Everything that can be said of a spec alone. Raises InvalidRequest naming field, value and limit."""
+    is_training = spec.purpose is Purpose.TRAIN
+    _in_range("spec.group_size", spec.group_size, 2 if is_training else 1, MAX_GROUP_SIZE)
+    _in_range("spec.episode_deadline_s", spec.episode_deadline_s, 1, 24 * 3600)
+    if not spec.taskset or not spec.policy.model:
+        raise InvalidRequest("spec.taskset and spec.policy.model must be set")
+    if len(spec.label) > MAX_LABEL_CHARS:
+        raise InvalidRequest(f"spec.label has {len(spec.label)} characters, limit {MAX_LABEL_CHARS}")
+    _check_policy(spec.policy, is_training=is_training)
+    _check_sampling(spec.sampling)
+    if spec.training is not None:
+        _check_training(spec.training)
+    if spec.gate is not None:
+        _check_gate(spec.gate)
+
+
+def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
+    """The run's taskset. Raises NotFound, and Refused where held-out tasks would train or train
+    tasks judge.
+    """
+    taskset = _registered(unit, spec.taskset)
+    if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
+        raise Refused(
+            f"taskset {taskset.name!r} is held out: it never trains; use it with purpose EVAL or as the gate"
+        )
+    if spec.gate is not None and _registered(unit, spec.gate.taskset).split is not Split.HELD_OUT:
+        raise Refused(
+            f"gate taskset {spec.gate.taskset!r} is of split train; a gate judges on held-out tasks"
+        )
+    return taskset
+
+
+def _registered(unit: PlanUnit, name: str) -> RegisteredTaskset:
+    taskset = unit.taskset(name)
+    if taskset is None:
+        raise NotFound(f"no taskset {name!r} is registered; it has {known_tasksets(unit)}")
+    return taskset
+
+
+def _known_run(unit: PlanUnit, request_id: str, spec: RunSpec) -> RunView | None:
+    run = unit.run_of_request(request_id)
+    if run is None:
+        return None
+    if run.spec != spec:
+        raise AlreadyTaken(
+            f"request_id {request_id!r} belongs to {run.run_id} with another spec; use a new id"
+        )
+    return view_of(unit, run)
+
+
+def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
+    if spec.purpose is not Purpose.TRAIN:
+        return
+    for run in unit.active_runs():
+        if run.spec.purpose is Purpose.TRAIN and run.spec.policy.model == spec.policy.model:
+            raise Refused(
+                f"model {spec.policy.model!r} is being trained by {run.run_id}; "
+                "wait for it, cancel it, or fork the model"
+            )
+
+
+def _check_policy(policy: PolicyChoice, *, is_training: bool) -> None:
+    if policy.channel is Channel.CANDIDATE:
+        raise InvalidRequest("spec.policy.channel CANDIDATE needs a version; set pinned_version instead")
+    if is_training and policy.channel is not Channel.LATEST:
+        raise InvalidRequest("spec.policy of a training run follows channel LATEST; leave it unset")
+    if policy.pinned_version is not None:
+        _in_range("spec.policy.pinned_version", policy.pinned_version, 0, 2**62)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    _in_range("spec.sampling.temperature", sampling.temperature, 0.0, 10.0)
+    _in_range("spec.sampling.top_p", sampling.top_p, 1e-6, 1.0)
+    _in_range("spec.sampling.max_turns", sampling.max_turns, 1, 1000)
+    _in_range("spec.sampling.max_tokens_per_turn", sampling.max_tokens_per_turn, 1, 1 << 20)
+    _in_range("spec.sampling.max_tokens_per_episode", sampling.max_tokens_per_episode, 1, 1 << 22)
+
+
+def _check_training(training: Training) -> None:
+    _in_range("spec.training.steps", training.steps, 1, 10**9)
+    _in_range("spec.training.prompts_per_step", training.prompts_per_step, 1, 65536)
+    _in_range("spec.training.max_staleness", training.max_staleness, 0, 1000)
+    _in_range("spec.training.learning_rate", training.learning_rate, 0.0, 10.0)
+    _in_range("spec.training.max_grad_norm", training.max_grad_norm, 1e-9, 1e9)
+    _in_range("spec.training.checkpoint_every_steps", training.checkpoint_every_steps, 1, 10**9)
+    _in_range("spec.training.weight_decay", training.weight_decay, 0.0, 10.0)
+    _in_range("spec.training.adam_beta1", training.adam_beta1, 0.0, 0.999999)
+    _in_range("spec.training.adam_beta2", training.adam_beta2, 0.0, 0.999999)
+    for name, value in training.loss_config.items():
+        _in_range(f"spec.training.loss_config[{name!r}]", value, -1e9, 1e9)
+
+
+def _check_gate(gate: Gate) -> None:
+    _in_range("spec.gate.attempts", gate.attempts, 1, MAX_GROUP_SIZE)
+    _in_range("spec.gate.confidence", gate.confidence, 0.5, 0.999999)
+    _in_range("spec.gate.regression_margin", gate.regression_margin, 0.0, 1.0)
+    _in_range("spec.gate.min_gain", gate.min_gain, -1.0, 1.0)
+
+
+def _in_range(field: str, value: float, low: float, high: float) -> None:
+    # NaN compares false with everything, so it is refused here too.
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} is {value}; use {low:g} to {high:g}")

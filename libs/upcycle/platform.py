@@ -120,10 +120,10 @@ class Platform:
         async def channel(peer: str) -> Any:
             return await self._open.enter_async_context(connect(peers[peer]))
 
-        self.tasksets = TasksetServiceStub(await channel("tasksets"))  # type: ignore[assignment]
-        self.trajectories = TrajectoryServiceStub(await channel("trajectories"))  # type: ignore[assignment]
-        self.training = TrainingServiceStub(await channel("training"))  # type: ignore[assignment]
-        self.registry = RegistryServiceStub(await channel("registry"))  # type: ignore[assignment]
+        self.tasksets = TasksetServiceStub(await channel("tasksets"))
+        self.trajectories = TrajectoryServiceStub(await channel("trajectories"))
+        self.training = TrainingServiceStub(await channel("training"))
+        self.registry = RegistryServiceStub(await channel("registry"))
         return self
 
     async def __aexit__(self, *_: object) -> None:

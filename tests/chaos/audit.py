@@ -1,4 +1,4 @@
-"""After the storm: what was lost, trained twice, or served by weights that are not what their version says."""
+"""After the storm: what was lost, trained twice, or served by other weights than its version says."""
 
 import asyncio
 import json
@@ -33,7 +33,8 @@ async def audit(platform: Platform, bus: EventBus, base_digest: str) -> Audit:
     """Read the ledger, every stored trajectory and every step, and compare them."""
     ledger = await platform.trajectories.GetLedger(service_pb2.GetLedgerRequest(), timeout=30)
     facts = [fact async for fact in _facts(bus, (PolicyPublished, StepCompleted))]
-    digests = {0: base_digest} | {fact.version: fact.digest for fact in facts if isinstance(fact, PolicyPublished)}
+    published = (fact for fact in facts if isinstance(fact, PolicyPublished))
+    digests = {0: base_digest} | {fact.version: fact.digest for fact in published}
     records = [record async for record in _records(platform)]
     twice = ledger.trained_twice + trained_twice(fact for fact in facts if isinstance(fact, StepCompleted))
     return Audit(
@@ -47,7 +48,7 @@ async def audit(platform: Platform, bus: EventBus, base_digest: str) -> Audit:
 
 
 def trained_twice(steps: Iterable[StepCompleted]) -> int:
-    """Trajectories that two different steps of one run claim; a step that is announced again is the same step."""
+    """Trajectories that two steps of one run claim; a step that is announced again is the same step."""
     owner: dict[tuple[str, str], int] = {}
     twice = 0
     for step in steps:

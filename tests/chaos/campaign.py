@@ -64,7 +64,8 @@ class Campaign:
         from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 
         async with deadline(f"scenario_runner to answer for {run_id}", RECOVERY_LIMIT_S):
-            run = (await _patiently(lambda: platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=5))).run
+            request = GetRunRequest(run_id=run_id)
+            run = (await _patiently(lambda: platform.tasksets.GetRun(request, timeout=5))).run
         return RunState.Name(run.state) in watching.FINAL_STATES
 
     async def _audit(self, platform: Platform) -> Audit:

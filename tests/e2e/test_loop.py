@@ -1,4 +1,4 @@
-"""The loop on real processes: evaluate, train, promote, serve; then the same while processes are killed with -9."""
+"""The loop on real processes: evaluate, train, promote, serve; then the same under kill -9."""
 
 import asyncio
 

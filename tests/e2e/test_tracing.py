@@ -1,4 +1,4 @@
-"""One trace from SubmitRun to the grade of each episode; a training step links to every trajectory it learnt from."""
+"""One trace from SubmitRun to each grade; a training step links to every trajectory it learnt from."""
 
 import asyncio
 from collections.abc import AsyncIterator

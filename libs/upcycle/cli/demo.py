@@ -1,6 +1,5 @@
 """`upcycle demo`."""
 
-import asyncio
 import json
 import secrets
 import sys
@@ -55,7 +54,7 @@ async def demo(
         status = conclude(report, running)
         if plan.stay:
             human().print("\nThe platform is running. Ctrl-C stops it.")
-            await asyncio.Event().wait()
+            await running.stack.failed()
     return status
 
 

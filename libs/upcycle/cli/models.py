@@ -1,7 +1,7 @@
 """`upcycle models …`."""
 
 import getpass
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +13,9 @@ from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
-    from upcycle.api.registry.v1.service_pb2 import ImportModelRequest, ImportModelResponse
 
 JsonFlag = Annotated[bool, Parameter(name="--json")]
-CHUNK_BYTES = 2 * 1024 * 1024
-POLICY_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+IMPORT_TIMEOUT_S = 600.0
 
 
 async def list_models(*, as_json: JsonFlag = False) -> int:
@@ -51,36 +49,16 @@ async def import_model(
     as_json: one JSON line.
     """
     from grpc_edge import remote_errors
+    from upcycle.uploading import import_parts
 
+    parts = import_parts(name, directory, if_not_exists=if_not_exists)
     async with Platform() as platform, remote_errors():
-        answer = await upload(platform, directory, name, if_not_exists=if_not_exists)
+        answer = await platform.registry.ImportModel(parts, timeout=IMPORT_TIMEOUT_S)
     if as_json:
         print_json("model", answer.model)
     else:
         print(f"{answer.model.model} v0 {answer.base.digest[:12]}")
     return Exit.OK
-
-
-async def upload(
-    platform: Platform, directory: Path, name: str, *, if_not_exists: bool
-) -> "ImportModelResponse":
-    """Stream the policy files of `directory` to the registry."""
-    parts = _import_parts(directory, name, if_not_exists)
-    return await platform.registry.ImportModel(parts, timeout=600)
-
-
-async def _import_parts(
-    directory: Path, name: str, if_not_exists: bool
-) -> AsyncIterator["ImportModelRequest"]:
-    from upcycle.api.registry.v1.service_pb2 import FileChunk, ImportHeader, ImportModelRequest
-
-    if not (directory / "config.json").exists():
-        raise FileNotFoundError(f"{directory} has no config.json: it is not a Hugging Face model directory")
-    yield ImportModelRequest(header=ImportHeader(model=name, if_not_exists=if_not_exists))
-    for path in sorted({path for pattern in POLICY_FILES for path in directory.glob(pattern)}):
-        with path.open("rb") as file:
-            while data := file.read(CHUNK_BYTES):
-                yield ImportModelRequest(chunk=FileChunk(name=path.name, data=data))
 
 
 async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFlag = False) -> int:

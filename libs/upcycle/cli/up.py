@@ -59,9 +59,21 @@ async def up(
         show_ready(stack, time.monotonic() - began)
         if as_json:
             print_json("ready", stack.state())
-        await stop.wait()
+        await until_stopped(stack, stop)
         out.print("stopping")
     return Exit.OK
+
+
+async def until_stopped(stack: "Stack", stop: asyncio.Event) -> None:
+    """Return at the stop signal; raise when a process is given up."""
+    waiting = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(stack.failed())]
+    try:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def show_ready(stack: "Stack", seconds: float) -> None:

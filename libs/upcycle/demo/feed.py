@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -140,7 +141,7 @@ def _reload_failed(state: LoopState, event: registry.EngineReloadFailed) -> str:
     )
 
 
-_REDUCERS: dict[type[Message], Callable[[LoopState, Message], str | None]] = {
+_REDUCERS: dict[type[Message], Callable[[LoopState, Any], str | None]] = {
     taskset.EpisodeRequested: _requested,
     taskset.EpisodeFailed: _failed,
     taskset.EpisodeCancelled: _cancelled,
@@ -156,7 +157,7 @@ _REDUCERS: dict[type[Message], Callable[[LoopState, Message], str | None]] = {
     registry.CheckpointRolledBack: _rolled_back,
     registry.EngineReloaded: _reloaded,
     registry.EngineReloadFailed: _reload_failed,
-}  # type: ignore[assignment]
+}
 
 FACTS: tuple[type[Message], ...] = tuple(_REDUCERS)
 """Every event type that the state is reduced from."""

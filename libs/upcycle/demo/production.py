@@ -62,11 +62,12 @@ class Production:
         streaming = client or self._client
         if streaming is None:
             raise RuntimeError("the production app was not started")
+        messages: Any = list(self.messages)
         raw = await streaming.chat.completions.with_raw_response.create(
             model=self.model,
-            messages=list(self.messages),
+            messages=messages,
             max_tokens=MAX_TOKENS,
-            stream=True,  # type: ignore[arg-type]
+            stream=True,
         )
         stream: Any = await _parsed(raw)
         first_token_at = 0.0

@@ -1,4 +1,4 @@
-"""The whole service on a real bus, object store and gRPC: what is published can be read, outages lose nothing."""
+"""The whole service on a real bus, object store and gRPC: what is published can be read."""
 
 import asyncio
 import json

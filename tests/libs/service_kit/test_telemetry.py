@@ -1,0 +1,128 @@
+"""Telemetry: standard variables choose the exporter, many links survive, names agree with the conventions."""
+
+import ast
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
+from opentelemetry.semconv.attributes import error_attributes
+from opentelemetry.semconv.schemas import Schemas
+from opentelemetry.trace import Link, SpanContext, TraceFlags
+
+from service_kit import semconv
+from service_kit.telemetry import UnknownProtocol, setup_telemetry, span_limits
+
+REPOSITORY = Path(__file__).parents[3]
+NUM_LINKS = 300
+EVENT_NAMES = {semconv.GEN_AI_EVALUATION_RESULT}
+"""Names of events: the packaged conventions list attributes only."""
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    """A sink that speaks OTLP over HTTP."""
+    received: list[ExportTraceServiceRequest] = []
+
+    class Sink(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", received
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_step_keeps_more_links_than_the_sdk_would(
+    collector: tuple[str, list[ExportTraceServiceRequest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the real exporter: what arrives at a collector has service name and all links."""
+    endpoint, received = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    telemetry = setup_telemetry("grpo-trainer")
+    links = [Link(SpanContext(i + 1, i + 1, False, TraceFlags(1))) for i in range(NUM_LINKS)]
+
+    with telemetry.provider.get_tracer("test").start_as_current_span("train_step", links=links):
+        pass
+    telemetry.shutdown()
+
+    (resource,) = received[0].resource_spans
+    names = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+    (span,) = resource.scope_spans[0].spans
+    assert names["service.name"] == "grpo-trainer"
+    assert len(span.links) == NUM_LINKS
+    assert span.dropped_links_count == 0
+
+
+def test_without_an_endpoint_spans_exist_and_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    telemetry = setup_telemetry("toy")
+
+    with telemetry.provider.get_tracer("test").start_as_current_span("x") as span:
+        assert span.get_span_context().is_valid
+    telemetry.shutdown()
+
+
+def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+
+    with pytest.raises(UnknownProtocol, match=r"carrier-pigeon.*http/protobuf or grpc"):
+        setup_telemetry("toy")
+
+
+def test_the_link_limit_is_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "128")
+    assert span_limits().max_links == 4096
+    monkeypatch.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "9000")
+    assert span_limits().max_links == 9000
+    assert TracerProvider(span_limits=span_limits()) is not None
+
+
+def conventional_names() -> set[str]:
+    modules = (gen_ai_attributes, messaging_attributes, error_attributes)
+    return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+
+
+def test_our_names_are_those_of_the_packaged_conventions() -> None:
+    ours = {value for name, value in vars(semconv).items() if name.isupper() and isinstance(value, str)}
+    borrowed = {value for value in ours if value.startswith(("gen_ai.", "messaging.", "error."))}
+
+    assert borrowed - conventional_names() == EVENT_NAMES
+    assert semconv.SCHEMA_URL in {schema.value for schema in Schemas}
+
+
+def test_nobody_emits_a_name_that_is_not_on_the_page() -> None:
+    page = {value for value in vars(semconv).values() if isinstance(value, str)}
+    sources = [path for root in ("libs", "services") for path in (REPOSITORY / root).rglob("*.py")]
+    used = {name for path in sources if "api" not in path.parts for name in _attribute_names(path)}
+
+    assert used - page == set()
+
+
+def _attribute_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.startswith(("gen_ai.", "messaging.")) and " " not in node.value:
+                yield node.value
+
+
+def test_span_names_have_low_cardinality() -> None:
+    assert semconv.chat_span("incident") == "chat incident"
+    assert semconv.execute_tool_span("search_logs") == "execute_tool search_logs"
+    assert semconv.invoke_agent_span("incident") == "invoke_agent incident"
+    assert semconv.publish_span("up.evt.trajectory.graded") == "publish up.evt.trajectory.graded"
+    assert semconv.process_span("up.evt.trajectory.graded") == "process up.evt.trajectory.graded"

@@ -1,0 +1,189 @@
+"""A sampler between real NATS and S3 and small stand-ins of its peers."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+from google.protobuf.message import Message
+from tests.conftest import NatsFactory
+from tests.services.rollout_sampler.stand_ins import MODEL, Engine, Fleet, Registry, Script, write_policy
+
+from blob_store import BlobRef, S3BlobStore
+from chat_format import ChatFormat
+from event_bus import BusSettings, BusTimings, Delivery, EventBus
+from event_bus.provision import provision
+from policy_files import PolicyFacts, publish
+from rollout_sampler.app import build_app
+from rollout_sampler.settings import SamplerSettings
+from service_kit import Service
+from service_kit.groups import PeerSettings, S3Settings
+from trajectory_body import unpack
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+
+
+class Part(Protocol):
+    """Something to start and stop."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Part)
+FAST = BusTimings(connect_s=5, drain_s=1, pull_s=0.5, first_retry_s=0.05)
+
+
+@dataclass
+class World:
+    """Everything around the samplers of one test."""
+
+    bus: EventBus
+    blobs: S3BlobStore
+    chat: ChatFormat
+    fleet: Fleet
+    registry: Registry
+    settings: SamplerSettings
+    run_id: str
+    resources: AsyncExitStack
+    events: list[Delivery[Any]] = field(default_factory=list)
+
+    async def engine(self, script: Script, **changes: Any) -> Engine:
+        """Start an engine and lease it."""
+        engine = Engine(self.chat, script, **changes)
+        await engine.start()
+        self.resources.push_async_callback(engine.stop)
+        self.registry.engines.append(engine)
+        return engine
+
+    async def sampler(self, **changes: Any) -> Service:
+        """Start a sampler; it stops with the test at the latest."""
+        service = build_app(self.settings.model_copy(update=changes))
+        await service.start()
+        self.resources.push_async_callback(service.stop)
+        return service
+
+    def request(self, number: int = 0, **changes: Any) -> EpisodeRequested:
+        """A planned episode."""
+        group_id = f"{self.run_id}-g{number:05d}"
+        sampling = taskset_pb2.SamplingConfig(
+            temperature=1.0,
+            top_p=1.0,
+            max_turns=4,
+            max_tokens_per_turn=200,
+            max_tokens_per_episode=3000,
+            seed=7,
+        )
+        sampling.MergeFrom(changes.pop("sampling", taskset_pb2.SamplingConfig()))
+        message = EpisodeRequested(
+            episode_id=f"{group_id}-e000-a0",
+            run_id=self.run_id,
+            group_id=group_id,
+            group_size=1,
+            purpose=common_pb2.PURPOSE_TRAIN,
+            split=common_pb2.SPLIT_TRAIN,
+            policy=changes.pop("policy", common_pb2.PolicySelector(model=MODEL)),
+            sampling=sampling,
+            task_slug="checkout",
+            task_digest="d" * 64,
+            family="db",
+            **changes,
+        )
+        message.requested_at.FromDatetime(datetime.now(UTC))
+        message.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=60))
+        return message
+
+    async def ask(self, *requests: EpisodeRequested, pool: str = "train", again: str = "") -> None:
+        """Plan episodes; `again` tells a re-dispatch apart."""
+        for request in requests:
+            await self.bus.command(request, pool=pool, event_id=f"task/{request.episode_id}{again}")
+
+    async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
+        """The first `count` facts that samplers published."""
+        await until(lambda: len(self.events) >= count, timeout_s)
+        return [delivery.message for delivery in self.events]
+
+    async def body(self, fact: TrajectoryRecorded) -> TrajectoryBody:
+        """The stored body behind a fact, verified."""
+        ref = BlobRef(fact.body.key, fact.body.sha256, fact.body.size_bytes)
+        return unpack(await self.blobs.get(ref))
+
+
+async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Fails the test when it never becomes true."""
+    give_up_at = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < give_up_at, f"not true within {timeout_s} s"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def policy_dirs(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+    """Versions 3 and 4 of one policy."""
+    return [write_policy(tmp_path_factory.mktemp(f"v{version}"), float(version)) for version in (3, 4)]
+
+
+@pytest.fixture
+async def world(
+    nats_server: NatsFactory, s3_settings: S3Settings, policy_dirs: Sequence[Path], tmp_path: Path
+) -> AsyncIterator[World]:
+    async with AsyncExitStack() as resources:
+        server = nats_server()
+        await provision(server.url)
+        blobs = await _started(resources, S3BlobStore(s3_settings))
+        for version, folder in zip((3, 4), policy_dirs, strict=True):
+            moment = datetime(2026, 1, version, tzinfo=UTC)
+            await publish(blobs, folder, PolicyFacts(model=MODEL, version=version, created_at=moment))
+        fleet, registry = await _started(resources, Fleet()), await _started(resources, Registry())
+        settings = SamplerSettings(
+            http_port=0,
+            train_slots=8,
+            eval_slots=4,
+            drain_s=5,
+            episode_timeout_s=20,
+            late_start_s=5,
+            patience_s=5,
+            turn_timeout_s=5,
+            environment_patience_s=1,
+            engine_lease_age_s=0.2,
+            cache_dir=tmp_path / "formats",
+            bus=BusSettings(url=server.url),
+            s3=s3_settings,
+            peers=PeerSettings(environments=fleet.address, registry=registry.address),
+        )
+        bus = await _started(resources, EventBus(settings.bus, client_name="test", timings=FAST))
+        world = World(
+            bus=bus,
+            blobs=blobs,
+            chat=ChatFormat.load(policy_dirs[0]),
+            fleet=fleet,
+            registry=registry,
+            settings=settings,
+            run_id=f"run-{secrets.token_hex(6)}",
+            resources=resources,
+        )
+        watching = asyncio.create_task(_watch(world))
+        resources.callback(watching.cancel)
+        yield world
+
+
+async def _started(resources: AsyncExitStack, part: S) -> S:
+    await part.start()
+    resources.push_async_callback(part.stop)
+    return part
+
+
+async def _watch(world: World) -> None:
+    kinds: list[type[Message]] = [TrajectoryRecorded, EpisodeFailed]
+    async for delivery in world.bus.replay(kinds, after_sequence=0):
+        world.events.append(delivery)

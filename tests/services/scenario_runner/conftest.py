@@ -1,0 +1,120 @@
+"""The real service on a real bus and a real database; beside it a registry that knows two models."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from event_bus import EventBus
+from event_bus.provision import provision
+from grpc_edge import GrpcServer, connect
+from local_stack.nats import NatsServer
+from scenario_runner.app import build_app
+from scenario_runner.settings import ScenarioRunnerSettings
+from service_kit.groups import BusSettings, PeerSettings, SqlSettings
+from service_kit.service import Service
+from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
+from upcycle.api.registry.v1 import service_pb2 as registry_pb2
+from upcycle.api.registry.v1.service_pb2_grpc import (
+    RegistryServiceServicer,
+    add_RegistryServiceServicer_to_server,
+)
+from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+
+ENVIRONMENTS = Path(__file__).parent / "environments"
+
+
+class KnownModels(RegistryServiceServicer):
+    """Knows the models it is given, each with versions 0 to 3, and the engines of a test."""
+
+    def __init__(self, *models: str) -> None:
+        self.models = models
+        self.engines: list[Any] = []
+
+    async def GetModel(self, request: Any, context: Any) -> registry_pb2.GetModelResponse:
+        if request.model not in self.models:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model!r}")
+        return registry_pb2.GetModelResponse()
+
+    async def GetCheckpoint(self, request: Any, context: Any) -> registry_pb2.GetCheckpointResponse:
+        if request.version > 3:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no version {request.version}")
+        return registry_pb2.GetCheckpointResponse()
+
+    async def ListEngines(self, request: Any, context: Any) -> registry_pb2.ListEnginesResponse:
+        return registry_pb2.ListEnginesResponse(engines=self.engines)
+
+
+class Runner:
+    """A running scenario_runner with its clients."""
+
+    def __init__(self, service: Service, bus: EventBus, registry: KnownModels, server: NatsServer) -> None:
+        self.service = service
+        self.bus = bus
+        self.registry = registry
+        self.nats = server
+        self.tasksets: Any = None
+        self.environments: Any = None
+
+
+Start = Callable[..., Awaitable[Runner]]
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    """A bus of its own: the planner's durable must not hold what another test left behind."""
+    with NatsServer(tmp_path / "nats") as server:
+        asyncio.run(provision(server.url))
+        yield server
+
+
+@pytest.fixture
+async def start_runner(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts runners on one bus and one database, one after the other or with other settings."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> Runner:
+            registry = KnownModels("incident", "other")
+            registry_server = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
+            await registry_server.start()
+            stack.push_async_callback(registry_server.stop)
+            peers = {"registry": registry_server.address, "trajectories": "127.0.0.1:1", "training": "127.0.0.1:1"}
+            given: dict[str, Any] = {
+                "grpc_port": 0,
+                "http_port": 0,
+                "environment_roots": (ENVIRONMENTS, tmp_path),
+                "bus": BusSettings(url=nats.url),
+                "sql": SqlSettings(data_dir=tmp_path / "sql"),
+                "peers": PeerSettings(**peers),
+            }
+            return await _run(ScenarioRunnerSettings(**{**given, **settings}), registry, nats, stack)
+
+        yield start
+
+
+@pytest.fixture
+async def runner(start_runner: Start) -> Runner:
+    """One running scenario_runner."""
+    return await start_runner()
+
+
+async def _run(
+    settings: ScenarioRunnerSettings, registry: KnownModels, nats: NatsServer, stack: AsyncExitStack
+) -> Runner:
+    service = build_app(settings)
+    stack.push_async_callback(service.stop)
+    await service.start()
+    server = next(one for one in service.components if isinstance(one, GrpcServer))
+    channel = connect(server.address, default_timeout_s=60)
+    stack.push_async_callback(channel.close)
+    bus = EventBus(settings.bus, client_name="test")
+    await bus.start()
+    stack.push_async_callback(bus.stop)
+    runner = Runner(service, bus, registry, nats)
+    runner.tasksets = TasksetServiceStub(channel)
+    runner.environments = EnvironmentServiceStub(channel)
+    return runner

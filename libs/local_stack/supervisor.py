@@ -260,9 +260,7 @@ def _check_order(specs: Sequence[ProcessSpec | StepSpec]) -> None:
     for spec in specs:
         named = {*spec.after, *(spec.uses if isinstance(spec, ProcessSpec) else ())}
         if unknown := named - earlier:
-            raise ValueError(
-                f"{spec.name} names {', '.join(sorted(unknown))}, which no earlier spec is called"
-            )
+            raise ValueError(f"{spec.name} names {', '.join(sorted(unknown))}, which come no earlier")
         if spec.name in earlier:
             raise ValueError(f"two specs are called {spec.name}")
         earlier.add(spec.name)

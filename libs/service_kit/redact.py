@@ -6,9 +6,10 @@ from typing import Final
 
 _MASK: Final = "***"
 _MIN_SECRET_CHARS: Final = 6
-_LOOKS_SECRET: Final = re.compile(
-    r"(?i)(bearer\s+|api[_-]?key[\"'=:\s]+|password[\"'=:\s]+|secret[_-]?key[\"'=:\s]+|://[^\s/:@\"]+:)([^\s\"',@}]+)"
+_LABELLED: Final = re.compile(
+    r"(?i)(bearer\s+|api[_-]?key[\"'=:\s]+|password[\"'=:\s]+|secret[_-]?key[\"'=:\s]+)([^\s\"',}]+)"
 )
+_IN_URL: Final = re.compile(r"(://[^\s/:@\"']*:)([^\s@\"']+)(?=@)")
 
 
 class Redactor:
@@ -22,4 +23,4 @@ class Redactor:
     def __call__(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(_MASK, text)
-        return _LOOKS_SECRET.sub(rf"\g<1>{_MASK}", text)
+        return _IN_URL.sub(rf"\g<1>{_MASK}", _LABELLED.sub(rf"\g<1>{_MASK}", text))

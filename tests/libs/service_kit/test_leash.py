@@ -11,7 +11,7 @@ from service_kit.leash import leashed
 PARENT = """
 import subprocess, sys, time
 from service_kit.leash import leashed
-child = subprocess.Popen(leashed([sys.executable, "-c", "import time; time.sleep(600)"]), start_new_session=True)
+child = subprocess.Popen(leashed(["sleep", "600"]), start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(600)
 """

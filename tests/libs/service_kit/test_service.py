@@ -89,10 +89,12 @@ async def test_readyz_names_who_objects(service: Service, log: list[str]) -> Non
 
 async def test_metrics_are_openmetrics_where_asked_for(service: Service) -> None:
     await service.start()
-    async with aiohttp.ClientSession(headers={"Accept": "application/openmetrics-text"}) as http:
-        async with http.get(f"http://127.0.0.1:{service.http_port}/metrics") as response:
-            assert response.content_type == "application/openmetrics-text"
-            assert (await response.text()).endswith("# EOF\n")
+    async with (
+        aiohttp.ClientSession(headers={"Accept": "application/openmetrics-text"}) as http,
+        http.get(f"http://127.0.0.1:{service.http_port}/metrics") as response,
+    ):
+        assert response.content_type == "application/openmetrics-text"
+        assert (await response.text()).endswith("# EOF\n")
 
 
 async def test_a_failed_start_names_the_component_and_stops_the_others(

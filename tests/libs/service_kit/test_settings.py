@@ -84,7 +84,7 @@ def test_everything_wrong_is_listed_at_once() -> None:
 
 
 def test_a_rule_across_fields_names_both() -> None:
-    assert problems(TOY_ACK_WAIT_S="10") == ["TOY_ACK_WAIT_S=10 <= TOY_TIMEOUT_S=90"]
+    assert problems(TOY_ACK_WAIT_S="10") == ["TOY_ACK_WAIT_S=10 must exceed TOY_TIMEOUT_S=90"]
 
 
 def test_a_group_cannot_be_set_as_a_whole() -> None:

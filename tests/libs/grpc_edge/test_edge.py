@@ -1,0 +1,359 @@
+"""Server and client of the edge against each other, over a real socket, with a real contract."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from grpc_edge import (
+    GrpcServer,
+    Peer,
+    RemoteConflict,
+    RemoteDenied,
+    RemoteError,
+    RemoteNotFound,
+    RemoteRefused,
+    RemoteUnavailable,
+    connect,
+    domain_errors_as_status,
+    remote_errors,
+)
+from grpc_edge.guard import unknown_field
+from grpc_edge.server import CannotListen
+from service_kit import deadline
+from upcycle.api.taskset.v1 import service_pb2 as pb
+from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
+from upcycle.api.taskset.v1 import taskset_pb2
+
+SERVICE = "upcycle.api.taskset.v1.TasksetService"
+KEY = "a-valid-key"
+
+
+class UnknownRun(LookupError): ...
+
+
+class RunMoved(Exception): ...
+
+
+class GateNotPassed(Exception): ...
+
+
+class HeldOutGateNotPassed(GateNotPassed): ...
+
+
+STATUS_OF = {
+    UnknownRun: grpc.StatusCode.NOT_FOUND,
+    RunMoved: grpc.StatusCode.ABORTED,
+    GateNotPassed: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class Tasksets(rpc.TasksetServiceServicer):
+    """Does what the run id says."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.trace_ids: list[int] = []
+        self.finished = asyncio.Event()
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
+        self.calls += 1
+        self.trace_ids.append(trace.get_current_span().get_span_context().trace_id)
+        async with domain_errors_as_status(context, STATUS_OF):
+            await self._act(request.run_id)
+        return pb.GetRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
+        raise ZeroDivisionError("a servicer that forgot its table")
+
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:
+        async with domain_errors_as_status(context, STATUS_OF):
+            yield pb.WatchRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
+            await self._act(request.run_id)
+
+    async def _act(self, run_id: str) -> None:
+        match run_id:
+            case "missing":
+                raise UnknownRun(f"run {run_id!r} is not known; `upcycle runs` lists them")
+            case "moved":
+                raise RunMoved("expected v3, head is v4")
+            case "gate":
+                raise HeldOutGateNotPassed("0.61 [0.52, 0.69] is not above head's 0.60")
+            case "verbose":
+                raise GateNotPassed("x" * 100_000)
+            case "bug":
+                raise RuntimeError("password=hunter2hunter2")
+            case "nested-timeout":
+                async with deadline("the lease of engine e1", 0.01):
+                    await asyncio.sleep(1)
+            case "slow":
+                await asyncio.sleep(0.6)
+                self.finished.set()
+
+
+@pytest.fixture
+async def tasksets() -> Tasksets:
+    return Tasksets()  # type: ignore[abstract] # its other rpcs answer UNIMPLEMENTED
+
+
+@pytest.fixture
+async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
+    made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=2.0)
+    made.add(rpc.add_TasksetServiceServicer_to_server, tasksets)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def stub(server: GrpcServer) -> "AsyncIterator[rpc.TasksetServiceAsyncStub]":
+    async with connect(server.address, default_timeout_s=5, idempotent=["GetRun"]) as channel:
+        yield rpc.TasksetServiceStub(channel)
+
+
+async def get(stub: "rpc.TasksetServiceAsyncStub", run_id: str) -> str:
+    with remote_errors(f"get {run_id}"):
+        return str((await stub.GetRun(pb.GetRunRequest(run_id=run_id))).run.run_id)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "kind", "code", "reason"),
+    [
+        ("missing", RemoteNotFound, grpc.StatusCode.NOT_FOUND, "UNKNOWN_RUN"),
+        ("moved", RemoteConflict, grpc.StatusCode.ABORTED, "RUN_MOVED"),
+        ("gate", RemoteRefused, grpc.StatusCode.FAILED_PRECONDITION, "HELD_OUT_GATE_NOT_PASSED"),
+        ("nested-timeout", RemoteUnavailable, grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+        ("bug", RemoteError, grpc.StatusCode.INTERNAL, "INTERNAL"),
+    ],
+)
+async def test_a_domain_error_arrives_as_a_class_with_status_and_reason(
+    stub: "rpc.TasksetServiceAsyncStub",
+    run_id: str,
+    kind: type[RemoteError],
+    code: grpc.StatusCode,
+    reason: str,
+) -> None:
+    with pytest.raises(kind) as caught:
+        await get(stub, run_id)
+
+    assert type(caught.value) is kind
+    assert (caught.value.code, caught.value.reason) == (code, reason)
+    assert str(caught.value).startswith(f"get {run_id}: {code.name} {reason}: ")
+
+
+async def test_the_message_says_what_the_domain_said(stub: "rpc.TasksetServiceAsyncStub") -> None:
+    with pytest.raises(RemoteNotFound) as caught:
+        await get(stub, "missing")
+    assert caught.value.message == "run 'missing' is not known; `upcycle runs` lists them"
+
+    with pytest.raises(RemoteRefused) as cut:
+        await get(stub, "verbose")
+    assert len(cut.value.message) == 2001
+
+
+async def test_an_unexpected_error_leaks_nothing_but_an_id_that_the_log_has(
+    stub: "rpc.TasksetServiceAsyncStub", caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await get(stub, "bug")
+
+    (record,) = [r for r in caplog.records if r.getMessage() == "unexpected_error_in_rpc"]
+    assert "hunter2" not in str(caught.value)
+    assert vars(record)["error_id"] in caught.value.message
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], RuntimeError)
+
+
+async def test_a_servicer_without_a_table_is_guarded_too(stub: "rpc.TasksetServiceAsyncStub") -> None:
+    with pytest.raises(RemoteError, match=r"INTERNAL.*internal error [0-9a-f]{12}"), remote_errors("list"):
+        await stub.ListRuns(pb.ListRunsRequest())
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_typed(
+    stub: "rpc.TasksetServiceAsyncStub",
+) -> None:
+    seen: list[str] = []
+
+    with pytest.raises(RemoteConflict):
+        await _watch(stub, "moved", seen)
+    assert seen == ["moved"]
+
+
+async def _watch(stub: "rpc.TasksetServiceAsyncStub", run_id: str, seen: list[str]) -> None:
+    async with remote_errors("watch"):
+        async for response in stub.WatchRun(pb.WatchRunRequest(run_id=run_id)):
+            seen.append(response.run.run_id)
+
+
+async def test_a_call_without_a_deadline_gets_the_servers(server: GrpcServer) -> None:
+    async with grpc.aio.insecure_channel(server.address) as bare:
+        with (
+            pytest.raises(RemoteUnavailable, match=r"default of 0.2 s passed") as caught,
+            remote_errors("get"),
+        ):
+            await rpc.TasksetServiceStub(bare).GetRun(pb.GetRunRequest(run_id="slow"))
+    assert caught.value.reason == "DEFAULT_DEADLINE"
+
+
+async def test_the_callers_deadline_goes_first(stub: "rpc.TasksetServiceAsyncStub") -> None:
+    assert await get(stub, "slow") == "slow"  # 0.6 s: past the server's default, within the client's
+
+    with pytest.raises(RemoteUnavailable, match="DEADLINE_EXCEEDED"), remote_errors("get"):
+        await stub.GetRun(pb.GetRunRequest(run_id="slow"), timeout=0.1)
+
+
+async def test_a_field_of_the_future_is_refused_and_named(stub: "rpc.TasksetServiceAsyncStub") -> None:
+    newer = pb.GetRunRequest.FromString(pb.GetRunRequest(run_id="ok").SerializeToString() + b"\xd2\x29\x01x")
+
+    with pytest.raises(RemoteRefused, match=r"field 666 in GetRunRequest") as caught, remote_errors("get"):
+        await stub.GetRun(newer)
+    assert caught.value.reason == "UNKNOWN_FIELD"
+
+
+def test_an_unknown_field_is_found_at_any_depth() -> None:
+    inner = taskset_pb2.Run.FromString(b"\xd2\x29\x01x")
+    message: Message = pb.WatchRunResponse(run=inner)
+
+    assert unknown_field(message) == "field 666 in WatchRunResponse.run"
+    assert unknown_field(pb.WatchRunResponse(run=taskset_pb2.Run(run_id="x"))) is None
+
+
+async def test_large_messages_pass_and_larger_ones_are_refused(stub: "rpc.TasksetServiceAsyncStub") -> None:
+    large = "x" * (20 * 1024 * 1024)
+    assert await get(stub, large) == large
+
+    with pytest.raises(RemoteRefused, match="RESOURCE_EXHAUSTED"):
+        await get(stub, "x" * (33 * 1024 * 1024))
+
+
+async def test_an_idempotent_call_survives_a_restart_of_the_server(tasksets: Tasksets) -> None:
+    first = await _serve(tasksets, 0)
+    async with connect(first.address, default_timeout_s=10, idempotent=["GetRun"]) as channel:
+        stub = rpc.TasksetServiceStub(channel)
+        await get(stub, "one")
+        await first.stop()
+        call = asyncio.create_task(get(stub, "two"))
+        await asyncio.sleep(0.5)
+        assert not call.done()
+        second = await _serve(tasksets, first.port)
+
+        assert await call == "two"
+        await second.stop()
+
+
+async def test_a_call_that_is_not_idempotent_fails_at_once(tasksets: Tasksets) -> None:
+    gone = await _serve(tasksets, 0)
+    await gone.stop()
+
+    async with connect(gone.address, default_timeout_s=10) as channel:
+        with pytest.raises(RemoteUnavailable, match="UNAVAILABLE"):
+            await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
+
+
+async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
+    gone = await _serve(tasksets, 0)
+    await gone.stop()
+
+    async with connect(gone.address, default_timeout_s=0.5, idempotent=["GetRun"]) as channel:
+        with pytest.raises(RemoteUnavailable):
+            await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
+
+
+async def _serve(tasksets: Tasksets, port: int) -> GrpcServer:
+    server = GrpcServer("127.0.0.1", port).add(rpc.add_TasksetServiceServicer_to_server, tasksets)
+    await server.start()
+    return server
+
+
+async def test_a_call_in_flight_is_finished_before_the_server_stops(
+    server: GrpcServer, stub: "rpc.TasksetServiceAsyncStub", tasksets: Tasksets
+) -> None:
+    call = asyncio.create_task(get(stub, "slow"))
+    await asyncio.sleep(0.1)
+    await server.stop()
+
+    assert tasksets.finished.is_set()
+    assert await call == "slow"
+    assert server.ready() == "not listening"
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"), [(KEY, True), ("wrong", False), (KEY + "x", False), (None, False)]
+)
+async def test_an_api_key_opens_the_services_and_nothing_else_does(
+    tasksets: Tasksets, key: str | None, allowed: bool
+) -> None:
+    server = GrpcServer("127.0.0.1", 0, api_keys=["older-key", KEY])
+    server.add(rpc.add_TasksetServiceServicer_to_server, tasksets)
+    await server.start()
+    async with connect(server.address, api_key=key) as channel:
+        stub = rpc.TasksetServiceStub(channel)
+        if allowed:
+            assert await get(stub, "ok") == "ok"
+        else:
+            with pytest.raises(RemoteDenied, match="authorization: Bearer"):
+                await get(stub, "ok")
+            with pytest.raises(RemoteDenied):
+                await _watch(stub, "ok", [])
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+    assert tasksets.calls == int(allowed)
+    await server.stop()
+
+
+async def test_health_is_told_per_service_and_on_the_way_down(server: GrpcServer) -> None:
+    async with connect(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stop = asyncio.create_task(server.stop())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await stop
+
+
+async def test_reflection_lists_what_is_served(server: GrpcServer) -> None:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await call.read()
+        names = {service.name for service in answer.list_services_response.service}
+        call.cancel()
+    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_the_trace_of_the_caller_reaches_the_handler(server: GrpcServer, tasksets: Tasksets) -> None:
+    trace.set_tracer_provider(TracerProvider())
+    tracer = trace.get_tracer("test")
+    async with connect(server.address) as channel:
+        with tracer.start_as_current_span("caller") as span:
+            await get(rpc.TasksetServiceStub(channel), "ok")
+    assert tasksets.trace_ids == [span.get_span_context().trace_id]
+
+
+async def test_a_taken_port_is_said_with_a_way_out(server: GrpcServer) -> None:
+    second = GrpcServer("127.0.0.1", server.port)
+
+    with pytest.raises(CannotListen, match=r"cannot listen on 127.0.0.1:\d+.*choose another grpc_port"):
+        await second.start()
+
+
+async def test_a_peer_is_a_component_that_waits_for_nobody() -> None:
+    peer = Peer("registry", "127.0.0.1:1")
+    await peer.start()
+
+    assert peer.ready() is None
+    await peer.stop()
+
+
+def test_errors_of_other_kinds_pass_through() -> None:
+    with pytest.raises(KeyError), remote_errors("anything"):
+        raise KeyError("x")

@@ -78,15 +78,16 @@ class EngineClient:
         return replies.prompt_logprobs(reply, token_ids)
 
     async def score_while_paused(
-        self, rows: Sequence[Sequence[int]], *, timeout_s: float = 60.0
+        self, rows: Sequence[Sequence[int]], *, model: str | None = None, timeout_s: float = 60.0
     ) -> list[list[float]] | None:
-        """As `prompt_logprobs` for many rows by the loaded weights, also while paused.
+        """As `prompt_logprobs` for many rows by the weights of `model` (the main one), also while paused.
 
         None where the engine has no such method (vLLM): it answers no request until it is resumed.
         """
         if await self._kind() != "embedded":
             return None
-        found = await self._rpc("prompt_logprobs", {"rows": [list(row) for row in rows]}, timeout_s)
+        named = {} if model is None else {"model": model}
+        found = await self._rpc("prompt_logprobs", {"rows": [list(row) for row in rows], **named}, timeout_s)
         return replies.scored_rows(found, rows)
 
     async def chat(self, body: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:

@@ -37,15 +37,18 @@ async def fetch(store: BlobStore, manifest: PolicyManifest, cache_dir: Path) -> 
     objects = cache_dir / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     limit = asyncio.Semaphore(_PARALLEL_FETCHES)
-    async with asyncio.TaskGroup() as fetching:
-        for file in manifest.files:
-            fetching.create_task(_fetch_file(store, file, objects, limit))
+    try:
+        async with asyncio.TaskGroup() as fetching:
+            for file in manifest.files:
+                fetching.create_task(_fetch_file(store, file, objects, limit))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
     await asyncio.to_thread(_assemble, manifest, objects, target)
     return target
 
 
 async def verify(directory: Path, manifest: PolicyManifest) -> None:
-    """Raises CorruptPolicy unless the directory holds the manifest's files, byte for byte, and nothing else."""
+    """Raises CorruptPolicy unless the directory holds the manifest's files, byte for byte, no others."""
     await asyncio.to_thread(_verify, directory, manifest)
 
 

@@ -102,3 +102,7 @@ def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> LaneLimits
         chunk_tokens=arguments.max_num_batched_tokens,
         num_slots=min(affordable, running + max(running // 2, 8)),
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Events on the bus, the lease in the registry."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from google.protobuf.message import Message
+
+from event_bus import BusError, EventBus
+from grpc_edge import RemoteError, RemoteNotFound, remote_errors
+from policy_engine import wire
+from policy_engine.domain import (
+    LeaseFacts,
+    ModelUnknown,
+    PlatformUnavailable,
+    Reloaded,
+    Serving,
+    Target,
+    VersionRefused,
+)
+from upcycle.api.registry.v1 import service_pb2
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+
+log = logging.getLogger(__name__)
+
+
+class PlatformAnnouncer:
+    """Speaks for one engine. An event that cannot be published is logged: serving goes on without it."""
+
+    def __init__(
+        self,
+        who: wire.Identity,
+        bus: EventBus,
+        registry: RegistryServiceAsyncStub,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._who = who
+        self._bus = bus
+        self._registry = registry
+        self._now = now
+        self._told = 0
+
+    async def ready(self, serving: Serving) -> None:
+        """See ports.Announcer."""
+        await self._publish("ready", wire.ready_event(self._who, serving, self._now()), self._next())
+
+    async def reloaded(self, done: Reloaded) -> None:
+        """See ports.Announcer."""
+        await self._publish("reloaded", wire.reloaded_event(self._who, done, self._now()), self._next())
+
+    async def reload_failed(self, serving: Serving | None, target: Target, why: VersionRefused) -> None:
+        """See ports.Announcer. The same failure of the same version is one event, however often tried."""
+        event = wire.failed_event(self._who, serving, target, why, self._now())
+        await self._publish("reload_failed", event, f"{target.digest}/{why.kind}")
+
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
+        """See ports.Announcer. Raises PlatformUnavailable, ModelUnknown."""
+        lease = wire.lease_to_wire(self._who, facts)
+        try:
+            with remote_errors("renew the engine's lease"):
+                await self._registry.RenewEngineLease(
+                    service_pb2.RenewEngineLeaseRequest(lease=lease, ttl_s=ttl_s)
+                )
+        except RemoteNotFound as error:
+            raise ModelUnknown(str(error)) from error
+        except RemoteError as error:
+            raise PlatformUnavailable(str(error)) from error
+
+    def _next(self) -> str:
+        self._told += 1
+        return str(self._told)
+
+    async def _publish(self, verb: str, event: Message, what: str) -> None:
+        event_id = f"engine.{verb}/{self._who.engine_id}/{what}"
+        try:
+            await self._bus.publish(event, model=self._who.model, event_id=event_id)
+        except BusError as error:
+            log.error("event_lost", extra={"event_id": event_id, "why": str(error)})

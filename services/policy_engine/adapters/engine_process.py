@@ -1,0 +1,212 @@
+"""The engine as a child process, or as somebody else's at a URL."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine_client import EngineClient, EngineError
+from policy_engine.domain import EngineBroken, Policy
+from policy_engine.ports import Engine
+from service_kit.leash import leashed
+
+log = logging.getLogger(__name__)
+
+_HEALTH_POLL_S = 0.1
+_WATCH_S = 2.0
+_MISSED_HEALTH = 5
+_STOP_S = 10.0
+_TAIL_BYTES = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start an engine."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class EngineKind(Protocol):
+    """What differs between the engines that a keeper can start."""
+
+    def command(self, directory: Path, host: str, port: int) -> Command:
+        """How to start it on a prepared directory."""
+
+    def prepare(self, policy: Policy) -> Path:
+        """The directory it should load for a policy. Raises VersionRefused."""
+
+
+class EngineProcess:
+    """Starts, watches and ends one engine process."""
+
+    def __init__(self, kind: EngineKind, host: str, port: int, *, start_s: float, log_path: Path) -> None:
+        self._kind = kind
+        self._host = host
+        self._port = port
+        self._start_s = start_s
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+        self._client: EngineClient | None = None
+        self._unhealthy: str | None = None
+        self.base_url = ""
+
+    def prepare(self, policy: Policy) -> Path:
+        """See ports.EngineHost."""
+        return self._kind.prepare(policy)
+
+    async def start(self, policy: Policy) -> Engine:
+        """See ports.EngineHost."""
+        await self.stop()
+        port = self._port or _free_port(self._host)
+        command = self._kind.command(self.prepare(policy), self._host, port)
+        self._unhealthy = None
+        self._process = await _spawn(command, self._log_path)
+        self.base_url = f"http://{self._host}:{port}"
+        self._client = EngineClient(self.base_url)
+        log.info("engine_started", extra={"pid": self._process.pid, "url": self.base_url})
+        await self._until_healthy(self._client)
+        return self._client
+
+    async def stop(self) -> None:
+        """See ports.EngineHost."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+        process, self._process = self._process, None
+        if process is not None:
+            await _end(process)
+
+    def failure(self) -> str | None:
+        """See ports.EngineHost."""
+        if self._unhealthy is not None:
+            return self._unhealthy
+        if self._process is None or self._process.returncode is None:
+            return None
+        return f"it exited with status {self._process.returncode}; its log ends: {_tail(self._log_path)}"
+
+    async def died(self) -> None:
+        """See ports.EngineHost. A process that lives but fails its health check counts as dead."""
+        missed = 0
+        while self.failure() is None and self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self._process.wait()
+                return
+            client = self._client
+            missed = 0 if client is None or await client.health() else missed + 1
+            if missed >= _MISSED_HEALTH:
+                self._unhealthy = f"it failed {missed} health checks in a row"
+
+    async def _until_healthy(self, client: EngineClient) -> None:
+        try:
+            async with asyncio.timeout(self._start_s):
+                while not await client.health(timeout_s=2.0):
+                    if (why := self.failure()) is not None:
+                        raise EngineBroken(why)
+                    await asyncio.sleep(_HEALTH_POLL_S)
+        except TimeoutError as error:
+            await self.stop()
+            raise EngineBroken(
+                f"it was not healthy within {self._start_s:g} s; its log ends: {_tail(self._log_path)}"
+            ) from error
+
+
+class AttachedEngine:
+    """An engine that somebody else runs. It must see the keeper's cache directory under the same path."""
+
+    def __init__(self, kind: EngineKind, base_url: str, model: str, *, start_s: float) -> None:
+        self._kind = kind
+        self._model = model
+        self._start_s = start_s
+        self._client: EngineClient | None = None
+        self.base_url = base_url.rstrip("/")
+
+    def prepare(self, policy: Policy) -> Path:
+        """See ports.EngineHost."""
+        return self._kind.prepare(policy)
+
+    async def start(self, policy: Policy) -> Engine:
+        """Wait until it answers, and load the policy over whatever it serves."""
+        await self.stop()
+        self._client = EngineClient(self.base_url)
+        try:
+            async with asyncio.timeout(self._start_s):
+                while not await self._client.health(timeout_s=2.0):
+                    await asyncio.sleep(1.0)
+            await self._client.pause("keep")
+            await self._client.reload_weights(self.prepare(policy))
+            await self._client.reset_prefix_cache()
+            await self._client.resume()
+        except TimeoutError as error:
+            raise EngineBroken(f"{self.base_url} was not healthy within {self._start_s:g} s") from error
+        except EngineError as error:
+            raise EngineBroken(f"{self.base_url} does not take weights: {error}") from error
+        return self._client
+
+    async def stop(self) -> None:
+        """Let go of it; it runs on."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def failure(self) -> str | None:
+        """Its owner looks after its life."""
+        return None
+
+    async def died(self) -> None:
+        """Return when it stopped answering."""
+        missed = 0
+        while missed < _MISSED_HEALTH:
+            await asyncio.sleep(_WATCH_S)
+            client = self._client
+            missed = 0 if client is None or await client.health() else missed + 1
+
+
+async def _spawn(command: Command, log_path: Path) -> asyncio.subprocess.Process:
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            *leashed(command.argv),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **command.env},
+            start_new_session=True,
+        )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM to the engine and what it started, SIGKILL after a while."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await process.wait()
+            break
+    # Its workers may outlive it by a moment; the group is ours, so nobody else is hit.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").strip()
+    except OSError as error:
+        return f"(no log: {error})"

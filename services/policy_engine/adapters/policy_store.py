@@ -1,0 +1,62 @@
+"""Published versions from the object store, through the local cache."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from blob_store import BlobError, BlobStore, CorruptBlob, MissingBlob
+from policy_engine import wire
+from policy_engine.domain import FailureKind, Policy, Target, VersionRefused
+from policy_files import CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
+from upcycle.api.training.v1.training_pb2 import PolicyManifest
+
+_KEPT_FOR_A_QUICK_RETURN = 4
+
+
+class BlobPolicyStore:
+    """Fetches by manifest; every digest is checked on the way in."""
+
+    def __init__(self, store: BlobStore, cache_dir: Path) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+
+    async def fetch(self, target: Target) -> Policy:
+        """See ports.PolicyStore."""
+        what = f"v{target.version}"
+        try:
+            manifest = manifest_from_bytes(await self._store.get(target.manifest))
+            if manifest.digest != target.digest:
+                raise _mismatch(
+                    f"{what} was announced as {target.digest}, its manifest says {manifest.digest}"
+                )
+            directory = await fetch(self._store, manifest, self._cache_dir)
+        except (CorruptBlob, CorruptPolicy) as error:
+            # The bytes may have been hurt on the way; the store's own copy may be mended.
+            raise VersionRefused(
+                FailureKind.DIGEST_MISMATCH, f"{what}: {error}", may_pass_later=True
+            ) from error
+        except PolicyFilesError as error:
+            raise _mismatch(f"{what}: {error}") from error
+        except (MissingBlob, BlobError, OSError) as error:
+            raise VersionRefused(FailureKind.FETCH_FAILED, f"{what}: {error}", may_pass_later=True) from error
+        return _policy(target, manifest, directory)
+
+    async def prune(self, keep: Sequence[Policy]) -> None:
+        """See ports.PolicyStore."""
+        digests = {policy.target.digest for policy in keep}
+        await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
+
+
+def _policy(target: Target, manifest: PolicyManifest, directory: Path) -> Policy:
+    weights = sorted(f.blob.sha256 for f in manifest.files if f.name.endswith(".safetensors"))
+    return Policy(
+        target=target,
+        directory=directory.absolute(),
+        canary=wire.canary_of(manifest),
+        dtype=manifest.dtype or "float32",
+        weights_digest=hashlib.sha256("\n".join(weights).encode()).hexdigest(),
+    )
+
+
+def _mismatch(detail: str) -> VersionRefused:
+    return VersionRefused(FailureKind.DIGEST_MISMATCH, detail, may_pass_later=False)

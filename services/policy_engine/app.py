@@ -1,0 +1,83 @@
+"""Builds the keeper; the only module that constructs adapters."""
+
+import time
+
+from blob_store import S3BlobStore
+from event_bus import EventBus
+from grpc_edge import Peer
+from policy_engine import wire
+from policy_engine.adapters.announcer import PlatformAnnouncer
+from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
+from policy_engine.adapters.policy_store import BlobPolicyStore
+from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
+from policy_engine.handlers import RUN_EVENTS, KeeperHandlers, moving_events
+from policy_engine.leases import LeaseLoop
+from policy_engine.ports import EngineHost
+from policy_engine.settings import PolicyEngineSettings
+from policy_engine.usecases.keeper import Keeper, KeeperTimings, World
+from policy_engine.usecases.pins import PinRequests, Pins
+from policy_engine.usecases.reload import ReloadProtocol
+from service_kit import Service, Worker, as_component, new_id, run_main, utc_now
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+
+NAME = "policy_engine"
+
+
+def build_app(settings: PolicyEngineSettings) -> Service:
+    """Wires everything; nothing connects before the service starts."""
+    service = Service(NAME, settings)
+    store = S3BlobStore(settings.s3)
+    bus = EventBus(settings.bus, client_name=f"{NAME}-{settings.channel}")
+    registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
+    stub = RegistryServiceStub(registry.channel)
+    requests = PinRequests()
+    versions = ChannelVersions(settings.model, settings.channel, stub, bus, store, requests)
+    who = wire.Identity(
+        new_id(f"{settings.model}-{settings.channel}"), settings.model, settings.channel, settings.kind
+    )
+    announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
+    host = build_host(settings)
+    policies = BlobPolicyStore(store, settings.cache_dir)
+    protocol = ReloadProtocol(
+        host, settings.model, recompute_running=settings.recompute_running, clock=time.monotonic
+    )
+    pins = Pins(
+        settings.model, requests, (policies, versions, announcer), protocol, max_held=settings.can_hold
+    )
+    world = World(host, policies, versions, announcer, time.monotonic)
+    keeper = Keeper(world, protocol, pins, KeeperTimings(poll_s=settings.poll_s))
+    leases = LeaseLoop(announcer, keeper.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s)
+    keeper.on_change(leases.changed)
+    handlers = KeeperHandlers(keeper.look, requests)
+    bus.subscribe_ephemeral(moving_events(settings.channel), handlers.on_moved, model=settings.model)
+    bus.subscribe_ephemeral(RUN_EVENTS, handlers.on_run, model=settings.model, start=0)
+    for component in (store, registry, as_component("bus", bus)):
+        service.add(component)
+    service.add(Worker("lease", leases.run, ready=leases.ready))
+    service.add(Worker("engine", keeper.run, ready=keeper.ready))
+    return service
+
+
+def build_host(settings: PolicyEngineSettings) -> EngineHost:
+    """The engine that the settings name."""
+    if settings.kind == "attach":
+        return AttachedEngine(
+            VllmKind(settings), settings.engine_url, settings.model, start_s=settings.engine_start_s
+        )
+    return EngineProcess(
+        EmbeddedKind(settings) if settings.kind == "embedded" else VllmKind(settings),
+        settings.engine_host,
+        settings.engine_port,
+        start_s=settings.engine_start_s,
+        log_path=settings.cache_dir / "logs" / f"{settings.model}-{settings.channel}.log",
+    )
+
+
+def main() -> None:
+    """`upcycle-policy-engine`."""
+    run_main(NAME, PolicyEngineSettings, build_app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What a keeper knows: which version is wanted, which one serves, and what proves that they are the same."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+from blob_store import BlobRef
+
+
+class Channel(StrEnum):
+    """What moves a keeper's engine from version to version."""
+
+    LATEST = "latest"
+    HEAD = "head"
+    CANDIDATE = "candidate"
+
+
+class EngineState(StrEnum):
+    """What the lease says about the engine."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RELOADING = "reloading"
+    FAILED = "failed"
+    STOPPING = "stopping"
+
+
+class FailureKind(StrEnum):
+    """Why a version was not taken; the values are part of engine.reload_failed."""
+
+    DIGEST_MISMATCH = "digest_mismatch"
+    CANARY_MISMATCH = "canary_mismatch"
+    FETCH_FAILED = "fetch_failed"
+    ENGINE_ERROR = "engine_error"
+
+
+class VersionRefused(Exception):
+    """A version cannot be served; the old one still is."""
+
+    def __init__(self, kind: FailureKind, detail: str, *, may_pass_later: bool) -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+        self.may_pass_later = may_pass_later
+        """False: the version itself is bad; asking again changes nothing."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+
+class EngineBroken(Exception):
+    """The engine holds neither the new nor the old weights, or does not answer: only a restart helps."""
+
+
+class ModelUnknown(Exception):
+    """The registry does not know the model yet."""
+
+
+class PlatformUnavailable(Exception):
+    """Bus, store or registry cannot be reached now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A version that an engine should serve."""
+
+    version: int
+    digest: str
+    manifest: BlobRef
+    announced_at: datetime | None = None
+    """When it was published or promoted; None where it was found by asking."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRow:
+    """Token ids, and the trainer's log-probability of each after the first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A fetched version: files on local disk whose every digest was checked."""
+
+    target: Target
+    directory: Path
+    canary: tuple[CanaryRow, ...]
+    dtype: str
+    weights_digest: str
+    """Identity of the weight files alone; equal ones must score alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What an engine serves, proven."""
+
+    policy: Policy
+    canary_max_abs_diff: float
+
+    @property
+    def version(self) -> int:
+        return self.policy.target.version
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A reload that was proven."""
+
+    from_version: int
+    serving: Serving
+    fetch_s: float
+    paused_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryTolerance:
+    """Largest allowed distance of the engine's log-probabilities from the trainer's, in nats."""
+
+    mean: float
+    max: float
+
+
+# fp32 kernels of trainer and engines differ by 1e-6 to 1e-5 (measured); bf16 ones by about 5e-3 (PipelineRL).
+_TOLERANCE = {"float32": CanaryTolerance(1e-4, 5e-3), "bfloat16": CanaryTolerance(1e-2, 0.2)}
+
+
+def tolerance_for(dtype: str) -> CanaryTolerance:
+    """Unknown dtypes get the wider one: it still tells a version from another model's."""
+    return _TOLERANCE.get(dtype, _TOLERANCE["bfloat16"])
+
+
+Rows = Sequence[Sequence[float]]
+
+
+def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
+    """The largest distance of `measured` from the trainer's values, when they prove the version.
+
+    `before`: the same rows scored by other weights, when they were others; equal values then mean that
+    nothing was loaded. Raises VersionRefused.
+    """
+    what = f"v{policy.target.version}"
+    if not policy.canary:
+        return 0.0
+    gaps = [
+        abs(seen - told)
+        for row, seen_row in zip(policy.canary, measured, strict=True)
+        for told, seen in zip(row.logprobs, seen_row, strict=True)
+    ]
+    if not all(map(math.isfinite, gaps)):
+        raise _mismatch(f"{what}: the engine's log-probabilities are not finite")
+    allowed = tolerance_for(policy.dtype)
+    mean, worst = sum(gaps) / len(gaps), max(gaps)
+    if mean > allowed.mean or worst > allowed.max:
+        raise _mismatch(
+            f"{what}: the engine's log-probabilities are off by {mean:.2e} on average and {worst:.2e} at "
+            f"worst; {policy.dtype} allows {allowed.mean:.0e} and {allowed.max:.0e}"
+        )
+    if before is not None and [list(row) for row in measured] == [list(row) for row in before]:
+        raise _mismatch(f"{what}: scores are those of before the reload; the engine kept its old weights")
+    return worst
+
+
+def _mismatch(detail: str) -> VersionRefused:
+    return VersionRefused(FailureKind.CANARY_MISMATCH, detail, may_pass_later=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFacts:
+    """What a keeper promises about its engine."""
+
+    base_url: str
+    state: EngineState
+    reason: str
+    serving: Serving | None
+    held_versions: tuple[int, ...]

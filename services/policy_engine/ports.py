@@ -1,0 +1,96 @@
+"""What the use cases need from the world."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from blob_store import BlobRef
+from policy_engine.domain import LeaseFacts, Policy, Reloaded, Serving, Target, VersionRefused
+
+
+class Engine(Protocol):
+    """The engine on the wire (engine_client.EngineClient). Raises engine_client.EngineError."""
+
+    async def pause(self, mode: Literal["keep", "wait", "abort"] = "keep") -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def reload_weights(self, directory: Path) -> None: ...
+
+    async def update_weight_version(self, label: str) -> None: ...
+
+    async def reset_prefix_cache(self, *, recompute_running: bool = False) -> None: ...
+
+    async def score_while_paused(
+        self, rows: Sequence[Sequence[int]], *, model: str | None = None
+    ) -> list[list[float]] | None: ...
+
+    async def prompt_logprobs(self, model: str, token_ids: Sequence[int]) -> list[float]: ...
+
+    async def load_adapter(self, name: str, directory: Path) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+
+class EngineHost(Protocol):
+    """The engine as a process."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers; empty before the first start."""
+
+    async def start(self, policy: Policy) -> Engine:
+        """Start it on a policy and return once it is healthy. Raises EngineBroken."""
+
+    async def stop(self) -> None:
+        """End it and what it started."""
+
+    def failure(self) -> str | None:
+        """Why it is dead, or None while it lives."""
+
+    async def died(self) -> None:
+        """Return when it died without being stopped."""
+
+    def prepare(self, policy: Policy) -> Path:
+        """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
+
+
+class PolicyStore(Protocol):
+    """Published versions. Raises VersionRefused (fetch_failed, digest_mismatch)."""
+
+    async def fetch(self, target: Target) -> Policy:
+        """All files of a version on local disk, checked."""
+
+    async def prune(self, keep: Sequence[Policy]) -> None:
+        """Free disk from versions that are used no more."""
+
+
+class Versions(Protocol):
+    """Which versions exist. Raises ModelUnknown, PlatformUnavailable."""
+
+    async def current(self) -> list[Target]:
+        """What the channel wants now, best first; the later ones are what to fall back to at start."""
+
+    async def find(self, version: int) -> Target:
+        """A particular version, for a pin."""
+
+
+class Announcer(Protocol):
+    """Tells the rest of the platform."""
+
+    async def ready(self, serving: Serving) -> None: ...
+
+    async def reloaded(self, done: Reloaded) -> None: ...
+
+    async def reload_failed(self, serving: Serving | None, target: Target, why: VersionRefused) -> None: ...
+
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def __call__(self) -> float: ...
+
+
+__all__ = ["Announcer", "BlobRef", "Clock", "Engine", "EngineHost", "PolicyStore", "Versions"]

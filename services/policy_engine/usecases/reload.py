@@ -1,0 +1,142 @@
+"""The reload protocol: load, prove, then name. A version is never named before its canary agreed.
+
+    embedded: pause(keep) -> reload -> score -> name it -> forget prefixes -> resume
+    vLLM:     pause(keep) -> reload -> name it unproven -> forget prefixes -> resume -> score -> name it
+
+vLLM answers nothing while it is paused, so there the proof comes after `resume`; tokens of those few
+milliseconds carry an unproven label, which engine_client turns into a version only when the proof came.
+Whatever fails: the old weights are loaded again, and the old version goes on under its name.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from engine_client import EngineError, pinned_name, proven_label, unproven_label
+from policy_engine.domain import (
+    EngineBroken,
+    FailureKind,
+    Policy,
+    Serving,
+    VersionRefused,
+    judge_canary,
+)
+from policy_engine.ports import Clock, Engine, EngineHost
+
+log = logging.getLogger(__name__)
+
+
+class ReloadProtocol:
+    """Moves one engine from version to version, and proves each."""
+
+    def __init__(self, host: EngineHost, model: str, *, recompute_running: bool, clock: Clock) -> None:
+        """`recompute_running`: requests in flight compute keys and values again under the new weights."""
+        self._host = host
+        self._model = model
+        self._recompute_running = recompute_running
+        self._clock = clock
+
+    async def adopt(self, engine: Engine, policy: Policy) -> Serving:
+        """Prove what a freshly started engine serves, and name it. Raises VersionRefused, EngineBroken."""
+        try:
+            measured = await self._score(engine, policy)
+            worst = judge_canary(policy, measured, None)
+            await engine.update_weight_version(proven_label(policy.target.version))
+        except EngineError as error:
+            raise EngineBroken(f"the engine fails right after its start: {error}") from error
+        return Serving(policy, worst)
+
+    async def reload(self, engine: Engine, old: Serving, new: Policy) -> tuple[Serving, float]:
+        """Serve `new` instead of `old`; returns it proven, and the seconds for which sampling stood still.
+
+        Raises VersionRefused: `old` serves on, untouched as seen from outside. EngineBroken: it does not.
+        """
+        directory = self._host.prepare(new)
+        others = new.weights_digest != old.policy.weights_digest
+        try:
+            before = await self._score(engine, new) if others else None
+            started_s = self._clock()
+            await engine.pause("keep")
+        except EngineError as error:
+            raise EngineBroken(f"the engine cannot be paused: {error}") from error
+        try:
+            await engine.reload_weights(directory)
+            worst, paused_s = await self._prove(engine, new, before, started_s)
+        except (VersionRefused, EngineError) as error:
+            await self._go_back(engine, old, proven_while_paused=not isinstance(error, _RefusedAfterResume))
+            raise _as_refusal(error, new) from error
+        return Serving(new, worst), paused_s
+
+    async def hold(self, engine: Engine, policy: Policy) -> None:
+        """Serve a pinned version beside the main one. Raises VersionRefused; the engine is as before then."""
+        name = pinned_name(self._model, policy.target.version)
+        try:
+            await engine.load_adapter(name, self._host.prepare(policy))
+            try:
+                measured = await engine.score_while_paused(_rows(policy), model=name)
+                judge_canary(policy, measured or [], None)
+            except (VersionRefused, EngineError):
+                await engine.unload_adapter(name)
+                raise
+        except EngineError as error:
+            raise _as_refusal(error, policy) from error
+
+    async def _prove(
+        self, engine: Engine, new: Policy, before: list[list[float]] | None, started_s: float
+    ) -> tuple[float, float]:
+        measured = await engine.score_while_paused(_rows(new))
+        if measured is not None:
+            worst = judge_canary(new, measured, before)
+            await engine.update_weight_version(proven_label(new.target.version))
+            await self._resume(engine)
+            return worst, self._clock() - started_s
+        await engine.update_weight_version(unproven_label(new.target.version))
+        await self._resume(engine)
+        paused_s = self._clock() - started_s
+        try:
+            worst = judge_canary(new, await self._score(engine, new), before)
+        except VersionRefused as error:
+            raise _RefusedAfterResume(error) from error
+        await engine.update_weight_version(proven_label(new.target.version))
+        return worst, paused_s
+
+    async def _resume(self, engine: Engine) -> None:
+        await engine.reset_prefix_cache(recompute_running=self._recompute_running)
+        await engine.resume()
+
+    async def _score(self, engine: Engine, policy: Policy) -> list[list[float]]:
+        rows = _rows(policy)
+        scored = await engine.score_while_paused(rows)
+        if scored is not None:
+            return scored
+        return [await engine.prompt_logprobs(self._model, row) for row in rows]
+
+    async def _go_back(self, engine: Engine, old: Serving, *, proven_while_paused: bool) -> None:
+        """Load the old weights again. Raises EngineBroken."""
+        try:
+            if not proven_while_paused:
+                # What ran since then ran on refused weights: no completion of it may reach anybody.
+                await engine.pause("abort")
+            await engine.reload_weights(self._host.prepare(old.policy))
+            await engine.update_weight_version(proven_label(old.version))
+            await engine.reset_prefix_cache(recompute_running=True)
+            await engine.resume()
+        except (EngineError, VersionRefused) as error:
+            raise EngineBroken(f"v{old.version} cannot be loaded again: {error}") from error
+
+
+class _RefusedAfterResume(VersionRefused):
+    """The canary disagreed when requests were running again."""
+
+    def __init__(self, why: VersionRefused) -> None:
+        super().__init__(why.kind, why.detail, may_pass_later=why.may_pass_later)
+
+
+def _rows(policy: Policy) -> Sequence[Sequence[int]]:
+    return [row.token_ids for row in policy.canary]
+
+
+def _as_refusal(error: VersionRefused | EngineError, policy: Policy) -> VersionRefused:
+    if isinstance(error, VersionRefused):
+        return error
+    detail = f"v{policy.target.version}: {error}"
+    return VersionRefused(FailureKind.ENGINE_ERROR, detail, may_pass_later=False)

@@ -1,0 +1,158 @@
+"""protobuf <-> domain."""
+
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from blob_store import BlobRef
+from policy_engine.domain import (
+    CanaryRow,
+    Channel,
+    EngineState,
+    LeaseFacts,
+    Reloaded,
+    Serving,
+    Target,
+    VersionRefused,
+)
+from policy_files import manifest_ref
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import events_pb2, registry_pb2
+from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
+from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.api.training.v1.training_pb2 import PolicyManifest
+
+_CHANNELS = {
+    Channel.LATEST: common_pb2.CHANNEL_LATEST,
+    Channel.HEAD: common_pb2.CHANNEL_HEAD,
+    Channel.CANDIDATE: common_pb2.CHANNEL_CANDIDATE,
+}
+_STATES = {
+    EngineState.STARTING: registry_pb2.ENGINE_STATE_STARTING,
+    EngineState.READY: registry_pb2.ENGINE_STATE_READY,
+    EngineState.RELOADING: registry_pb2.ENGINE_STATE_RELOADING,
+    EngineState.FAILED: registry_pb2.ENGINE_STATE_FAILED,
+    EngineState.STOPPING: registry_pb2.ENGINE_STATE_STOPPING,
+}
+
+
+class Identity:
+    """Who announces: an engine of a model on a channel."""
+
+    def __init__(self, engine_id: str, model: str, channel: Channel, kind: str) -> None:
+        self.engine_id = engine_id
+        self.model = model
+        self.channel = _CHANNELS[channel]
+        self.kind = kind
+
+
+def blob_to_wire(ref: BlobRef) -> common_pb2.BlobRef:
+    """A claim check for a message."""
+    return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
+
+
+def blob_from_wire(message: common_pb2.BlobRef) -> BlobRef:
+    """A claim check from a message."""
+    return BlobRef(key=message.key, sha256=message.sha256, size_bytes=message.size_bytes)
+
+
+def target_of_checkpoint(checkpoint: registry_pb2.Checkpoint, announced_at: datetime | None = None) -> Target:
+    """A version as the registry knows it."""
+    return Target(checkpoint.version, checkpoint.digest, blob_from_wire(checkpoint.manifest), announced_at)
+
+
+def target_of_published(event: PolicyPublished) -> Target:
+    """A version as the trainer announced it."""
+    at = event.published_at.ToDatetime(UTC) if event.HasField("published_at") else None
+    return Target(event.version, event.digest, blob_from_wire(event.manifest), at)
+
+
+def target_of_manifest(manifest: PolicyManifest) -> Target:
+    """A version as its manifest describes it."""
+    return Target(manifest.version, manifest.digest, manifest_ref(manifest))
+
+
+def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
+    """The rows that prove a reload."""
+    return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
+
+
+def pinned_by(event: RunSubmitted) -> int | None:
+    """The version that an evaluation run pins, None for every other run."""
+    spec = event.spec
+    if spec.purpose != common_pb2.PURPOSE_EVAL or spec.policy.WhichOneof("at") != "pinned_version":
+        return None
+    return spec.policy.pinned_version
+
+
+def lease_to_wire(who: Identity, facts: LeaseFacts) -> registry_pb2.EngineLease:
+    """What the registry lists."""
+    lease = registry_pb2.EngineLease(
+        engine_id=who.engine_id,
+        base_url=facts.base_url,
+        model=who.model,
+        channel=who.channel,
+        held_versions=facts.held_versions,
+        state=_STATES[facts.state],
+        reason=facts.reason,
+        engine_kind=who.kind,
+    )
+    if facts.serving is not None:
+        target = facts.serving.policy.target
+        lease.version, lease.digest = target.version, target.digest
+        lease.manifest.CopyFrom(blob_to_wire(target.manifest))
+        lease.canary_max_abs_diff = facts.serving.canary_max_abs_diff
+    return lease
+
+
+def ready_event(who: Identity, serving: Serving, now: datetime) -> events_pb2.EngineReady:
+    """Fact engine.ready."""
+    target = serving.policy.target
+    return events_pb2.EngineReady(
+        engine_id=who.engine_id,
+        model=who.model,
+        channel=who.channel,
+        version=target.version,
+        digest=target.digest,
+        ready_at=_stamp(now),
+    )
+
+
+def reloaded_event(who: Identity, done: Reloaded, now: datetime) -> events_pb2.EngineReloaded:
+    """Fact engine.reloaded."""
+    target = done.serving.policy.target
+    return events_pb2.EngineReloaded(
+        engine_id=who.engine_id,
+        model=who.model,
+        channel=who.channel,
+        from_version=done.from_version,
+        version=target.version,
+        digest=target.digest,
+        canary_max_abs_diff=done.serving.canary_max_abs_diff,
+        fetch_s=done.fetch_s,
+        paused_s=done.paused_s,
+        announced_at=None if target.announced_at is None else _stamp(target.announced_at),
+        reloaded_at=_stamp(now),
+    )
+
+
+def failed_event(
+    who: Identity, serving: Serving | None, target: Target, why: VersionRefused, now: datetime
+) -> events_pb2.EngineReloadFailed:
+    """Fact engine.reload_failed."""
+    return events_pb2.EngineReloadFailed(
+        engine_id=who.engine_id,
+        model=who.model,
+        channel=who.channel,
+        serving_version=-1 if serving is None else serving.version,
+        refused_version=target.version,
+        kind=why.kind.value,
+        detail=why.detail[:2000],
+        failed_at=_stamp(now),
+    )
+
+
+def _stamp(moment: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(moment)
+    return stamp

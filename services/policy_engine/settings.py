@@ -12,7 +12,7 @@ from service_kit.settings import ServiceSettings
 
 
 class PolicyEngineSettings(ServiceSettings):
-    """Keeps one policy engine: starts it, follows a channel of a model, reloads and proves weights, holds a lease."""
+    """Keeps one policy engine: starts it, follows a channel, reloads and proves weights, holds a lease."""
 
     model_config = SettingsConfigDict(env_prefix="POLICY_ENGINE_")
 
@@ -42,14 +42,14 @@ class PolicyEngineSettings(ServiceSettings):
     """Precision in which vLLM runs."""
     vllm_kv_cache_gib: int = Field(1, ge=1)
     """Memory for keys and values of vLLM's CPU build."""
-    vllm_arguments: list[str] = []
+    vllm_arguments: tuple[str, ...] = ()
     """More arguments for vLLM's server, as a JSON list."""
     cache_dir: Path = Path(".upcycle/cache/policies")
     """Fetched versions, content-addressed; several keepers may share it."""
     max_held: int = Field(4, ge=0)
     """Most versions pinned by evaluation runs that the engine serves beside its channel's."""
     recompute_running: bool = False
-    """At a reload let requests in flight compute keys and values again. False: they go on with the old ones."""
+    """At a reload, requests in flight compute keys and values again. False: they keep the old ones."""
     poll_s: float = Field(3.0, gt=0)
     """Seconds between two looks at the channel when no event came."""
     lease_renew_s: float = Field(2.0, gt=0)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
@@ -19,7 +20,10 @@ from policy_engine.domain import (
     VersionRefused,
 )
 from upcycle.api.registry.v1 import service_pb2
-from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+
+if TYPE_CHECKING:
+    # The type of an async stub exists for type checkers only.
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +35,7 @@ class PlatformAnnouncer:
         self,
         who: wire.Identity,
         bus: EventBus,
-        registry: RegistryServiceAsyncStub,
+        registry: "RegistryServiceAsyncStub",
         *,
         now: Callable[[], datetime],
     ) -> None:

@@ -26,9 +26,7 @@ class BlobPolicyStore:
         try:
             manifest = manifest_from_bytes(await self._store.get(target.manifest))
             if manifest.digest != target.digest:
-                raise _mismatch(
-                    f"{what} was announced as {target.digest}, its manifest says {manifest.digest}"
-                )
+                raise _mismatch(f"{what}: announced as {target.digest}, its manifest says {manifest.digest}")
             directory = await fetch(self._store, manifest, self._cache_dir)
         except (CorruptBlob, CorruptPolicy) as error:
             # The bytes may have been hurt on the way; the store's own copy may be mended.

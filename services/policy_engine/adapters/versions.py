@@ -1,5 +1,7 @@
 """Which version a channel wants: the bus for what was published, the registry for heads and checkpoints."""
 
+from typing import TYPE_CHECKING
+
 from blob_store import BlobError, BlobStore
 from event_bus import BusError, EventBus
 from grpc_edge import RemoteError, RemoteNotFound, remote_errors
@@ -9,8 +11,11 @@ from policy_engine.usecases.pins import PinRequests
 from policy_files import InvalidManifest, UnknownPolicy, load
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
-from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
+
+if TYPE_CHECKING:
+    # The type of an async stub exists for type checkers only.
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
 IDEMPOTENT = ("GetModel", "GetCheckpoint", "RenewEngineLease")
 
@@ -22,7 +27,7 @@ class ChannelVersions:
         self,
         model: str,
         channel: Channel,
-        registry: RegistryServiceAsyncStub,
+        registry: "RegistryServiceAsyncStub",
         bus: EventBus,
         store: BlobStore,
         pins: PinRequests,

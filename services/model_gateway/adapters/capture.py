@@ -1,0 +1,101 @@
+"""Opt-in capture of production traffic: the exchange to the object store, the fact to the bus."""
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+
+import orjson
+import zstandard
+from prometheus_client import Counter
+
+from blob_store import BlobError, BlobRef, BlobStore
+from event_bus import BusError, EventBus
+from model_gateway.ports import Sample
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1.events_pb2 import GatewaySampled
+
+log = logging.getLogger(__name__)
+
+DROPPED = Counter("upcycle_gateway_capture_dropped", "Captured exchanges given up.", ["why"])
+_MAX_WAITING = 1000
+_HASH_RANGE = 1 << 32
+
+
+class BlobCapture:
+    """ports.Capture, and a component's loop. What is captured is a sample; losing some is no failure."""
+
+    def __init__(self, store: BlobStore, bus: EventBus, *, fraction: float) -> None:
+        """`fraction` of requests, chosen by a hash of their id, so that replicas agree; 0 is off."""
+        self._store = store
+        self._bus = bus
+        self._threshold = int(fraction * _HASH_RANGE)
+        self._waiting: deque[Sample] = deque()
+        self._arrived = asyncio.Event()
+
+    def wants(self, request_id: str) -> bool:
+        """See the port."""
+        if self._threshold == 0:
+            return False
+        return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "big") < self._threshold
+
+    def add(self, sample: Sample) -> None:
+        """See the port."""
+        if len(self._waiting) >= _MAX_WAITING:
+            DROPPED.labels("buffer_full").inc()
+            return
+        self._waiting.append(sample)
+        self._arrived.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Stores one sample after the other until stopped; then what waits."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                arrived = asyncio.create_task(self._arrived.wait())
+                await asyncio.wait({arrived, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                arrived.cancel()
+                self._arrived.clear()
+                await self._keep_all()
+        finally:
+            stopping.cancel()
+
+    async def _keep_all(self) -> None:
+        while self._waiting:
+            sample = self._waiting.popleft()
+            try:
+                await self._keep(sample)
+            except (BlobError, BusError) as error:
+                DROPPED.labels(type(error).__name__).inc()
+                log.warning("capture_lost", extra={"request_id": sample.request_id, "why": str(error)})
+
+    async def _keep(self, sample: Sample) -> None:
+        day = sample.sampled_at.date().isoformat()
+        key = f"captures/{sample.model}/{day}/{sample.request_id}.json.zst"
+        ref = await self._store.put(key, _body(sample))
+        event = _event(sample, ref)
+        await self._bus.publish(event, model=sample.model, event_id=f"gateway.sampled/{sample.request_id}")
+
+
+def _body(sample: Sample) -> bytes:
+    body = {
+        "request_id": sample.request_id,
+        "model": sample.model,
+        "version": sample.version,
+        "digest": sample.digest,
+        "request": orjson.Fragment(sample.request),
+        "response": sample.response.decode(errors="replace"),
+    }
+    return zstandard.compress(orjson.dumps(body))
+
+
+def _event(sample: Sample, ref: BlobRef) -> GatewaySampled:
+    event = GatewaySampled(
+        request_id=sample.request_id,
+        model=sample.model,
+        version=sample.version,
+        digest=sample.digest,
+        body=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+    )
+    event.sampled_at.FromDatetime(sample.sampled_at)
+    return event

@@ -1,0 +1,133 @@
+"""Models and engines from the registry: polled, and asked at once when an event says that something moved.
+
+While the registry is away the last view stays in force: engines live longer than its restart.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC
+from typing import Any
+
+from google.protobuf.message import Message
+
+from event_bus import Delivery
+from grpc_edge import Peer, RemoteError, RemoteNotFound, remote_errors
+from model_gateway import wire
+from model_gateway.domain.calls import Target
+from model_gateway.domain.routing import View
+from model_gateway.usecases.promotions import Promotion
+from upcycle.api.registry.v1 import events_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+
+log = logging.getLogger(__name__)
+
+EVENTS: tuple[type[Message], ...] = (
+    events_pb2.CheckpointPromoted,
+    events_pb2.CheckpointRolledBack,
+    events_pb2.EngineReady,
+    events_pb2.EngineReloaded,
+)
+IDEMPOTENT = ("ListModels", "ListEngines", "GetCheckpoint")
+_CALL_S = 2.0
+_DIGEST_S = 1.0
+
+
+class RegistryDirectory:
+    """ports.Directory, and a component's loop."""
+
+    def __init__(self, peer: Peer, *, poll_s: float, on_promotion: Callable[[Promotion], None]) -> None:
+        self._stub = RegistryServiceStub(peer.channel)
+        self._poll_s = poll_s
+        self._on_promotion = on_promotion
+        self._view = View()
+        self._changed = asyncio.Event()
+        self._look = asyncio.Event()
+        self._digests: dict[Target, str] = {}
+        self._trouble: str | None = "the registry has not answered yet"
+
+    @property
+    def view(self) -> View:
+        """See the port."""
+        return self._view
+
+    def ready(self) -> str | None:
+        """Ready once the registry was heard; its later silence does not take us down."""
+        return self._trouble if not self._view.models and not self._view.engines else None
+
+    async def changed(self, timeout_s: float) -> None:
+        """See the port."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    async def refresh(self, timeout_s: float) -> None:
+        """See the port."""
+        try:
+            with remote_errors("look engines up"):
+                models = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+                engines = await self._stub.ListEngines(pb.ListEnginesRequest(), timeout=timeout_s)
+        except RemoteError as error:
+            self._report(str(error))
+            return
+        self._trouble = None
+        self._take(wire.view_from_wire(models, engines))
+
+    async def digest(self, target: Target) -> str:
+        """See the port."""
+        known = self._digests.get(target)
+        if known is not None:
+            return known
+        request = pb.GetCheckpointRequest(model=target.model, version=target.version)
+        try:
+            with remote_errors("read checkpoint"):
+                found = await self._stub.GetCheckpoint(request, timeout=_DIGEST_S)
+        except RemoteNotFound:
+            # Published but never a checkpoint: an engine of channel latest may hold it for an evaluation.
+            return ""
+        except RemoteError as error:
+            self._report(str(error))
+            return ""
+        self._digests[target] = found.checkpoint.digest
+        return found.checkpoint.digest
+
+    async def on_event(self, delivery: Delivery[Any]) -> None:
+        """A new head is known here and now; engines are asked for at once."""
+        event = delivery.message
+        if isinstance(event, events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack):
+            self._digests[Target(event.model, event.version)] = event.digest
+            self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
+        if isinstance(event, events_pb2.CheckpointPromoted):
+            promoted_at = event.promoted_at.ToDatetime(UTC)
+            self._on_promotion(Promotion(event.model, event.version, event.digest, promoted_at))
+        self._look.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Polls until stopped; gated by the interval or an event."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                await self.refresh(_CALL_S)
+                looking = asyncio.create_task(self._look.wait())
+                await asyncio.wait(
+                    {looking, stopping}, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                looking.cancel()
+                self._look.clear()
+        finally:
+            stopping.cancel()
+
+    def _take(self, view: View) -> None:
+        for engine in view.engines:
+            if engine.digest:
+                self._digests[Target(engine.model, engine.version)] = engine.digest
+        if view != self._view:
+            self._view = view
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _report(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.warning("registry_away", extra={"why": trouble})
+        self._trouble = trouble

@@ -1,0 +1,126 @@
+"""HTTP to engines: one pooled client, connections kept, bytes as they come."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import orjson
+
+from engine_client import version_of_label
+from model_gateway.domain.errors import EngineLost
+from model_gateway.domain.routing import Engine
+
+_CONNECT_S = 2.0
+_PROBE_S = 1.0
+_LOST = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class AiohttpReply:
+    """ports.EngineReply."""
+
+    def __init__(self, engine: Engine, response: aiohttp.ClientResponse) -> None:
+        self._engine = engine
+        self._response = response
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self._response.status
+
+    @property
+    def content_type(self) -> str:
+        """Of the body."""
+        return self._response.content_type
+
+    async def read(self) -> bytes:
+        """See the port."""
+        try:
+            return await self._response.read()
+        except _LOST as error:
+            raise _lost(self._engine, error) from error
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See the port."""
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except _LOST as error:
+            raise _lost(self._engine, error) from error
+
+    def close(self) -> None:
+        """See the port."""
+        self._response.close()
+
+
+class AiohttpEngines:
+    """ports.Engines, and a component."""
+
+    name = "engines"
+
+    def __init__(self, *, idle_timeout_s: float) -> None:
+        """`idle_timeout_s`: silence after which an engine counts as lost in the middle of an answer."""
+        self._idle_timeout_s = idle_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Opens the pool; connects to nobody."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+
+    async def stop(self) -> None:
+        """Closes the pool."""
+        if self._session is not None:
+            await self._session.close()
+
+    def ready(self) -> str | None:
+        """Open or not."""
+        return None if self._session is not None and not self._session.closed else "closed"
+
+    async def post(
+        self, engine: Engine, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> AiohttpReply:
+        """See the port."""
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_s, sock_connect=_CONNECT_S, sock_read=self._idle_timeout_s
+        )
+        sent = {"content-type": "application/json", "accept-encoding": "identity", **headers}
+        try:
+            response = await self._open().post(
+                engine.base_url + path, data=body, headers=sent, timeout=timeout
+            )
+        except _LOST as error:
+            raise _lost(engine, error) from error
+        return AiohttpReply(engine, response)
+
+    async def loaded_version(self, engine: Engine) -> int | None:
+        """See the port: /weight_info names the label that tokens are stamped with."""
+        said = await self._get(engine, "/weight_info")
+        label = said.get("weight_version") if isinstance(said, dict) else None
+        return version_of_label(str(label))[0]
+
+    async def max_model_len(self, engine: Engine) -> int | None:
+        """See the port."""
+        said = await self._get(engine, "/v1/models")
+        cards = said.get("data", []) if isinstance(said, dict) else []
+        lengths = [card.get("max_model_len") for card in cards if card.get("id") == engine.model]
+        return int(lengths[0]) if lengths and lengths[0] else None
+
+    async def _get(self, engine: Engine, path: str) -> object:
+        """None where the engine does not answer; what asks here has something to fall back on."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        try:
+            async with self._open().get(engine.base_url + path, timeout=timeout) as response:
+                said: object = orjson.loads(await response.read())
+                return said if response.status == 200 else None
+        except (*_LOST, orjson.JSONDecodeError):
+            return None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the engine client is used before it was started")
+        return self._session
+
+
+def _lost(engine: Engine, error: BaseException) -> EngineLost:
+    return EngineLost(
+        f"engine {engine.engine_id} of {engine.model} went away: {type(error).__name__}: {error}".rstrip(": ")
+    )

@@ -1,0 +1,1 @@
+"""Alembic migrations of the gateway's tables; applied at start."""

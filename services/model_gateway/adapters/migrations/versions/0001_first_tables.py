@@ -1,0 +1,48 @@
+"""API keys and usage."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """To this revision."""
+    op.create_table(
+        "api_key",
+        sa.Column("key_id", sa.String(32), primary_key=True),
+        sa.Column("secret_sha256", sa.String(64), nullable=False),
+        sa.Column("name", sa.String(128), nullable=False),
+        sa.Column("scopes", sa.JSON, nullable=False),
+        sa.Column("models", sa.JSON, nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+    )
+    op.create_table(
+        "usage",
+        sa.Column("request_id", sa.String(128), primary_key=True),
+        sa.Column("key_id", sa.String(32), nullable=False),
+        sa.Column("path", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(128), nullable=False),
+        sa.Column("version", sa.BigInteger, nullable=True),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("status", sa.Integer, nullable=False),
+        sa.Column("error", sa.Text, nullable=False),
+        sa.Column("streamed", sa.Boolean, nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+        sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("first_byte_s", sa.Float, nullable=True),
+        sa.Column("duration_s", sa.Float, nullable=False),
+    )
+    op.create_index("usage_by_key", "usage", ["key_id", "started_at"])
+    op.create_index("usage_by_model", "usage", ["model", "started_at"])
+
+
+def downgrade() -> None:
+    """There is nothing before this revision."""
+    op.drop_table("usage")
+    op.drop_table("api_key")

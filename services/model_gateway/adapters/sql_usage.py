@@ -1,0 +1,62 @@
+"""Usage rows in SQL, written in batches behind the requests' back."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import asdict
+
+from prometheus_client import Counter
+from sqlalchemy import insert
+
+from model_gateway.adapters import tables
+from model_gateway.ports import UsageRow
+from sql_store import Database, StoreError
+
+log = logging.getLogger(__name__)
+
+DROPPED = Counter("upcycle_gateway_usage_dropped", "Usage rows given up because the database is away.")
+_FLUSH_S = 0.5
+_BATCH = 500
+_MAX_WAITING = 50_000
+
+
+class SqlUsageSink:
+    """ports.UsageSink, and a component's loop. Rows wait in memory for at most a flush interval.
+
+    While the database is away they are kept, the newest 50,000 of them; a crash loses what was not flushed.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._waiting: deque[UsageRow] = deque()
+
+    def add(self, row: UsageRow) -> None:
+        """See the port."""
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.popleft()
+            DROPPED.inc()
+        self._waiting.append(row)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Flushes at intervals, and a last time when stopped."""
+        while not stop.is_set():
+            try:
+                await asyncio.wait_for(stop.wait(), _FLUSH_S)
+            except TimeoutError:
+                await self.flush()
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what waits; keeps it when the database does not take it."""
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            try:
+                await self._write(batch)
+            except StoreError as error:
+                self._waiting.extendleft(reversed(batch))
+                log.warning("usage_waits", extra={"rows": len(self._waiting), "why": str(error)})
+                return
+
+    async def _write(self, batch: list[UsageRow]) -> None:
+        rows = [asdict(row) for row in batch]
+        await self._db.run(lambda connection: connection.execute(insert(tables.usage), rows))

@@ -1,0 +1,1 @@
+"""What the gateway decides with: values, errors and pure functions; no I/O."""

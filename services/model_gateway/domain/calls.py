@@ -1,0 +1,140 @@
+"""Reading a completion request: known fields, limits, and which weights it asks for."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from model_gateway.domain.errors import BadRequest, UnknownField
+from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
+
+
+class Route(StrEnum):
+    """What is asked for; the value is the path on the engine."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+FIELDS: Mapping[Route, frozenset[str]] = {Route.CHAT: CHAT_FIELDS, Route.COMPLETIONS: COMPLETIONS_FIELDS}
+
+_PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
+_CHECKPOINT = re.compile(r"ckpt-(.+)-v(\d{8,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which weights: a model at its head, or at one version."""
+
+    model: str
+    version: int | None = None
+
+    def __str__(self) -> str:
+        return self.model if self.version is None else f"{self.model}@v{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_n: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked request. `raw` is the body as it came, `body` the same, parsed once."""
+
+    route: Route
+    target: Target
+    raw: bytes
+    body: Mapping[str, Any]
+    stream: bool
+    wants_usage: bool  # as a last chunk of the stream
+    return_token_ids: bool
+
+    def outbound(self, served_name: str) -> Mapping[str, Any] | None:
+        """The body to send to an engine that serves the target as `served_name`; None: `raw` will do."""
+        changes: dict[str, Any] = {}
+        if self.body["model"] != served_name:
+            changes["model"] = served_name
+        if self.stream and not self.wants_usage:
+            options = self.body.get("stream_options") or {}
+            changes["stream_options"] = {**options, "include_usage": True}
+        if not changes and "checkpoint" not in self.body:
+            return None
+        return {key: value for key, value in {**self.body, **changes}.items() if key != "checkpoint"}
+
+
+def read_call(route: Route, raw: bytes, body: Any, limits: Limits) -> Call:
+    """Raises BadRequest, UnknownField."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
+    _check_fields(route, body)
+    _check_limits(body, limits)
+    stream = _flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", param="stream_options")
+    return Call(
+        route=route,
+        target=read_target(body.get("model"), body.get("checkpoint")),
+        raw=raw,
+        body=body,
+        stream=stream,
+        wants_usage=bool((options or {}).get("include_usage")),
+        return_token_ids=_flag(body, "return_token_ids"),
+    )
+
+
+def read_target(model: Any, checkpoint: Any = None) -> Target:
+    """`incident`, `incident@head`, `incident@v12`; a checkpoint id beside the slug pins too."""
+    if not isinstance(model, str) or not model:
+        raise BadRequest("model must name a model, e.g. `incident`, `incident@v12`", param="model")
+    slug, _, at = model.partition("@")
+    pinned = _PINNED.fullmatch(at)
+    if at and at != "head" and pinned is None:
+        raise BadRequest(f"model {model!r}: after '@' comes `head` or `v<number>`", param="model")
+    if checkpoint is None:
+        return Target(slug, int(pinned[1]) if pinned else None)
+    found = _CHECKPOINT.fullmatch(str(checkpoint))
+    if found is None or found[1] != slug:
+        raise BadRequest(
+            f"checkpoint {checkpoint!r} is not one of {slug!r}; expected ckpt-{slug}-v<8 digits>",
+            param="checkpoint",
+        )
+    return Target(slug, int(found[2]))
+
+
+def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
+    unknown = body.keys() - FIELDS[route]
+    if not unknown:
+        return
+    name = min(unknown)
+    nearest = difflib.get_close_matches(name, FIELDS[route], n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise UnknownField(f"unknown field {name!r} for {route.value}{hint}", param=name)
+
+
+def _check_limits(body: Mapping[str, Any], limits: Limits) -> None:
+    most_of = {
+        "n": limits.max_n,
+        "best_of": limits.max_n,
+        "max_tokens": limits.max_tokens,
+        "max_completion_tokens": limits.max_tokens,
+    }
+    for name, most in most_of.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise BadRequest(f"{name} is {value!r}, expected an integer from 1 to {most}", param=name)
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} is {value!r}, expected true or false", param=name)
+    return bool(value)

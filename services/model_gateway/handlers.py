@@ -1,0 +1,277 @@
+"""The HTTP edge: OpenAI's routes. Decode, use case, encode."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from model_gateway import telemetry
+from model_gateway.domain.calls import Call, Limits, Route, read_call, read_target
+from model_gateway.domain.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Draining,
+    GatewayError,
+    NotAllowed,
+    UnknownModel,
+)
+from model_gateway.domain.keys import ApiKey
+from model_gateway.exchange import Exchange
+from model_gateway.ports import Capture, Clock, Sample, UsageSink
+from model_gateway.usecases.access import Access
+from model_gateway.usecases.models import ListModels
+from model_gateway.usecases.promotions import Promotions
+from model_gateway.usecases.relay import Answer, OpenStream, Relay
+
+_JSON = "application/json"
+_CLIENT_CLOSED = 499
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What one request may cost."""
+
+    call: Limits
+    max_body_bytes: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Everything the handlers hand a request to."""
+
+    access: Access
+    relay: Relay
+    models: ListModels
+    promotions: Promotions
+    usage: UsageSink
+    capture: Capture
+    limits: HttpLimits
+    now: Clock
+
+
+class OpenAiHandlers:
+    """`/v1/...` and the same at the root, for clients whose base URL is the bare origin."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._in_flight = 0
+        self._is_draining = False
+
+    def register(self, app: web.Application) -> None:
+        """Adds the routes."""
+        for prefix in ("/v1", ""):
+            app.router.add_post(f"{prefix}/chat/completions", self._completion(Route.CHAT))
+            app.router.add_post(f"{prefix}/completions", self._completion(Route.COMPLETIONS))
+            app.router.add_get(f"{prefix}/models", self.list_models)
+            app.router.add_get(f"{prefix}/models/{{model}}", self.get_model)
+        app.router.add_get("/upcycle/v1/serving", self.serving)
+
+    def drain(self) -> None:
+        """New requests are refused from here on; those in flight go on."""
+        self._is_draining = True
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being served."""
+        return self._in_flight
+
+    def _completion(self, route: Route) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._serve(request, route)
+
+        return handle
+
+    async def _serve(self, request: web.Request, route: Route) -> web.StreamResponse:
+        exchange = Exchange(_request_id(), request.path, self._desk.now())
+        self._in_flight += 1
+        telemetry.IN_FLIGHT.inc()
+        try:
+            async with self._bounded():
+                call = await self._admit(request, route, exchange)
+                result = await self._ask(call, exchange)
+            if isinstance(result, Answer):
+                response: web.StreamResponse = self._answered(result, call, exchange)
+            else:
+                response = await self._streamed(request, result, call, exchange)
+        except GatewayError as error:
+            response = refusal(error, exchange)
+        except (asyncio.CancelledError, ConnectionResetError):
+            exchange.status = exchange.status or _CLIENT_CLOSED
+            raise
+        finally:
+            self._in_flight -= 1
+            telemetry.IN_FLIGHT.dec()
+            exchange.end(self._desk.usage)
+        return response
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        """Until there is an answer or a stream has begun; the stream itself is bounded by the engine client."""
+        if self._is_draining:
+            raise Draining
+        scope = asyncio.timeout(self._desk.limits.timeout_s)
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise DeadlineExceeded(f"no answer within {self._desk.limits.timeout_s:g} s") from error
+
+    async def _admit(self, request: web.Request, route: Route, exchange: Exchange) -> Call:
+        key = await self._authenticated(request)
+        exchange.key_id = key.key_id
+        raw = await _body(request, self._desk.limits.max_body_bytes)
+        call = read_call(route, raw, _parsed(raw), self._desk.limits.call)
+        self._desk.access.allow_inference(key, call.target)
+        exchange.begin(call, {name.lower(): value for name, value in request.headers.items()})
+        return call
+
+    async def _authenticated(self, request: web.Request) -> ApiKey:
+        return await self._desk.access.authenticate(request.headers.get("Authorization"))
+
+    async def _ask(self, call: Call, exchange: Exchange) -> Answer | OpenStream:
+        if call.stream:
+            return await self._desk.relay.open_stream(call, exchange.trace)
+        return await self._desk.relay.answer(call, exchange.trace)
+
+    def _answered(self, answer: Answer, call: Call, exchange: Exchange) -> web.Response:
+        exchange.status = answer.status
+        exchange.weights, exchange.usage = answer.weights, answer.usage
+        exchange.finish_reasons = answer.finish_reasons
+        exchange.engine_s, exchange.tries = answer.engine_s, answer.tries
+        if answer.weights is not None:
+            self._desk.promotions.token(answer.weights)
+            self._captured(exchange, call, answer.body)
+        return web.Response(
+            body=answer.body, status=answer.status, content_type=_JSON, headers=exchange.headers()
+        )
+
+    async def _streamed(
+        self, request: web.Request, stream: OpenStream, call: Call, exchange: Exchange
+    ) -> web.StreamResponse:
+        exchange.status, exchange.weights = 200, stream.weights
+        exchange.engine_s, exchange.tries = stream.engine_s, stream.tries
+        exchange.first_byte()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **exchange.headers()})
+        kept: list[bytes] | None = [] if self._desk.capture.wants(exchange.request_id) else None
+        try:
+            await response.prepare(request)
+            self._desk.promotions.token(stream.weights)
+            await self._write(response, stream, kept)
+        finally:
+            await stream.close()
+            exchange.weights, exchange.error = stream.final_weights, stream.error
+            exchange.usage, exchange.finish_reasons = stream.facts.usage, stream.facts.finish_reasons
+        if kept is not None:
+            self._captured(exchange, call, b"".join(kept))
+        return response
+
+    async def _write(
+        self, response: web.StreamResponse, stream: OpenStream, kept: list[bytes] | None
+    ) -> None:
+        async for block in stream.events:
+            await response.write(block)
+            if kept is not None:
+                kept.append(block)
+        await response.write_eof()
+
+    def _captured(self, exchange: Exchange, call: Call, response: bytes) -> None:
+        weights = exchange.weights
+        if weights is None or not self._desk.capture.wants(exchange.request_id):
+            return
+        self._desk.capture.add(
+            Sample(
+                exchange.request_id,
+                weights.model,
+                weights.newest,
+                weights.digest,
+                call.raw,
+                response,
+                exchange.started_at,
+            )
+        )
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        """GET /v1/models: what the key may use."""
+        async with _errors_as_responses() as failed:
+            key = await self._authenticated(request)
+            cards = [card for card in await self._desk.models.cards() if key.may_use(card["id"])]
+            return _json({"object": "list", "data": cards})
+        return failed[0]
+
+    async def get_model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{model}."""
+        async with _errors_as_responses() as failed:
+            key = await self._authenticated(request)
+            target = read_target(request.match_info["model"])
+            if not key.may_use(target.model):
+                raise NotAllowed(f"key {key.key_id!r} may not use model {target.model!r}", param="model")
+            for card in await self._desk.models.cards():
+                if card["id"] == target.model:
+                    return _json({**card, "id": str(target)})
+            raise UnknownModel(f"model {target.model!r} does not exist", param="model")
+        return failed[0]
+
+    async def serving(self, request: web.Request) -> web.Response:
+        """GET /upcycle/v1/serving: who serves what, and how fast promotions reached their first token."""
+        async with _errors_as_responses() as failed:
+            key = await self._authenticated(request)
+            models = [one for one in self._desk.models.serving() if key.may_use(one["model"])]
+            return _json({"models": models, "in_flight": self._in_flight})
+        return failed[0]
+
+
+def refusal(error: GatewayError, exchange: Exchange) -> web.Response:
+    """The envelope that OpenAI's clients read."""
+    exchange.status, exchange.error = error.status, error
+    headers = exchange.headers()
+    if error.status == 503:
+        headers["retry-after"] = "1"
+    return _json(_envelope(error), error.status, headers)
+
+
+def _envelope(error: GatewayError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type=_JSON, headers=headers)
+
+
+@asynccontextmanager
+async def _errors_as_responses() -> AsyncIterator[list[web.Response]]:
+    failed: list[web.Response] = []
+    try:
+        yield failed
+    except GatewayError as error:
+        failed.append(_json(_envelope(error), error.status, {"x-request-id": _request_id()}))
+
+
+async def _body(request: web.Request, limit: int) -> bytes:
+    """The body, which aiohttp has bounded by the same limit."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _TooLarge(f"the body is larger than {limit} bytes") from error
+
+
+class _TooLarge(BadRequest):
+    status, code = 413, "body_too_large"
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+def _request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,83 @@
+"""Names under which the gateway is seen: metrics and span attributes (GenAI conventions)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from prometheus_client import Counter, Gauge, Histogram
+
+from model_gateway.domain.calls import Call, Route
+from model_gateway.domain.replies import Usage
+from model_gateway.domain.routing import Weights
+
+_SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_OVERHEAD: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
+_PROMOTION: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
+
+REQUESTS: Final = Counter("upcycle_gateway_requests", "Requests by outcome.", ["route", "model", "status"])
+IN_FLIGHT: Final = Gauge("upcycle_gateway_in_flight", "Requests being served.")
+DURATION: Final = Histogram(
+    "upcycle_gateway_request_seconds", "Whole request.", ["route", "model"], buckets=_SECONDS
+)
+FIRST_BYTE: Final = Histogram(
+    "upcycle_gateway_first_byte_seconds", "Until the first byte of a stream.", ["model"], buckets=_SECONDS
+)
+OVERHEAD: Final = Histogram(
+    "upcycle_gateway_overhead_seconds", "Request time that no engine spent.", ["route"], buckets=_OVERHEAD
+)
+TOKENS: Final = Counter("upcycle_gateway_tokens", "Tokens by kind.", ["model", "kind"])
+RETRIES: Final = Counter("upcycle_gateway_retries", "Tries after the first of a request.", ["model"])
+PROMOTED_TO_FIRST_TOKEN: Final = Histogram(
+    "upcycle_gateway_promoted_to_first_token_seconds",
+    "From a promotion to the first token of the new weights served here.",
+    ["model"],
+    buckets=_PROMOTION,
+)
+
+_TRACER = trace.get_tracer("upcycle.model_gateway")
+_OPERATION: Final = {Route.CHAT: "chat", Route.COMPLETIONS: "text_completion"}
+
+
+def start_span(call: Call, headers: Mapping[str, str], request_id: str) -> Span:
+    """`chat {model}`, below the caller's span if it sent one."""
+    operation = _OPERATION[call.route]
+    attributes: dict[str, str | int | float | bool] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "upcycle",
+        "gen_ai.request.model": str(call.body["model"]),
+        "gen_ai.request.stream": call.stream,
+        "upcycle.request.id": request_id,
+    }
+    for field, name in (("temperature", "temperature"), ("seed", "seed"), ("max_tokens", "max_tokens")):
+        value = call.body.get(field)
+        if isinstance(value, int | float):
+            attributes[f"gen_ai.request.{name}"] = value
+    parent = propagate.extract(headers) if "traceparent" in headers else None
+    name = f"{operation} {call.target.model}"
+    return _TRACER.start_span(name, context=parent, kind=SpanKind.CLIENT, attributes=attributes)
+
+
+def carrier_of(span: Span) -> dict[str, str]:
+    """W3C headers for whoever works below the span."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, trace.set_span_in_context(span))
+    return carrier
+
+
+def describe(span: Span, weights: Weights | None, usage: Usage, finish_reasons: list[str]) -> None:
+    """What came back."""
+    if weights is not None:
+        span.set_attribute("gen_ai.response.model", weights.checkpoint_id)
+        span.set_attribute("upcycle.policy.version", weights.newest)
+        span.set_attribute("upcycle.policy.digest", weights.digest)
+    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+    if finish_reasons:
+        span.set_attribute("gen_ai.response.finish_reasons", finish_reasons)
+
+
+def fail(span: Span, code: str, message: str) -> None:
+    """The request ended with an error."""
+    span.set_attribute("error.type", code)
+    span.set_status(StatusCode.ERROR, message)

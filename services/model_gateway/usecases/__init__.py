@@ -1,0 +1,1 @@
+"""The gateway's decisions, one module per concern."""

@@ -1,0 +1,73 @@
+"""What can be asked for, and by whom it is served."""
+
+from typing import Any
+
+from model_gateway.domain.calls import Target
+from model_gateway.domain.routing import Engine
+from model_gateway.ports import Directory, Engines
+from model_gateway.usecases.promotions import Promotions
+
+
+class ListModels:
+    """Models as OpenAI lists them, and as operators want to see them."""
+
+    def __init__(self, directory: Directory, engines: Engines, promotions: Promotions) -> None:
+        self._directory = directory
+        self._engines = engines
+        self._promotions = promotions
+        self._lengths: dict[str, int] = {}
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """One card per model; `max_model_len` where an engine serves it."""
+        view = self._directory.view
+        cards = []
+        for model in view.models.values():
+            engines = view.serving(Target(model.model))
+            cards.append(
+                {
+                    "id": model.model,
+                    "object": "model",
+                    "created": model.created_s,
+                    "owned_by": "upcycle",
+                    "max_model_len": await self._max_model_len(model.model, engines),
+                }
+            )
+        return cards
+
+    def serving(self) -> list[dict[str, Any]]:
+        """Per model: head, the engines that serve it, and how promotions fared."""
+        view = self._directory.view
+        return [
+            {
+                "model": model.model,
+                "head_version": model.head_version,
+                "engines": [_engine(engine) for engine in view.serving(Target(model.model))],
+                "promotions": [
+                    {
+                        "version": promotion.version,
+                        "digest": promotion.digest,
+                        "promoted_at": promotion.promoted_at.isoformat(),
+                        "first_token_ms": round(1000 * (promotion.first_token_s or 0.0), 1),
+                    }
+                    for promotion in self._promotions.served(model.model)
+                ],
+            }
+            for model in view.models.values()
+        ]
+
+    async def _max_model_len(self, model: str, engines: list[Engine]) -> int | None:
+        """Asked once per model: the context is the architecture's, the same for every version."""
+        if model not in self._lengths and engines:
+            length = await self._engines.max_model_len(engines[0])
+            if length is not None:
+                self._lengths[model] = length
+        return self._lengths.get(model)
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    return {
+        "engine_id": engine.engine_id,
+        "version": engine.version,
+        "digest": engine.digest,
+        "state": engine.state.value,
+    }

@@ -1,0 +1,84 @@
+"""Finding an engine, waiting for one where that may help, and steering around those that just failed."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from model_gateway.domain.calls import Target
+from model_gateway.domain.errors import NoEngine, UnknownModel, VersionNotServed
+from model_gateway.domain.routing import Engine, choose
+from model_gateway.ports import Directory
+
+_REFRESH_S = 1.0
+# Between looks while an engine is suspected; a renewed lease clears the suspicion at once.
+_RECHECK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    renewal: str
+    until: float
+
+
+class PickEngine:
+    """The choice of an engine; counts what each of them is doing for us."""
+
+    def __init__(
+        self, directory: Directory, *, suspect_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory = directory
+        self._suspect_s = suspect_s
+        self._monotonic = monotonic
+        self._suspicions: dict[str, _Suspicion] = {}
+        self.busy: Counter[str] = Counter()
+
+    async def pick(self, target: Target, *, until: float) -> Engine:
+        """Waits until `until` (monotonic seconds). Raises UnknownModel, VersionNotServed, NoEngine."""
+        await self._require_known(target)
+        while True:
+            engines = self._directory.view.serving(target)
+            if not engines and target.version is not None:
+                raise VersionNotServed(
+                    f"no engine holds {target}; evaluations load and drop versions", param="model"
+                )
+            head = self._directory.view.models[target.model]
+            engine = choose(
+                engines, head_version=head.head_version, busy=self.busy, suspects=self._suspects(engines)
+            )
+            if engine is not None:
+                return engine
+            left_s = until - self._monotonic()
+            if left_s <= 0:
+                raise NoEngine(self._why(target, engines))
+            await self._directory.changed(min(left_s, _RECHECK_S if engines else left_s))
+
+    def suspect(self, engine: Engine) -> None:
+        """Avoid an engine until its keeper renews the lease, or for a while."""
+        self._suspicions[engine.engine_id] = _Suspicion(engine.renewal, self._monotonic() + self._suspect_s)
+
+    def _suspects(self, engines: list[Engine]) -> list[str]:
+        now = self._monotonic()
+        found = []
+        for engine in engines:
+            suspicion = self._suspicions.get(engine.engine_id)
+            if suspicion and suspicion.until > now and suspicion.renewal == engine.renewal:
+                found.append(engine.engine_id)
+        return found
+
+    async def _require_known(self, target: Target) -> None:
+        """A model or version that is not in the view may be newer than the view: asks once."""
+        view = self._directory.view
+        if target.model in view.models and (target.version is None or view.serving(target)):
+            return
+        await self._directory.refresh(_REFRESH_S)
+        if target.model not in self._directory.view.models:
+            raise UnknownModel(
+                f"model {target.model!r} does not exist; GET /v1/models lists them", param="model"
+            )
+
+    def _why(self, target: Target, engines: list[Engine]) -> str:
+        if engines:
+            names = ", ".join(engine.engine_id for engine in engines)
+            return f"every engine of {target} failed just now ({names}); try again"
+        return f"no engine serves {target} on channel head; is its keeper running?"

@@ -1,0 +1,243 @@
+"""Relays a call to an engine: another engine while nothing was answered yet, never twice after that.
+
+The weights named beside an answer are those that made it: the engine's own word where it gives one (version
+spans, or the version it says it has loaded while a reload is due), else the lease, certain while none is.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from model_gateway.domain.calls import Call, Target
+from model_gateway.domain.errors import EngineLost, GatewayError
+from model_gateway.domain.replies import (
+    Usage,
+    finish_reasons,
+    pinned_version,
+    usage_of,
+    versions_in,
+    with_ids_in_both_places,
+)
+from model_gateway.domain.routing import Engine, Weights, served_name
+from model_gateway.ports import Directory, EngineReply, Engines
+from model_gateway.usecases.pick import PickEngine
+from model_gateway.usecases.streams import Events, error_event
+
+log = logging.getLogger(__name__)
+
+_OK = 200
+_NOT_FOUND = 404
+_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPolicy:
+    """How long to wait for what, in seconds."""
+
+    engine_wait_s: float = 20.0  # for an engine, from the first try to the last
+    request_timeout_s: float = 600.0  # for a whole answer
+
+
+@dataclass(slots=True)
+class Answer:
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    weights: Weights | None
+    usage: Usage
+    finish_reasons: list[str]
+    engine_s: float  # spent waiting for engines
+    tries: int
+
+
+@dataclass(slots=True)
+class OpenStream:
+    """A stream whose first bytes are here. Read `events` to the end, or close it."""
+
+    weights: Weights
+    engine_s: float
+    tries: int
+    events: AsyncGenerator[bytes, None]
+    facts: Events
+    final_weights: Weights  # exact once the events are read
+    error: GatewayError | None = None
+
+    async def close(self) -> None:
+        """Lets the engine go; before the end it aborts the request."""
+        await self.events.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    engine: Engine
+    reply: EngineReply
+    version_before: int
+
+
+class Relay:
+    """Non-streamed and streamed calls."""
+
+    def __init__(self, directory: Directory, engines: Engines, pick: PickEngine, policy: RelayPolicy) -> None:
+        self._directory = directory
+        self._engines = engines
+        self._pick = pick
+        self._policy = policy
+
+    async def answer(self, call: Call, headers: Mapping[str, str]) -> Answer:
+        """The whole answer, whatever its status below 500. Raises GatewayError."""
+        started = time.monotonic()
+        until = started + self._policy.engine_wait_s
+        tries = 0
+        while True:
+            tries += 1
+            engine = await self._pick.pick(call.target, until=until)
+            self._pick.busy[engine.engine_id] += 1
+            try:
+                attempt = await self._attempt(call, engine, headers)
+                return await self._read(call, attempt, started, tries)
+            except EngineLost as error:
+                self._lost(engine, error, until)
+            finally:
+                self._pick.busy[engine.engine_id] -= 1
+
+    async def open_stream(self, call: Call, headers: Mapping[str, str]) -> OpenStream | Answer:
+        """A stream with its first event at hand, or the engine's refusal. Raises GatewayError."""
+        started = time.monotonic()
+        until = started + self._policy.engine_wait_s
+        tries = 0
+        while True:
+            tries += 1
+            engine = await self._pick.pick(call.target, until=until)
+            self._pick.busy[engine.engine_id] += 1
+            try:
+                attempt = await self._attempt(call, engine, headers)
+                if attempt.reply.status != _OK:
+                    return await self._read(call, attempt, started, tries)
+                return await self._opened(call, attempt, started, tries)
+            except EngineLost as error:
+                self._lost(engine, error, until)
+            finally:
+                # A stream that was opened counts itself from here on.
+                self._pick.busy[engine.engine_id] -= 1
+
+    async def _attempt(self, call: Call, engine: Engine, headers: Mapping[str, str]) -> _Attempt:
+        name = served_name(engine, call.target)
+        if name is None:
+            raise EngineLost(f"engine {engine.engine_id} no longer serves {call.target}")
+        before = await self._loaded(engine, call.target)
+        outbound = call.outbound(name)
+        body = call.raw if outbound is None else orjson.dumps(outbound)
+        timeout_s = self._policy.request_timeout_s
+        reply = await self._engines.post(engine, call.route.value, body, headers, timeout_s)
+        gone = reply.status == _NOT_FOUND and call.target.version is not None
+        if reply.status >= _SERVER_ERROR or gone:
+            reply.close()
+            raise EngineLost(f"engine {engine.engine_id} answered {reply.status}")
+        return _Attempt(engine, reply, before)
+
+    def _lost(self, engine: Engine, error: EngineLost, until: float) -> None:
+        """Suspects the engine; raises when there is no time for another try."""
+        self._pick.suspect(engine)
+        log.warning("engine_lost", extra={"engine_id": engine.engine_id, "why": error.message})
+        if time.monotonic() >= until:
+            raise error
+
+    async def _read(self, call: Call, attempt: _Attempt, started: float, tries: int) -> Answer:
+        try:
+            body = await attempt.reply.read()
+        finally:
+            attempt.reply.close()
+        return await self._finished(call, attempt, body, time.monotonic() - started, tries)
+
+    async def _finished(
+        self, call: Call, attempt: _Attempt, body: bytes, engine_s: float, tries: int
+    ) -> Answer:
+        if attempt.reply.status != _OK:
+            return Answer(attempt.reply.status, body, None, Usage(), [], engine_s, tries)
+        reply = _json(body, attempt.engine)
+        versions = versions_in(reply)
+        if not versions:
+            versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
+        weights = await self._weights(call.target.model, versions)
+        if call.return_token_ids and with_ids_in_both_places(reply):
+            body = orjson.dumps(reply)
+        usage = usage_of(reply) or Usage()
+        return Answer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries)
+
+    async def _opened(self, call: Call, attempt: _Attempt, started: float, tries: int) -> OpenStream:
+        events = Events(call, attempt.reply)
+        try:
+            first = await events.first()
+        except BaseException:
+            attempt.reply.close()
+            raise
+        version = await self._loaded(attempt.engine, call.target)
+        weights = await self._weights(call.target.model, events.versions or [version])
+        stream = OpenStream(
+            weights=weights,
+            engine_s=time.monotonic() - started,
+            tries=tries,
+            events=_nothing(),
+            facts=events,
+            final_weights=weights,
+        )
+        stream.events = self._rest(call, attempt, stream, first)
+        return stream
+
+    async def _rest(
+        self, call: Call, attempt: _Attempt, stream: OpenStream, first: bytes
+    ) -> AsyncGenerator[bytes, None]:
+        busy, engine_id = self._pick.busy, attempt.engine.engine_id
+        busy[engine_id] += 1
+        try:
+            if first:
+                yield first
+            async for block in stream.facts.rest():
+                yield block
+            if stream.facts.versions:
+                stream.final_weights = await self._weights(call.target.model, stream.facts.versions)
+        except EngineLost as error:
+            # Tokens were delivered, so another engine cannot take over: the client must know.
+            self._pick.suspect(attempt.engine)
+            stream.error = error
+            yield error_event(error)
+        finally:
+            busy[engine_id] -= 1
+            attempt.reply.close()
+
+    async def _loaded(self, engine: Engine, target: Target) -> int:
+        """The version that the engine samples the target with at this moment."""
+        pinned = pinned_version(engine, target)
+        if pinned is not None:
+            return pinned
+        view = self._directory.view
+        lease = next((one for one in view.engines if one.engine_id == engine.engine_id), engine)
+        if view.is_settled(lease):
+            return lease.version
+        said = await self._engines.loaded_version(engine)
+        return lease.version if said is None else said
+
+    async def _weights(self, model: str, versions: list[int]) -> Weights:
+        newest = max(versions)
+        digest = await self._directory.digest(Target(model, newest))
+        return Weights(model, newest, min(versions), digest)
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    return
+    yield b""
+
+
+def _json(body: bytes, engine: Engine) -> dict[str, Any]:
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise EngineLost(f"engine {engine.engine_id} answered something that is not JSON: {error}") from error
+    if not isinstance(reply, dict):
+        raise EngineLost(f"engine {engine.engine_id} answered a JSON {type(reply).__name__}")
+    return reply

@@ -1,0 +1,52 @@
+"""protobuf <-> domain, nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from model_gateway.domain.routing import Engine, EngineState, ModelHead, View
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import registry_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+
+_STATES: Mapping[int, EngineState] = {
+    registry_pb2.ENGINE_STATE_STARTING: EngineState.STARTING,
+    registry_pb2.ENGINE_STATE_READY: EngineState.READY,
+    registry_pb2.ENGINE_STATE_RELOADING: EngineState.RELOADING,
+    registry_pb2.ENGINE_STATE_FAILED: EngineState.FAILED,
+    registry_pb2.ENGINE_STATE_STOPPING: EngineState.STOPPING,
+}
+
+
+def view_from_wire(models: pb.ListModelsResponse, engines: pb.ListEnginesResponse) -> View:
+    """What the registry says now."""
+    heads = {one.model: head_from_wire(one) for one in models.models}
+    return View(heads, tuple(engine_from_wire(one) for one in engines.engines))
+
+
+def head_from_wire(model: registry_pb2.Model) -> ModelHead:
+    """A model's head."""
+    return ModelHead(model.model, model.head_version, model.head_checkpoint_id, model.created_at.seconds)
+
+
+def engine_from_wire(lease: registry_pb2.EngineLease) -> Engine:
+    """A lease; a state that we do not know is not routed to."""
+    return Engine(
+        engine_id=lease.engine_id,
+        base_url=lease.base_url.rstrip("/"),
+        model=lease.model,
+        follows_head=lease.channel == common_pb2.CHANNEL_HEAD,
+        version=lease.version,
+        digest=lease.digest,
+        held_versions=frozenset(lease.held_versions),
+        state=_STATES.get(lease.state, EngineState.STARTING),
+        renewal=lease.expires_at.ToJsonString(),
+    )
+
+
+def with_head(view: View, model: str, version: int, checkpoint_id: str) -> View:
+    """The view after head of a model moved; a model that it lacks comes with the next poll."""
+    known = view.models.get(model)
+    if known is None:
+        return view
+    moved = replace(known, head_version=version, head_checkpoint_id=checkpoint_id)
+    return replace(view, models={**view.models, model: moved})

@@ -1,7 +1,7 @@
 """Builds the reward grader; nothing connects before it is started."""
 
 from blob_store import S3BlobStore
-from event_bus import EventBus
+from event_bus import BusTimings, EventBus
 from event_bus.topology import REWARD_GRADER
 from reward_grader.adapters.fleet import GrpcEnvironments
 from reward_grader.adapters.rubric import load_grader
@@ -46,7 +46,9 @@ def build_app(settings: GraderSettings) -> Service:
     grade = GradeTrajectory(
         environments, BlobTranscripts(store), rubric, gone_after_s=settings.gone_after_s, now=utc_now
     )
-    bus = EventBus(settings.bus, client_name="reward_grader")
+    # Handlers and connection together must be done within the component's own bound.
+    timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
+    bus = EventBus(settings.bus, client_name="reward_grader", timings=timings)
     bus.subscribe(REWARD_GRADER, RecordHandler(grade, bus, now=utc_now), slots=settings.slots)
     service.add(as_component("bus", bus))
     return service

@@ -46,7 +46,7 @@ class GradingTask:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What a grader may look at. `messages`: the conversation in the OpenAI shape. `wire`: passed on as is."""
+    """What a grader may look at. `messages`: the conversation, OpenAI's shape. `wire`: passed on as is."""
 
     trajectory_id: str
     task_slug: str

@@ -1,10 +1,10 @@
 """Builds the rollout sampler; nothing connects before it is started."""
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from blob_store import S3BlobStore
-from event_bus import EventBus
+from blob_store import BlobStore, S3BlobStore
+from event_bus import BusTimings, EventBus
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
 from grpc_edge import Peer
 from rollout_sampler.adapters.bodies import BlobBodies
@@ -15,7 +15,7 @@ from rollout_sampler.adapters.policies import EngineFormats, PolicyFiles
 from rollout_sampler.handlers import EpisodeHandler
 from rollout_sampler.settings import SamplerSettings
 from rollout_sampler.usecases import Outside, PlayEpisode, PlayLimits
-from service_kit import Service, as_component, run_main, utc_now
+from service_kit import Component, Service, as_component, run_main, utc_now
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 
@@ -38,11 +38,9 @@ class _Closing:
         return None
 
 
-def build_app(settings: SamplerSettings) -> Service:
-    """The whole service. Needs a running event loop; connects at start."""
-    service = Service("rollout_sampler", settings)
-    store = service.add(S3BlobStore(settings.s3))
-    registry = service.add(Peer("registry", settings.peers.registry))
+def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
+    """The use case, and the connections it holds. Needs a running event loop."""
+    registry = Peer("registry", settings.peers.registry)
     leases = Leases(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
     files = PolicyFiles(store, settings.cache_dir)
     engines = LeasedEngines(leases, files.digest, turn_timeout_s=settings.turn_timeout_s)
@@ -52,12 +50,23 @@ def build_app(settings: SamplerSettings) -> Service:
         patience_s=settings.environment_patience_s,
     )
     environments = GrpcEnvironments(settings.peers.environments, timings)
-    service.add(_Closing("engines", engines.stop))
-    service.add(_Closing("environments", environments.stop))
     formats = EngineFormats(files, engines.version_now)
     outside = Outside(environments, engines, formats, BlobBodies(store))
     play = PlayEpisode(outside, _limits(settings), now=utc_now, new_nonce=lambda: secrets.token_hex(4))
-    bus = EventBus(settings.bus, client_name="rollout_sampler")
+    held = (registry, _Closing("engines", engines.stop), _Closing("environments", environments.stop))
+    return play, held
+
+
+def build_app(settings: SamplerSettings) -> Service:
+    """The whole service. Needs a running event loop; connects at start."""
+    service = Service("rollout_sampler", settings)
+    store = service.add(S3BlobStore(settings.s3))
+    play, held = build_play(settings, store)
+    for component in held:
+        service.add(component)
+    # Handlers and connection together must be done within the component's own bound.
+    timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
+    bus = EventBus(settings.bus, client_name="rollout_sampler", timings=timings)
     for pool, spec, slots in (
         ("train", ROLLOUT_SAMPLER_TRAIN, settings.train_slots),
         ("eval", ROLLOUT_SAMPLER_EVAL, settings.eval_slots),

@@ -3,7 +3,7 @@
 import logging
 
 from blob_store import S3BlobStore
-from event_bus import EventBus
+from event_bus import BusTimings, EventBus
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from grpc_edge import GrpcServer
 from service_kit import Service, Worker, as_component, run_main, utc_now
@@ -57,7 +57,9 @@ def build_app(settings: StoreSettings) -> Service:
     index = SqlIndex(db)
     read = ReadBody(index, BlobBodies(store))
     watch = WatchTrajectories(index, poll_s=settings.watch_poll_s)
-    bus = EventBus(settings.bus, client_name="trajectory_store")
+    # Handlers and connection together must be done within the component's own bound.
+    timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
+    bus = EventBus(settings.bus, client_name="trajectory_store", timings=timings)
     handler = LedgerHandler(index, on_change=watch.wake)
     bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, handler, batch_size=settings.batch_size)
     service.add(as_component("bus", bus))

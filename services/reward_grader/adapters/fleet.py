@@ -52,7 +52,7 @@ class GrpcEnvironments:
                 await self._stub(task.environment_address).Close(request, timeout=_CLOSE_S)
         except RemoteNotFound:
             return
-        except RemoteError as error:
+        except (RemoteError, grpc.aio.UsageError) as error:  # UsageError: our channel is closed already
             log.warning("lease_not_closed", extra={"lease_id": task.lease_id, "why": str(error)})
 
     async def stop(self) -> None:

@@ -92,7 +92,7 @@ class GrpcEnvironments:
                 await self._stub(environment.address).Close(request, timeout=self._timings.close_s)
         except RemoteNotFound:
             return
-        except RemoteError as error:
+        except (RemoteError, grpc.aio.UsageError) as error:  # UsageError: our channel is closed already
             log.warning("lease_not_closed", extra={"lease_id": environment.lease_id, "why": str(error)})
 
     async def stop(self) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 from google.protobuf.message import Message
@@ -90,7 +90,7 @@ class World:
             run_id=self.run_id,
             group_id=group_id,
             group_size=1,
-            purpose=common_pb2.PURPOSE_TRAIN,
+            purpose=changes.pop("purpose", common_pb2.PURPOSE_TRAIN),
             split=common_pb2.SPLIT_TRAIN,
             policy=changes.pop("policy", common_pb2.PolicySelector(model=MODEL)),
             sampling=sampling,
@@ -173,8 +173,13 @@ async def world(
             resources=resources,
         )
         watching = asyncio.create_task(_watch(world))
-        resources.callback(watching.cancel)
+        resources.push_async_callback(_end, watching)
         yield world
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def _started(resources: AsyncExitStack, part: S) -> S:
@@ -185,5 +190,7 @@ async def _started(resources: AsyncExitStack, part: S) -> S:
 
 async def _watch(world: World) -> None:
     kinds: list[type[Message]] = [TrajectoryRecorded, EpisodeFailed]
-    async for delivery in world.bus.replay(kinds, after_sequence=0):
-        world.events.append(delivery)
+    replay = cast("AsyncGenerator[Delivery[Any], None]", world.bus.replay(kinds, after_sequence=0))
+    async with aclosing(replay) as deliveries:
+        async for delivery in deliveries:
+            world.events.append(delivery)

@@ -74,15 +74,16 @@ class Environments:
         return None
 
 
-def build_app(settings: ScenarioRunnerSettings) -> Service:
-    """Wires everything; nothing connects before the service starts."""
+def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
+    """Wires everything; nothing connects before the service starts. server: where to serve, by default the
+    settings' address."""
     service = Service(NAME, settings)
     database = Database(settings.sql.url_for(NAME))
     hosts = build_hosts(settings)
     book = SqlEpisodeBook(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
     leases = Leases(hosts, book, rules, now=utc_now, new_id=new_id)
-    server = GrpcServer(settings.host, settings.grpc_port)
+    server = server or GrpcServer(settings.host, settings.grpc_port)
     service.add(Tables(database))
     service.add(Environments(hosts))
     if settings.role != "fleet":

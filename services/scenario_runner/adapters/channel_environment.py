@@ -62,11 +62,7 @@ class ChannelEnvironment:
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         """See LiveEnvironment."""
         started = time.monotonic()
-        try:
-            result = await self._guarded(f"tool {name}", self._call_tool(name, arguments))
-        except EpisodeFault as fault:
-            # The policy asked for something that does not exist or cannot be said: it reads so and goes on.
-            result = ToolResult(str(fault), is_error=True)
+        result = await self._guarded(f"tool {name}", self._called(name, arguments))
         return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
@@ -88,6 +84,13 @@ class ChannelEnvironment:
             self._closed = True
             await self._channel.close()
             await self._on_close()
+
+    async def _called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        try:
+            return await self._call_tool(name, arguments)
+        except ChannelError as error:
+            # The policy asked for something that does not exist or cannot be said: it reads so and goes on.
+            return ToolResult(str(error), is_error=True)
 
     async def _over_channel(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return await self._channel.call_tool(

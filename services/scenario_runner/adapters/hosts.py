@@ -15,21 +15,21 @@ class Hosts:
     """Implements EnvironmentHost over both kinds."""
 
     def __init__(self, forked: ForkedHost, tcp: TcpHost) -> None:
-        self._forked = forked
-        self._tcp = tcp
+        self.forked = forked
+        self.tcp = tcp
 
     async def start(self, episode: EpisodeToPlay) -> LiveEnvironment:
         """See EnvironmentHost."""
         if isinstance(episode.source, PythonEnvironment):
-            return await self._forked.start(episode)
-        return await self._tcp.start(episode)
+            return await self.forked.start(episode)
+        return await self.tcp.start(episode)
 
     async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
         """See EnvironmentHost."""
         if isinstance(source, PythonEnvironment):
-            return await self._forked.describe(source)
-        return await self._tcp.describe(source)
+            return await self.forked.describe(source)
+        return await self.tcp.describe(source)
 
     async def stop(self) -> None:
         """End every environment process."""
-        await self._forked.stop()
+        await self.forked.stop()

@@ -134,10 +134,15 @@ class Zygote:
                     await self._process.wait()
             except TimeoutError:
                 log.warning("zygote_killed", extra={"path": self.source.path, "pid": self._process.pid})
-                self._process.kill()
+                self.kill()
                 await self._process.wait()
         self._gone()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Kill it with its episodes, at once; `dead` follows."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
     def output_of(self, forked: Forked, limit: int = 2000) -> str:
         """The end of what an episode process printed, for error details."""

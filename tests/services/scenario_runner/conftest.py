@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from event_bus import EventBus
 from event_bus.provision import provision
@@ -17,6 +19,7 @@ from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit.groups import BusSettings, PeerSettings, SqlSettings
 from service_kit.service import Service
+from service_kit.telemetry import setup_telemetry
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import (
@@ -64,6 +67,13 @@ class Runner:
 Start = Callable[..., Awaitable[Runner]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def traced() -> None:
+    """Spans exist, as in the service's own process."""
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        setup_telemetry("tests")
+
+
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A bus of its own: the planner's durable must not hold what another test left behind."""
@@ -78,18 +88,21 @@ async def start_runner(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Start]
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> Runner:
-            registry = KnownModels("incident", "other")
+            # Only the methods that the runner calls; the generated base answers UNIMPLEMENTED to the others.
+            registry = KnownModels("incident", "other")  # type: ignore[abstract]
             registry_server = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
             await registry_server.start()
             stack.push_async_callback(registry_server.stop)
-            peers = {"registry": registry_server.address, "trajectories": "127.0.0.1:1", "training": "127.0.0.1:1"}
+            peers = PeerSettings(
+                registry=registry_server.address, trajectories="127.0.0.1:1", training="127.0.0.1:1"
+            )
             given: dict[str, Any] = {
                 "grpc_port": 0,
                 "http_port": 0,
                 "environment_roots": (ENVIRONMENTS, tmp_path),
                 "bus": BusSettings(url=nats.url),
                 "sql": SqlSettings(data_dir=tmp_path / "sql"),
-                "peers": PeerSettings(**peers),
+                "peers": peers,
             }
             return await _run(ScenarioRunnerSettings(**{**given, **settings}), registry, nats, stack)
 
@@ -105,10 +118,10 @@ async def runner(start_runner: Start) -> Runner:
 async def _run(
     settings: ScenarioRunnerSettings, registry: KnownModels, nats: NatsServer, stack: AsyncExitStack
 ) -> Runner:
-    service = build_app(settings)
+    server = GrpcServer("127.0.0.1", 0)
+    service = build_app(settings, server)
     stack.push_async_callback(service.stop)
     await service.start()
-    server = next(one for one in service.components if isinstance(one, GrpcServer))
     channel = connect(server.address, default_timeout_s=60)
     stack.push_async_callback(channel.close)
     bus = EventBus(settings.bus, client_name="test")

@@ -1,0 +1,174 @@
+"""An environment whose scenarios and tools misbehave in every way the platform must survive."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+from upcycle import Environment
+
+env = Environment("hostile")
+
+
+@env.tool()
+def raises() -> str:
+    """Always fails."""
+    raise RuntimeError("the index is gone")
+
+
+@env.tool()
+def huge() -> str:
+    """50 MB of text."""
+    return "x" * (50 * 1024 * 1024)
+
+
+@env.tool()
+async def sleepy(seconds: float) -> str:
+    """Sleeps without blocking."""
+    await asyncio.sleep(seconds)
+    return "awake"
+
+
+@env.tool()
+def stuck(seconds: float) -> str:
+    """Blocks the whole process."""
+    time.sleep(seconds)
+    return "unstuck"
+
+
+@env.tool()
+def dies() -> str:
+    """Ends its own process."""
+    os._exit(7)
+
+
+@env.tool()
+def not_json() -> Any:
+    """Returns what JSON cannot carry."""
+    return object()
+
+
+@env.scenario()
+async def fine() -> AsyncGenerator[Any, Any]:
+    yield "go"
+    yield 1.0
+
+
+@env.scenario()
+async def raises_first() -> AsyncGenerator[Any, Any]:
+    raise ValueError("no database today")
+    yield ""
+
+
+@env.scenario()
+async def never_yields() -> AsyncGenerator[Any, Any]:
+    return
+    yield ""
+
+
+@env.scenario()
+async def no_prompt() -> AsyncGenerator[Any, Any]:
+    yield 42
+    yield 1.0
+
+
+@env.scenario()
+async def one_yield() -> AsyncGenerator[Any, Any]:
+    yield "go"
+
+
+@env.scenario()
+async def hangs_first(seconds: float) -> AsyncGenerator[Any, Any]:
+    await asyncio.sleep(seconds)
+    yield "go"
+
+
+@env.scenario()
+def spins_first() -> Generator[Any, Any, None]:
+    while True:
+        pass
+    yield ""
+
+
+@env.scenario()
+async def hangs_last(seconds: float) -> AsyncGenerator[Any, Any]:
+    yield "go"
+    await asyncio.sleep(seconds)
+    yield 1.0
+
+
+@env.scenario()
+async def raises_last() -> AsyncGenerator[Any, Any]:
+    yield "go"
+    raise KeyError("no such row")
+
+
+@env.scenario()
+async def rewards(value: str) -> AsyncGenerator[Any, Any]:
+    yield "go"
+    yield {"nan": float("nan"), "inf": float("inf"), "two": 2.0, "minus": -0.5, "text": "1.0", "none": None}[
+        value
+    ]
+
+
+@env.scenario()
+async def thrice() -> AsyncGenerator[Any, Any]:
+    yield "go"
+    yield 1.0
+    yield 0.5
+
+
+@env.scenario()
+async def exits() -> AsyncGenerator[Any, Any]:
+    sys.exit(3)
+    yield ""
+
+
+@env.scenario()
+async def killed() -> AsyncGenerator[Any, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield ""
+
+
+@env.scenario()
+async def eats_memory() -> AsyncGenerator[Any, Any]:
+    hoard = bytearray(8 << 30)
+    yield f"{len(hoard)}"
+
+
+@env.scenario()
+def forks(pid_file: str) -> Generator[Any, Any, None]:
+    """Leaves a child, a grandchild in its own session, and a program behind."""
+    pids = []
+    for escape in (False, True):
+        pid = os.fork()
+        if pid == 0:
+            if escape:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+            with open(pid_file, "a") as noted:
+                noted.write(f"{os.getpid()}\n")
+            time.sleep(600)
+            os._exit(0)
+        pids.append(pid)
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    with open(pid_file, "a") as noted:
+        noted.write(f"{program.pid}\n")
+    yield f"{pids}"
+    yield 1.0
+
+
+@env.scenario()
+async def unshares() -> AsyncGenerator[Any, Any]:
+    """Tries what the system call filter forbids."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = libc.unshare(0x10000000) == -1 and libc.ptrace(0, 0, 0, 0) == -1
+    yield f"refused={refused}"
+    yield 1.0

@@ -1,0 +1,344 @@
+"""Environments that misbehave, as real forked processes: each fault is typed, and everything else goes on."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.scenario_runner.conftest import ENVIRONMENTS
+
+from scenario_runner.adapters.forked_host import ForkedHost
+from scenario_runner.adapters.hosts import Hosts
+from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.tcp_host import TcpHost
+from scenario_runner.adapters.zygotes import ZygoteOptions
+from scenario_runner.domain.environments import (
+    EnvironmentBroken,
+    EnvironmentLost,
+    EpisodeFault,
+    EpisodeTimeout,
+    EpisodeToPlay,
+    FleetFull,
+    Opened,
+    PythonEnvironment,
+    UnknownLease,
+)
+from scenario_runner.ports import Patience
+from scenario_runner.usecases.leases import LeaseRules, Leases
+
+PATIENCE = Patience(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
+HOSTILE = PythonEnvironment("hostile", str(ENVIRONMENTS / "hostile.py"))
+ARITH = PythonEnvironment("arith", str(ENVIRONMENTS / "arith.py"))
+
+Open = Callable[..., Any]
+
+
+class Book:
+    """Plays what the test puts in."""
+
+    def __init__(self) -> None:
+        self.episodes: dict[str, EpisodeToPlay] = {}
+
+    async def to_play(self, episode_id: str) -> EpisodeToPlay:
+        return self.episodes[episode_id]
+
+    async def opened(self, episode_ids: Sequence[str]) -> None:
+        raise AssertionError("not asked in these tests")
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Fleet:
+    """Leases over real processes."""
+
+    def __init__(self, hosts: Hosts, capacity: int) -> None:
+        self.hosts = hosts
+        self.book = Book()
+        self.clock = Clock()
+        self._ids = iter(range(10_000))
+        self.leases = Leases(
+            hosts,
+            self.book,
+            LeaseRules(capacity, 60.0),
+            now=self.clock,
+            new_id=lambda prefix: f"{prefix}-{next(self._ids)}",
+        )
+
+    async def open(
+        self, scenario: str = "fine", args: str = "{}", *, source: Any = HOSTILE, episode: str = ""
+    ) -> Opened:
+        episode = episode or f"episode-{next(self._ids)}"
+        deadline = self.clock.now + timedelta(seconds=30)
+        self.book.episodes[episode] = EpisodeToPlay(episode, source, scenario, args, deadline)
+        return await self.leases.open(episode)
+
+    async def call(self, opened: Opened, name: str, args: str = "{}", call_id: str = "") -> Any:
+        return await self.leases.call_tool(opened.lease_id, call_id or f"call-{next(self._ids)}", name, args)
+
+    async def grade(self, opened: Opened, answer: str = "x") -> Any:
+        return await self.leases.grade(opened.lease_id, answer, {"turns": []})
+
+    async def works(self) -> bool:
+        """A well-behaved episode from prompt to reward."""
+        opened = await self.open("sum", '{"a": 1, "b": 2}', source=ARITH)
+        return bool((await self.grade(opened, "3")).reward == 1.0)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    options = ZygoteOptions(Limits(address_space_bytes=1 << 30), 64, start_timeout_s=30, fork_timeout_s=10)
+    hosts = Hosts(ForkedHost(options, PATIENCE), TcpHost(PATIENCE))
+    running = Fleet(hosts, capacity=8)
+    yield running
+    await running.leases.close_all()
+    await hosts.stop()
+
+
+async def test_a_well_behaved_episode(fleet: Fleet) -> None:
+    opened = await fleet.open("sum", '{"a": 2, "b": 3}', source=ARITH)
+    assert [message["role"] for message in opened.prompt] == ["system", "user"]
+    assert [tool.name for tool in opened.tools] == ["add", "process"]
+    outcome = await fleet.call(opened, "add", '{"a": 2, "b": 3}')
+    assert (outcome.content, outcome.is_error) == ('{"sum": 5}', False)
+    grade = await fleet.leases.grade(
+        opened.lease_id, "5", {"turns": [{"text": "", "tool_calls": [{"name": "add", "arguments": {}}]}]}
+    )
+    assert (grade.reward, grade.success, grade.info) == (1.0, True, {"calls": 1})
+    assert grade.subscores[0]["info"] == {"uses": 1}
+
+
+async def test_episodes_share_nothing(fleet: Fleet) -> None:
+    one = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
+    two = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
+    await fleet.call(one, "add", '{"a": 1, "b": 1}')
+    facts = [json.loads((await fleet.call(each, "process")).content) for each in (one, two)]
+    assert [fact["calls"] for fact in facts] == [1, 0]
+    assert all(fact["session"] == fact["pid"] != os.getpid() for fact in facts)
+    assert facts[0]["cwd"] != facts[1]["cwd"]
+    assert facts[0]["cwd"] == facts[0]["env"]["TMPDIR"]
+
+
+async def test_the_platforms_variables_do_not_reach_environments(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPCYCLE_S3_SECRET_KEY", "hidden-from-environments")
+    opened = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
+    assert "hidden-from-environments" not in (await fleet.call(opened, "process")).content
+
+
+@pytest.mark.parametrize(
+    ("scenario", "args", "fault", "text"),
+    [
+        ("raises_first", "{}", "scenario_error", "no database today"),
+        ("never_yields", "{}", "scenario_error", "ended before its first yield"),
+        ("no_prompt", "{}", "scenario_error", "not a prompt"),
+        ("exits", "{}", "scenario_error", "status 3"),
+        ("eats_memory", "{}", "scenario_error", "MemoryError"),
+        ("nothing_of_that_name", "{}", "unknown_name", "no scenario"),
+        ("hangs_first", '{"seconds": "long"}', "arguments_invalid", "expected a number"),
+    ],
+)
+async def test_a_scenario_that_fails_before_its_prompt(
+    fleet: Fleet, scenario: str, args: str, fault: str, text: str
+) -> None:
+    with pytest.raises(EpisodeFault, match=text) as caught:
+        await fleet.open(scenario, args)
+    assert caught.value.fault == fault
+    assert fleet.leases.num_alive == 0
+    assert await fleet.works()
+
+
+@pytest.mark.parametrize("scenario", ["hangs_first", "spins_first"])
+async def test_a_scenario_that_hangs_before_its_prompt(fleet: Fleet, scenario: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(EpisodeTimeout, match=r"within 1 s"):
+        await fleet.open(scenario, '{"seconds": 600}' if scenario == "hangs_first" else "{}")
+    assert time.monotonic() - started < 3
+    assert await fleet.works()
+
+
+async def test_a_scenario_whose_process_is_killed(fleet: Fleet) -> None:
+    with pytest.raises(EnvironmentLost, match="signal 9"):
+        await fleet.open("killed")
+    assert await fleet.works()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "args", "fault", "text"),
+    [
+        ("one_yield", "{}", "scenario_error", "ended before its second yield"),
+        ("raises_last", "{}", "scenario_error", "no such row"),
+        ("thrice", "{}", "scenario_error", "third time"),
+        ("rewards", '{"value": "nan"}', "reward_invalid", "not finite"),
+        ("rewards", '{"value": "inf"}', "reward_invalid", "not finite"),
+        ("rewards", '{"value": "two"}', "reward_invalid", "outside"),
+        ("rewards", '{"value": "minus"}', "reward_invalid", "outside"),
+        ("rewards", '{"value": "text"}', "reward_invalid", "not a number"),
+        ("rewards", '{"value": "none"}', "reward_invalid", "not a number"),
+    ],
+)
+async def test_a_scenario_without_a_usable_reward(
+    fleet: Fleet, scenario: str, args: str, fault: str, text: str
+) -> None:
+    opened = await fleet.open(scenario, args)
+    for _ in range(2):  # asking again gives the same answer: the scenario is not played twice
+        with pytest.raises(EpisodeFault, match=text) as caught:
+            await fleet.grade(opened)
+        assert caught.value.fault == fault
+    assert fleet.leases.num_alive == 0
+    assert await fleet.works()
+
+
+async def test_a_scenario_that_hangs_at_its_reward(fleet: Fleet) -> None:
+    opened = await fleet.open("hangs_last", '{"seconds": 600}')
+    with pytest.raises(EpisodeTimeout, match="grade"):
+        await fleet.grade(opened)
+    assert await fleet.works()
+
+
+async def test_tools_that_fail_leave_the_episode_alive(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    raised = await fleet.call(opened, "raises")
+    assert (raised.is_error, raised.content) == (True, "raises: RuntimeError: the index is gone")
+    assert (await fleet.call(opened, "no_such_tool")).is_error
+    assert (await fleet.call(opened, "not_json")).is_error
+    assert (await fleet.call(opened, "sleepy", '{"seconds": "x"}')).is_error
+    assert (await fleet.call(opened, "sleepy", "not json")).is_error
+    assert (await fleet.call(opened, "sleepy", "[1]")).is_error
+    slow = await fleet.call(opened, "sleepy", '{"seconds": 600}')
+    assert slow.is_error
+    assert "no result within 0.5 s" in slow.content
+    assert (await fleet.grade(opened)).reward == 1.0
+
+
+async def test_a_tool_result_of_50_mb_is_cut(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    result = await fleet.call(opened, "huge")
+    assert result.truncated
+    assert not result.is_error
+    assert len(result.content.encode()) <= PATIENCE.tool_result_bytes
+    assert result.content.endswith("[truncated: 52428800 bytes, limit 4096; ask for less]")
+    assert (await fleet.grade(opened)).reward == 1.0
+
+
+async def test_a_tool_that_blocks_the_process_ends_the_episode(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    with pytest.raises(EpisodeTimeout, match="tool stuck"):
+        await fleet.call(opened, "stuck", '{"seconds": 600}')
+    with pytest.raises(UnknownLease):
+        await fleet.grade(opened)
+    assert fleet.leases.num_alive == 0
+
+
+async def test_a_tool_that_ends_the_process_is_the_scenarios_fault(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    with pytest.raises(EpisodeFault, match="status 7"):
+        await fleet.call(opened, "dies")
+    assert await fleet.works()
+
+
+async def test_a_scenario_that_forks_leaves_nobody_behind(fleet: Fleet, tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    opened = await fleet.open("forks", f'{{"pid_file": "{noted}"}}')
+    async with asyncio.timeout(5):
+        while not noted.exists() or len(noted.read_text().split()) < 3:
+            await asyncio.sleep(0.02)
+    pids = [int(word) for word in noted.read_text().split()]
+    assert all(map(_is_alive, pids))
+    assert (await fleet.grade(opened)).reward == 1.0
+    async with asyncio.timeout(5):
+        while any(map(_is_alive, pids)):
+            await asyncio.sleep(0.02)
+    assert await fleet.works()
+
+
+async def test_forbidden_system_calls_are_refused(fleet: Fleet) -> None:
+    opened = await fleet.open("unshares")
+    assert opened.prompt[0]["content"] == "refused=True"
+
+
+async def test_an_environment_that_cannot_be_imported_is_named(fleet: Fleet, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module\n")
+    with pytest.raises(EnvironmentBroken, match="no_such_module"):
+        await fleet.open(source=PythonEnvironment("broken", str(broken)))
+    dying = tmp_path / "dying.py"
+    dying.write_text("import os\nos._exit(3)\n")
+    with pytest.raises(EnvironmentBroken, match="died while importing"):
+        await fleet.open(source=PythonEnvironment("dying", str(dying)))
+    with pytest.raises(EnvironmentBroken, match="declares no environment 'another'"):
+        await fleet.open(source=PythonEnvironment("another", HOSTILE.path))
+    assert await fleet.works()
+
+
+async def test_a_killed_zygote_loses_its_episodes_and_is_replaced(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    zygote = await fleet.hosts.forked.zygote(HOSTILE)
+    zygote.kill()
+    await zygote.dead
+    with pytest.raises(EnvironmentLost):
+        await fleet.call(opened, "raises")
+    assert (await fleet.grade(await fleet.open())).reward == 1.0
+
+
+async def test_a_full_fleet_says_so_and_recovers(fleet: Fleet) -> None:
+    held = await asyncio.gather(*(fleet.open() for _ in range(8)))
+    with pytest.raises(FleetFull, match="limit 8"):
+        await fleet.open()
+    await fleet.leases.close(held[0].lease_id)
+    assert await fleet.works()
+
+
+async def test_a_lapsed_lease_ends_its_environment(fleet: Fleet) -> None:
+    opened = await fleet.open()
+    assert await fleet.leases.expire() == 0
+    fleet.clock.now += timedelta(seconds=61)
+    with pytest.raises(UnknownLease):
+        await fleet.call(opened, "raises")
+    assert await fleet.leases.expire() == 1
+    assert fleet.leases.num_alive == 0
+
+
+async def test_a_repeated_call_has_no_second_effect(fleet: Fleet) -> None:
+    opened = await fleet.open("sum", '{"a": 1, "b": 1}', source=ARITH)
+    outcomes = await asyncio.gather(
+        *(fleet.call(opened, "add", '{"a": 1, "b": 1}', call_id="same") for _ in range(3))
+    )
+    assert len({outcome.content for outcome in outcomes}) == 1
+    grade = await fleet.grade(opened, "2")
+    assert grade.info == {"calls": 1}
+    assert await fleet.grade(opened, "another answer") == grade
+    await fleet.leases.close(opened.lease_id)
+    await fleet.leases.close(opened.lease_id)
+    with pytest.raises(UnknownLease):
+        await fleet.grade(opened, "2")
+
+
+async def test_an_episode_opened_again_keeps_its_older_lease_until_a_third(fleet: Fleet) -> None:
+    one, two = [await fleet.open(episode="same") for _ in range(2)]
+    assert (await fleet.grade(one)).reward == 1.0
+    three = await fleet.open(episode="same")
+    with pytest.raises(UnknownLease):
+        await fleet.grade(one)
+    assert [(await fleet.grade(each)).reward for each in (two, three)] == [1.0, 1.0]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,404 @@
+"""The running service from outside: gRPC in, NATS out, real processes in between."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
+
+from event_bus import Delivery, EventBus
+from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
+from service_kit.groups import BusSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.environment.v1 import service_pb2 as env_pb2
+from upcycle.api.registry.v1 import registry_pb2
+from upcycle.api.taskset.v1 import events_pb2, service_pb2, taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+EVAL, TRAIN = common_pb2.PURPOSE_EVAL, common_pb2.PURPOSE_TRAIN
+
+
+def arith(num_tasks: int = 3, name: str = "sums", split: Any = common_pb2.SPLIT_TRAIN) -> taskset_pb2.Taskset:
+    """A taskset of the well-behaved environment."""
+    path = str(ENVIRONMENTS / "arith.py")
+    tasks = [
+        taskset_pb2.Task(slug=f"t{n}", scenario="sum", args_json=json.dumps({"b": n, "a": 1}), family="small")
+        for n in range(num_tasks)
+    ]
+    environment = taskset_pb2.EnvironmentSpec(name="arith", python=taskset_pb2.PythonSource(path=path))
+    return taskset_pb2.Taskset(name=name, split=split, environment=environment, tasks=tasks)
+
+
+def run_spec(
+    purpose: Any = EVAL, group_size: int = 2, taskset: str = "sums", **fields: Any
+) -> taskset_pb2.RunSpec:
+    """A run of the known model."""
+    policy = common_pb2.PolicySelector(model="incident")
+    return taskset_pb2.RunSpec(
+        taskset=taskset, purpose=purpose, policy=policy, group_size=group_size, **fields
+    )
+
+
+async def register(runner: Runner, taskset: taskset_pb2.Taskset) -> service_pb2.RegisterTasksetResponse:
+    response: service_pb2.RegisterTasksetResponse = await runner.tasksets.RegisterTaskset(
+        service_pb2.RegisterTasksetRequest(taskset=taskset)
+    )
+    return response
+
+
+async def submit(runner: Runner, spec: taskset_pb2.RunSpec, request_id: str = "r1") -> taskset_pb2.Run:
+    response = await runner.tasksets.SubmitRun(service_pb2.SubmitRunRequest(request_id=request_id, spec=spec))
+    run: taskset_pb2.Run = response.run
+    return run
+
+
+async def get(runner: Runner, run_id: str) -> service_pb2.GetRunResponse:
+    response: service_pb2.GetRunResponse = await runner.tasksets.GetRun(
+        service_pb2.GetRunRequest(run_id=run_id, include_results=True)
+    )
+    return response
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@asynccontextmanager
+async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
+    """A sampler and grader in one: plays every episode of both pools by `play(request)`."""
+
+    async def on_request(delivery: Delivery[Any]) -> None:
+        try:
+            await play(delivery.message)
+        except grpc.aio.AioRpcError as error:
+            # As the sampler does: an episode that nobody waits for any more is acknowledged and forgotten.
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+
+    bus = EventBus(BusSettings(url=runner.nats.url), client_name="sampler")
+    for spec in (ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN):
+        bus.subscribe(spec, on_request, slots=8)
+    await bus.start()
+    try:
+        yield
+    finally:
+        await bus.stop()
+
+
+async def play_to_grade(runner: Runner, request: Any) -> float:
+    """One episode through EnvironmentService, and its trajectory.graded."""
+    opened = await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode_id))
+    question = opened.prompt[-1].content
+    a, b = question.removesuffix("?").split("+")
+    called = await runner.environments.CallTool(
+        env_pb2.CallToolRequest(
+            lease_id=opened.lease_id,
+            call_id="c1",
+            name="add",
+            arguments_json=json.dumps({"a": int(a), "b": int(b)}),
+        )
+    )
+    answer = str(json.loads(called.content)["sum"]) if request.member == 0 else "no idea"
+    call = trajectory_pb2.ToolCall(call_id="c1", name="add", arguments_json="{}")
+    result = trajectory_pb2.ToolResult(call_id="c1", content=called.content)
+    transcript = trajectory_pb2.TrajectoryBody(
+        turns=[trajectory_pb2.Turn(tool_calls=[call], tool_results=[result])]
+    )
+    grade = await runner.environments.Grade(
+        env_pb2.GradeRequest(lease_id=opened.lease_id, answer=answer, transcript=transcript)
+    )
+    await runner.environments.Close(env_pb2.CloseRequest(lease_id=opened.lease_id))
+    await announce_graded(runner, request, grade.reward, grade.success)
+    return float(grade.reward)
+
+
+async def announce_graded(runner: Runner, request: Any, reward: float, success: bool) -> None:
+    event = trajectory_events.TrajectoryGraded(
+        trajectory_id=f"traj-{request.episode_id}",
+        episode_id=request.episode_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        member=request.member,
+        model=request.policy.model,
+        purpose=request.purpose,
+        reward=reward,
+        success=success,
+        num_turns=2,
+        sampled_by=common_pb2.VersionSpan(oldest=1, newest=2),
+    )
+    await runner.bus.publish(
+        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
+    )
+
+
+async def announce_failed(runner: Runner, request: Any, kind: str = "engine_error") -> None:
+    event = events_pb2.EpisodeFailed(
+        episode_id=request.episode_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        member=request.member,
+        model=request.policy.model,
+        purpose=request.purpose,
+        kind=kind,
+        detail="as the test wants",
+    )
+    await runner.bus.publish(
+        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
+    )
+
+
+async def finished(runner: Runner, run_id: str, timeout_s: float = 30) -> service_pb2.GetRunResponse:
+    """Watch a run to its end; the equation of its counts must hold in every message."""
+    async with asyncio.timeout(timeout_s):
+        async for update in runner.tasksets.WatchRun(service_pb2.WatchRunRequest(run_id=run_id)):
+            counts = update.run.counts
+            assert counts.requested == counts.settled + counts.in_flight
+            assert counts.requested == sum(counts.by_state.values())
+    return await get(runner, run_id)
+
+
+async def test_an_evaluation_from_submit_to_finish(runner: Runner) -> None:
+    registered = await register(runner, arith())
+    assert (registered.num_tasks, registered.created, len(registered.digest)) == (3, True, 64)
+    run = await submit(runner, run_spec(group_size=2))
+    assert run.state == taskset_pb2.RUN_STATE_RUNNING
+    assert len(run.trace_id) == 32
+    assert run.spec.sampling.max_turns == 8
+
+    async with sampling(runner, lambda request: play_to_grade(runner, request)):
+        done = await finished(runner, run.run_id)
+
+    assert done.run.state == taskset_pb2.RUN_STATE_COMPLETED
+    assert dict(done.run.counts.by_state) == {"evaluated": 6}
+    assert [(row.task_slug, row.member, row.reward, row.success) for row in done.results] == [
+        (f"t{task}", member, 1.0 if member == 0 else 0.25, member == 0)
+        for task in _order(done)
+        for member in (0, 1)
+    ]
+    assert done.run.reward_mean == pytest.approx(0.625)
+    assert done.run.success_rate == pytest.approx(0.5)
+    fact = await runner.bus.last(events_pb2.RunFinished, model="incident")
+    assert fact is not None
+    assert fact.message.run_id == run.run_id
+    assert fact.message.counts.settled == 6
+
+
+async def test_a_failed_member_is_played_again_and_then_given_up(runner: Runner) -> None:
+    await register(runner, arith(1))
+    attempts: list[str] = []
+
+    async def play(request: Any) -> None:
+        attempts.append(request.episode_id)
+        if request.member == 0 or request.attempt == 0:
+            await announce_failed(runner, request)
+        else:
+            await play_to_grade(runner, request)
+
+    run = await submit(runner, run_spec(group_size=2))
+    async with sampling(runner, play):
+        done = await finished(runner, run.run_id)
+    group = f"{run.run_id}-g00000"
+    assert sorted(attempts) == [f"{group}-e000-a{n}" for n in range(3)] + [
+        f"{group}-e001-a{n}" for n in range(2)
+    ]
+    assert dict(done.run.counts.by_state) == {"failed": 4, "evaluated": 1}
+    statuses = [(row.status, row.failure_kind) for row in done.results]
+    assert statuses == [
+        (taskset_pb2.EPISODE_STATUS_FAILED, "engine_error"),
+        (taskset_pb2.EPISODE_STATUS_GRADED, ""),
+    ]
+    shortened = await runner.bus.last(events_pb2.GroupShortened, model="incident")
+    assert shortened is not None
+    assert (shortened.message.group_id, shortened.message.expected_members) == (group, 1)
+
+
+async def test_a_training_run_holds_its_slots_and_ends_at_its_last_step(runner: Runner) -> None:
+    await register(runner, arith(3))
+    training = taskset_pb2.TrainingConfig(steps=2, prompts_per_step=2, max_staleness=1)
+    run = await submit(runner, run_spec(TRAIN, 2, training=training))
+    trainer = FakeTrainer(runner, run.run_id, steps=2, prompts_per_step=2)
+
+    async def play(request: Any) -> None:
+        await play_to_grade(runner, request)
+        await trainer.on_graded(request)
+
+    async with sampling(runner, play):
+        done = await finished(runner, run.run_id)
+    assert done.run.state == taskset_pb2.RUN_STATE_COMPLETED
+    assert trainer.most_open <= 4
+    assert done.run.counts.by_state["trained"] == 8
+    assert done.run.counts.in_flight == 0
+    assert done.run.policy_version == 2
+
+
+class FakeTrainer:
+    """Settles complete groups a batch at a time, as grpo_trainer would; after its last step, whatever is
+    left.
+    """
+
+    def __init__(self, runner: Runner, run_id: str, *, steps: int, prompts_per_step: int) -> None:
+        self.runner = runner
+        self.run_id = run_id
+        self.steps = steps
+        self.prompts = prompts_per_step
+        self.groups: dict[str, list[str]] = {}
+        self.step = 0
+        self.most_open = 0
+        self._one_at_a_time = asyncio.Lock()
+
+    async def on_graded(self, request: Any) -> None:
+        async with self._one_at_a_time:
+            self.groups.setdefault(request.group_id, []).append(request.episode_id)
+            counts = (await get(self.runner, self.run_id)).run.counts
+            self.most_open = max(self.most_open, counts.groups_open)
+            complete = [name for name, members in self.groups.items() if len(members) == request.group_size]
+            if self.step < self.steps and len(complete) >= self.prompts:
+                await self._train(complete[: self.prompts])
+            if self.step == self.steps:
+                for group_id in list(self.groups):
+                    await self._settle(group_id, "excluded", "run_over")
+
+    async def _train(self, batch: list[str]) -> None:
+        self.step += 1
+        for group_id in batch:
+            await self._settle(group_id, "trained", "")
+        stepped = training_events.StepCompleted(
+            run_id=self.run_id, model="incident", step=self.step, version=self.step
+        )
+        event_id = f"step.completed/{self.run_id}/{self.step}"
+        await self.runner.bus.publish(stepped, model="incident", event_id=event_id)
+
+    async def _settle(self, group_id: str, outcome: str, reason: str) -> None:
+        settled = training_events.GroupSettled(
+            group_id=group_id,
+            run_id=self.run_id,
+            model="incident",
+            outcome=outcome,
+            reason=reason,
+            step=self.step,
+            episode_ids=self.groups.pop(group_id),
+        )
+        await self.runner.bus.publish(settled, model="incident", event_id=f"group.settled/{group_id}")
+
+
+async def test_a_training_run_that_can_only_fail_ends_and_says_why(runner: Runner) -> None:
+    await register(runner, arith(1))
+    training = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=1, max_staleness=0)
+    run = await submit(runner, run_spec(TRAIN, 2, training=training))
+    async with sampling(runner, lambda request: announce_failed(runner, request, "scenario_error")):
+        done = await finished(runner, run.run_id)
+    assert done.run.state == taskset_pb2.RUN_STATE_FAILED
+    assert "scenario_error: as the test wants" in done.run.failure
+    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    assert "scenario_error" in why.summary
+
+
+async def test_a_cancelled_run_settles_everything(runner: Runner) -> None:
+    await register(runner, arith(3))
+    run = await submit(runner, run_spec(group_size=2))
+    async with asyncio.timeout(10):
+        while (await get(runner, run.run_id)).run.counts.requested < 6:
+            await asyncio.sleep(0.05)
+    request = service_pb2.CancelRunRequest(run_id=run.run_id, reason="enough seen")
+    cancelled = (await runner.tasksets.CancelRun(request)).run
+    assert cancelled.state == taskset_pb2.RUN_STATE_CANCELLED
+    assert dict(cancelled.counts.by_state) == {"cancelled": 6}
+    assert cancelled.failure == "enough seen"
+    episode_id = f"{run.run_id}-g00000-e000-a0"
+    error = await refusal(runner.environments.Open(env_pb2.OpenRequest(episode_id=episode_id)))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await runner.tasksets.CancelRun(request)).run.state == taskset_pb2.RUN_STATE_CANCELLED
+
+
+async def test_the_same_request_is_the_same_run_also_after_a_restart(start_runner: Start) -> None:
+    first = await start_runner()
+    await register(first, arith())
+    run = await submit(first, run_spec())
+    assert (await submit(first, run_spec())).run_id == run.run_id
+    error = await refusal(submit(first, run_spec(group_size=3)))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    await first.service.stop()
+    second = await start_runner()
+    assert (await submit(second, run_spec())).run_id == run.run_id
+    async with sampling(second, lambda request: play_to_grade(second, request)):
+        done = await finished(second, run.run_id)
+    assert dict(done.run.counts.by_state) == {"evaluated": 6}
+
+
+async def test_an_overdue_episode_fails_by_name_and_is_played_again(runner: Runner) -> None:
+    await register(runner, arith(1))
+    run = await submit(runner, run_spec(group_size=1, episode_deadline_s=1))
+
+    async def play(request: Any) -> None:
+        if request.attempt == 0:
+            await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode_id))
+        else:
+            await play_to_grade(runner, request)
+
+    async with sampling(runner, play):
+        done = await finished(runner, run.run_id)
+    assert dict(done.run.counts.by_state) == {"failed": 1, "evaluated": 1}
+    failed = await runner.bus.last(events_pb2.EpisodeFailed, model="incident")
+    assert failed is not None
+    assert (failed.message.kind, failed.message.reported_by) == ("timeout", "scenario_runner")
+
+
+async def test_a_command_that_was_lost_is_dispatched_again(runner: Runner) -> None:
+    await register(runner, arith(1))
+    run = await submit(runner, run_spec(group_size=1, episode_deadline_s=1))
+    seen: list[str] = []
+
+    async def play(request: Any) -> None:
+        seen.append(request.episode_id)
+        if len(seen) > 1:  # the first time the sampler forgets it
+            await play_to_grade(runner, request)
+
+    async with sampling(runner, play):
+        done = await finished(runner, run.run_id)
+    assert seen == [f"{run.run_id}-g00000-e000-a0"] * 2
+    assert dict(done.run.counts.by_state) == {"evaluated": 1}
+
+
+def _order(done: service_pb2.GetRunResponse) -> list[int]:
+    slugs = list(dict.fromkeys(row.task_slug for row in done.results))
+    assert sorted(slugs) == ["t0", "t1", "t2"]
+    return [int(slug[1:]) for slug in slugs]
+
+
+async def test_why_names_a_missing_engine_a_missing_grader_and_a_missing_bus(runner: Runner) -> None:
+    await register(runner, arith())
+    run = await submit(runner, run_spec())
+    async with asyncio.timeout(10):
+        while (await get(runner, run.run_id)).run.counts.requested < 6:
+            await asyncio.sleep(0.05)
+    started = time.monotonic()
+    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    assert time.monotonic() - started < 1.0
+    assert [(one.owner, one.episodes) for one in why.waiting_for] == [("policy_engine", 6)]
+    assert "no engine serves incident on channel latest" in why.summary
+
+    lease = registry_pb2.EngineLease(
+        engine_id="e1",
+        model="incident",
+        channel=common_pb2.CHANNEL_LATEST,
+        state=registry_pb2.ENGINE_STATE_READY,
+    )
+    runner.registry.engines = [lease]
+    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    assert why.waiting_for[0].owner == "rollout_sampler"
+    assert "no sampler pulls them" in why.summary
+
+    runner.nats.kill()
+    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    assert why.waiting_for[0].owner == "nats"
+    runner.nats.start()

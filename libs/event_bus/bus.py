@@ -108,7 +108,7 @@ class EventBus:
         async def loop() -> None:
             after = self._newest if start == "new" else start
             deliveries = self._replayed(reading, after)
-            await replays.Follower(reading.reader, handler, self._timings).follow(deliveries)
+            await replays.Follower(reading.reader, handler, self._outlets).follow(deliveries)
 
         self._loops.append((f"follow-{reading.reader}", loop))
 
@@ -123,7 +123,7 @@ class EventBus:
             await self._connection.open()
             await self._connection.await_provisioned(self._topology.streams, self._durables)
             self._newest = await replays.last_sequence(self._connection.jetstream())
-            await self._connection.broker.start()
+            await self._connection.start_pulling()
         except BaseException:
             await self._connection.close()
             raise

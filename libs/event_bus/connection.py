@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final, cast
 
 from faststream.nats import NatsBroker
 from faststream.nats.security import NatsUserPassword
@@ -17,6 +17,7 @@ from nats.js.errors import NotFoundError
 from event_bus import metrics
 from event_bus.delivery import BusTimings
 from event_bus.errors import BusUnavailable, NotProvisioned
+from event_bus.pulls import PatientSubscription
 from event_bus.topology import ConsumerSpec, StreamSpec
 from service_kit.groups import BusSettings
 
@@ -118,6 +119,13 @@ class BusConnection:
             _LOG.warning("jetstream_not_ready", extra={"stream": stream, "error": repr(error)})
             return False
         return True
+
+    async def start_pulling(self) -> None:
+        """Let the slots take messages."""
+        await self.broker.start()
+        for subscriber in self.broker.subscribers:
+            slot = cast(Any, subscriber)
+            slot.subscription = PatientSubscription(slot.subscription)
 
     async def stop_pulling(self) -> None:
         """Let no new message in; returns when no slot holds one any more, or after the drain bound."""

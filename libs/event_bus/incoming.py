@@ -19,6 +19,10 @@ from event_bus.topology import ConsumerSpec, Topology
 
 _LOG = logging.getLogger(__name__)
 _BEATS_PER_ACK_WAIT: Final = 3
+_HAND_BACK_S: Final = 5.0
+"""What cancelled handlers get to hand their messages back; longer than one exchange with a server that is
+gone.
+"""
 
 
 class Decoder:
@@ -108,4 +112,4 @@ class InFlight:
             task.cancel()
         if late:
             _LOG.warning("handlers_cancelled_at_drain", extra={"count": len(late), "drain_s": within_s})
-            await asyncio.wait(late, timeout=within_s)
+            await asyncio.wait(late, timeout=_HAND_BACK_S)

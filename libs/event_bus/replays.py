@@ -26,6 +26,7 @@ from event_bus.errors import BusError, BusUnavailable, CursorBeyondStream, Later
 from event_bus.incoming import Decoder, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
+from event_bus.slots import Outlets
 from event_bus.topology import EVENTS
 
 _LOG = logging.getLogger(__name__)
@@ -57,12 +58,12 @@ async def replay(
     timings: BusTimings,
     publisher: Publisher,
 ) -> AsyncGenerator[Delivery[Any], None]:
-    """Every matching fact after `after_sequence`, then each new one. Raises CursorBeyondStream at the
-    start.
-    """
-    await _check_cursor(after_sequence, connection.jetstream())
+    """Every matching fact after `after_sequence`, then each new one. Raises CursorBeyondStream."""
     cursor = after_sequence
     while True:
+        if not await _cursor_fits(cursor, connection):
+            await asyncio.sleep(_PAUSE_S)
+            continue
         async for raw in _one_consumer(reading, cursor, connection, timings):
             cursor = raw.metadata.sequence.stream
             try:
@@ -78,8 +79,13 @@ async def replay(
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _check_cursor(after_sequence: int, jetstream: JetStreamContext) -> None:
-    state = (await jetstream.stream_info(EVENTS)).state
+async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
+    """Whether the stream can be read from the cursor now; False while NATS does not answer."""
+    try:
+        state = (await connection.jetstream().stream_info(EVENTS)).state
+    except NatsError as error:
+        _LOG.warning("replay_waits_for_nats", extra={"cursor": after_sequence, "error": repr(error)})
+        return False
     if after_sequence > state.last_seq:
         raise CursorBeyondStream(
             f"cursor {after_sequence} is beyond the newest fact {state.last_seq} of stream {EVENTS}: "
@@ -90,6 +96,7 @@ async def _check_cursor(after_sequence: int, jetstream: JetStreamContext) -> Non
             "facts_aged_out",
             extra={"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS},
         )
+    return True
 
 
 async def _keep_dead(publisher: Publisher, raw: Msg, reader: str, reason: str) -> None:
@@ -164,11 +171,12 @@ class Follower:
     """Feeds an ephemeral reader one delivery at a time; one that keeps failing is left behind, loudly."""
 
     def __init__(
-        self, reader: str, handler: Callable[[Delivery[Any]], Awaitable[None]], timings: BusTimings
+        self, reader: str, handler: Callable[[Delivery[Any]], Awaitable[None]], outlets: Outlets
     ) -> None:
         self._reader = reader
         self._handler = handler
-        self._timings = timings
+        self._in_flight = outlets.in_flight
+        self._timings = outlets.timings
         self._failures = 0
 
     async def follow(self, deliveries: AsyncIterator[Delivery[Any]]) -> None:
@@ -191,7 +199,10 @@ class Follower:
                 event_id=delivery.event_id,
                 num_delivered=self._failures + 1,
             ):
-                await self._handler(delivery)
+                handling = asyncio.create_task(self._handled(delivery))
+                # Of its own, so that a stop can wait for it instead of cutting it off.
+                self._in_flight.track(handling)
+                await asyncio.shield(handling)
         except Later as later:
             metrics.POSTPONED.labels(self._reader).inc()
             return later.delay_s
@@ -209,6 +220,9 @@ class Follower:
                 return retry_delay_s(self._failures, self._timings)
             self._leave_behind(delivery, f"failed {self._failures} times, last: {error!r}")
         return None
+
+    async def _handled(self, delivery: Delivery[Any]) -> None:
+        await self._handler(delivery)
 
     def _leave_behind(self, delivery: Delivery[Any], reason: str) -> None:
         metrics.DEAD_LETTERED.labels(self._reader).inc()

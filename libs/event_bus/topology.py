@@ -70,6 +70,15 @@ class ConsumerSpec:
     handler_timeout_s: float = 900.0
     """A handler that takes longer has failed."""
 
+    def __post_init__(self) -> None:
+        if not self.events:
+            raise UnknownEvent(f"durable {self.durable} reads no event type: it would read everything")
+        if (self.stream == TASKS) != bool(self.pools):
+            raise UnknownEvent(
+                f"durable {self.durable} of stream {self.stream} with pools {self.pools}: "
+                f"commands come from pools, facts do not"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:

@@ -51,14 +51,17 @@ def processing(
         "messaging.message.id": event_id,
         "upcycle.bus.num_delivered": num_delivered,
     }
-    with _TRACER.start_as_current_span(
-        f"process {template}",
-        context=propagate.extract(headers),
-        kind=SpanKind.CONSUMER,
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span, _marking_failure():
+    with (
+        _TRACER.start_as_current_span(
+            f"process {template}",
+            context=propagate.extract(headers),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span,
+        _marking_failure(),
+    ):
         yield span
 
 
@@ -72,14 +75,17 @@ def processing_batch(consumer: str, headers: Sequence[Mapping[str, str]]) -> Ite
         "messaging.consumer.group.name": consumer,
         "messaging.batch.message_count": len(headers),
     }
-    with _TRACER.start_as_current_span(
-        f"process {consumer}",
-        kind=SpanKind.CONSUMER,
-        attributes=attributes,
-        links=list(map(Link, _origins(headers))),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span, _marking_failure():
+    with (
+        _TRACER.start_as_current_span(
+            f"process {consumer}",
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=list(map(Link, _origins(headers))),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span,
+        _marking_failure(),
+    ):
         yield span
 
 

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ from event_bus import (
 )
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
-from local_stack.nats import NatsServer
-from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from local_stack.nats import NatsLogin, NatsServer
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 
 @pytest.fixture
@@ -212,3 +213,49 @@ async def test_sigterm_while_nats_is_down_still_exits(server: NatsServer) -> Non
         await asyncio.sleep(0.2)
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.exit_status(within_s=10) == 0
+
+
+async def test_a_wrong_password_is_said_in_time(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, login=NatsLogin("upcycle", "right")) as server:
+        settings = BusSettings.model_validate({"url": server.url, "user": "upcycle", "password": "wrong"})
+        bus = EventBus(settings, client_name="t", timings=replace(FAST, connect_s=3))
+        started = time.monotonic()
+        with pytest.raises(BusUnavailable, match=r"(?i)authorization"):
+            await bus.start()
+        assert time.monotonic() - started < 5
+        await bus.stop()
+
+
+async def test_a_bus_that_never_started_stops() -> None:
+    bus = EventBus(BusSettings(url="nats://127.0.0.1:1"), client_name="t")
+    await bus.stop()
+
+
+async def test_a_durable_that_was_deleted_and_made_again_is_read_again(server: NatsServer) -> None:
+    spec, seen = fact_spec(), Seen()
+    async with (
+        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen, slots=4)) as bus,
+        eyes_on(server) as eyes,
+    ):
+        await eyes.jetstream.delete_consumer(EVENTS, spec.durable)
+        before = time.process_time()
+        await asyncio.sleep(1.5)
+        busy_s = time.process_time() - before
+        await provision(server.url, topology=topology(spec))
+        await bus.publish(failed("a"), model=MODEL, event_id="a")
+        await until(lambda: seen.details == ["a"], timeout_s=5)
+    assert busy_s < 0.8
+
+
+async def test_a_stop_lets_an_ephemeral_reader_finish_what_it_does(server: NatsServer) -> None:
+    finished, started = [], asyncio.Event()
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        started.set()
+        await asyncio.sleep(0.5)
+        finished.append(delivery.message.detail)
+
+    async with running(server, setup=lambda bus: bus.subscribe_ephemeral([EpisodeFailed], handler)) as bus:
+        await bus.publish(failed("a"), model=MODEL, event_id="a")
+        await started.wait()
+    assert finished == ["a"]

@@ -45,7 +45,9 @@ async def serve(url: str, mode: str) -> None:
     if mode == "close":
         # Payload within the client's limit, payload and headers beyond the server's: a fatal -ERR.
         client = bus._connection.broker.connection
-        await client.publish("x", b"x" * (1024 * 1024 - 10), headers={"a": "b" * 100})
+        while True:  # the answer may be lost with the connection; then it is only a reconnect
+            await client.publish("x", b"x" * (1024 * 1024 - 10), headers={"a": "b" * 100})
+            await asyncio.sleep(0.5)
     await stop.wait()
     await bus.stop()
     say("down")

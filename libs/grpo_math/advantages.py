@@ -1,0 +1,167 @@
+"""Advantages: the credit of each rollout against its own group, exact at the edges.
+
+Rewards are [P, G]: P groups of up to G members; NaN marks a member that never got a reward (failed
+infrastructure), which leaves every statistic and receives exactly 0. All arithmetic is float64. A tied
+group is exactly 0, and so is a group with fewer than two members: one rollout has nothing to be compared
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from grpo_math.errors import GrpoMathError, unknown_name
+
+STD_EPSILON: Final = 1e-4
+"""Added to a standard deviation before dividing by it (the value of TRL's GRPOTrainer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Statistics over the present members. rewards, present: [P, G]; count, mean: [P, 1]."""
+
+    rewards: Tensor
+    present: Tensor
+    count: Tensor
+    mean: Tensor
+    informative: Tensor
+
+    def centred(self) -> Tensor:
+        """rewards - mean, [P, G]; exactly 0 where missing, tied or alone."""
+        return torch.where(self.informative, self.rewards - self.mean, 0.0)
+
+    def std(self) -> Tensor:
+        """Unbiased standard deviation, [P, 1]; 0 where a group has fewer than two members."""
+        squares = torch.where(self.present, (self.rewards - self.mean) ** 2, 0.0)
+        return (squares.sum(dim=1, keepdim=True) / (self.count - 1).clamp(min=1)).sqrt()
+
+
+def _group(rewards: Tensor) -> _Group:
+    if rewards.ndim != 2 or rewards.shape[1] < 1:
+        raise GrpoMathError(f"rewards must be [P, G] with G >= 1, got {tuple(rewards.shape)}")
+    if torch.isinf(rewards).any():
+        raise GrpoMathError("rewards must be finite (NaN marks a missing member), got an infinity")
+    values = rewards.double()
+    present = ~torch.isnan(values)
+    filled = torch.where(present, values, 0.0)
+    count = present.sum(dim=1, keepdim=True)
+    mean = filled.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    lowest = torch.where(present, values, torch.inf).amin(dim=1, keepdim=True)
+    highest = torch.where(present, values, -torch.inf).amax(dim=1, keepdim=True)
+    return _Group(filled, present, count, mean, present & (count >= 2) & (highest > lowest))
+
+
+def dr_grpo(rewards: Tensor) -> Tensor:
+    """reward - group mean. [P, G] -> [P, G]. No division by the spread, so no bias towards easy or hard tasks
+    (Liu et al. 2025, "Understanding R1-Zero-like training")."""
+    return _group(rewards).centred()
+
+
+def grpo(rewards: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
+    """(reward - group mean) / (group std + epsilon), std unbiased. [P, G] -> [P, G] (Shao et al. 2024)."""
+    group = _group(rewards)
+    return group.centred() / (group.std() + epsilon)
+
+
+def rloo(rewards: Tensor) -> Tensor:
+    """reward - mean of the other members, which is n/(n-1) of `dr_grpo`. [P, G] -> [P, G] (Ahmadian et al.
+    2024)."""
+    group = _group(rewards)
+    return group.centred() * group.count / (group.count - 1).clamp(min=1)
+
+
+def batch(rewards: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
+    """(reward - group mean) / (std of the raw rewards of the whole batch + epsilon). [P, G] -> [P, G].
+
+    The std is of the raw rewards, not of the centred ones (TRL `scale_rewards="batch"`)."""
+    group = _group(rewards)
+    known = group.rewards[group.present]
+    spread = known.std(correction=1) if known.numel() > 1 else known.new_zeros(())
+    return group.centred() / (spread + epsilon)
+
+
+def batch_whitened(rewards: Tensor, *, num_tokens: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """REINFORCE++ with group baseline: whiten `dr_grpo` over the trained tokens of the batch. [P, G] -> [P,
+    G].
+
+    num_tokens: [P, G] trained tokens of each member: a long row weighs more in mean and variance (verl)."""
+    group = _group(rewards)
+    centred = group.centred()
+    weight = torch.where(group.informative, num_tokens.double(), 0.0)
+    total = weight.sum().clamp(min=1)
+    mean = (weight * centred).sum() / total
+    variance = (weight * (centred - mean) ** 2).sum() / (total - 1).clamp(min=1)
+    return torch.where(group.informative, (centred - mean) / (variance + epsilon).sqrt(), 0.0)
+
+
+def max_rl(rewards: Tensor) -> Tensor:
+    """(reward - mean) / mean, 0 where the mean is 0: weight ~1/p on hard tasks. [P, G] -> [P, G].
+
+    Rewards must be >= 0: a negative mean would turn the sign of the credit."""
+    group = _group(rewards)
+    if bool((group.rewards < 0).any()):
+        raise GrpoMathError(
+            f"max_rl needs rewards >= 0, got {float(group.rewards.min()):g}; shift the rubric or use dr_grpo"
+        )
+    positive = group.mean > 0
+    return torch.where(positive, group.centred() / torch.where(positive, group.mean, 1.0), 0.0)
+
+
+def normalize_then_sum(rewards: Tensor, weights: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
+    """Several rewards: z-score each in its group, weigh, add, then z-score the sums over the batch.
+
+    rewards: [K, P, G] for K rewards; weights: [K]. returns: [P, G]. A reward of small variance keeps its
+    voice, which a plain sum would drown (TRL `multi_objective_aggregation="normalize_then_sum"`)."""
+    if rewards.ndim != 3 or weights.shape != rewards.shape[:1]:
+        raise GrpoMathError(
+            f"want rewards [K, P, G] and weights [K], got {tuple(rewards.shape)} and {tuple(weights.shape)}"
+        )
+    scored = torch.stack([grpo(each, epsilon=epsilon) for each in rewards])
+    total = (scored * weights.double()[:, None, None]).sum(dim=0)
+    present = ~torch.isnan(rewards).any(dim=0)
+    known = total[present]
+    spread = known.std(correction=1) if known.numel() > 1 else known.new_zeros(())
+    return torch.where(present & (total != 0), (total - known.mean()) / (spread + epsilon), 0.0)
+
+
+def hierarchical(solver_rewards: Tensor, proposer_rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Self-play: a solver is compared within its task, a proposer with the other proposals.
+
+    solver_rewards: [P, G], P proposed tasks; proposer_rewards: [P]. returns: ([P, G], [P])."""
+    if proposer_rewards.shape != solver_rewards.shape[:1]:
+        raise GrpoMathError(
+            f"want one proposer reward per task, got {tuple(proposer_rewards.shape)} "
+            f"for {tuple(solver_rewards.shape)}"
+        )
+    return dr_grpo(solver_rewards), dr_grpo(proposer_rewards[None, :])[0]
+
+
+AdvantageFunction = Callable[[Tensor], Tensor]
+
+ADVANTAGES: Final[dict[str, AdvantageFunction]] = {
+    "dr_grpo": dr_grpo,
+    "grpo": grpo,
+    "rloo": rloo,
+    "batch": batch,
+    "max_rl": max_rl,
+}
+"""Advantages that need nothing but rewards [P, G], by the name that a training configuration uses."""
+
+DEFAULT_ADVANTAGE: Final = "dr_grpo"
+
+
+def advantage_function(name: str) -> AdvantageFunction:
+    """The advantage of that name. Raises UnknownName with the nearest valid one."""
+    if name not in ADVANTAGES:
+        raise unknown_name("advantage", name, ADVANTAGES)
+    return ADVANTAGES[name]
+
+
+def has_spread(rewards: Tensor) -> Tensor:
+    """[P] bool: True where at least two present members of the group differ, so that it can teach."""
+    return _group(rewards).informative.any(dim=1)

@@ -1,0 +1,73 @@
+"""Log-probabilities and entropies of chosen positions, without ever holding the [N, V] logits of a step."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+DEFAULT_CHUNK: Final = 4096
+"""Positions whose logits exist at once."""
+
+
+def _logits(hidden: Tensor, head: Tensor, temperature: Tensor) -> Tensor:
+    """[n, V] logits at the sampling temperature, in float32 (float64 where the model is float64)."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return (hidden @ head.t()).to(wide) / temperature[:, None].to(wide)
+
+
+class _ChunkedLogprob(torch.autograd.Function):
+    """Forward keeps hidden states only; backward computes each chunk's logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, temperature: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = hidden.new_empty(hidden.shape[0], dtype=wide)
+        entropies = torch.empty_like(logprobs)
+        for start in range(0, hidden.shape[0], chunk):
+            part = slice(start, start + chunk)
+            log_p = torch.log_softmax(_logits(hidden[part], head, temperature[part]), dim=-1)
+            logprobs[part] = log_p.gather(1, labels[part, None]).squeeze(1)
+            entropies[part] = -(log_p.exp() * log_p).sum(dim=1)
+        ctx.save_for_backward(hidden, head, labels, temperature)
+        ctx.chunk = chunk
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_logprobs, grad_entropies = grads
+        hidden, head, labels, temperature = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head, dtype=grad_logprobs.dtype)
+        for start in range(0, hidden.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            log_p = torch.log_softmax(_logits(hidden[part], head, temperature[part]), dim=-1)
+            p = log_p.exp()
+            # d logprob / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)
+            entropy = -(p * log_p).sum(dim=1, keepdim=True)
+            grad = p * (-grad_logprobs[part, None] - grad_entropies[part, None] * (log_p + entropy))
+            grad.scatter_add_(1, labels[part, None], grad_logprobs[part, None])
+            grad /= temperature[part, None].to(grad.dtype)
+            grad_hidden[part] = (grad.to(head.dtype) @ head).to(hidden.dtype)
+            grad_head += grad.t() @ hidden[part].to(grad.dtype)
+        return grad_hidden, grad_head.to(head.dtype), None, None, None
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    *,
+    temperature: Tensor,
+    chunk: int = DEFAULT_CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label and entropy of each distribution, both in nats and both differentiable.
+
+    hidden: [N, H] last hidden state of the position *before* each label; head: [V, H]; labels: [N] int64;
+    temperature: [N] > 0. returns: ([N], [N]), float32 or float64. Memory: chunk * V instead of N * V.
+    """
+    logprobs, entropies = _ChunkedLogprob.apply(hidden, head, labels, temperature, chunk)  # type: ignore[no-untyped-call]
+    return logprobs, entropies

@@ -1,0 +1,137 @@
+"""Causal attention over packed rows that may share prefixes: exact, no tokens of one row seen by another.
+
+Each row's own tokens are its queries; its keys are its whole path, shared tokens included. Rows of similar
+size are padded together into a bucket and go through one fused attention call, so the waste is inside
+attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_MAX_WASTE: Final = 0.35
+"""A bucket grows while at most this share of its query-key area is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """path [L]: where each token of a row lies among the unique tokens; the first `shared` belong to
+    earlier rows."""
+
+    path: Tensor
+    shared: int
+
+    @property
+    def num_own(self) -> int:
+        return self.path.shape[0] - self.shared
+
+    @property
+    def area(self) -> int:
+        return self.num_own * self.path.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """B rows: queries [B, S] and keys [B, K] as indices among the unique tokens, padded with a token of the
+    row.
+
+    own [sum of own lengths]: which of the B * S outputs are real. mask [B, 1, S, K] bool, or None: plain
+    causal.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    own: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Buckets, and `order` [U]: where in their joined outputs each unique token's value is."""
+
+    buckets: tuple[_Bucket, ...]
+    order: Tensor
+
+    def to(self, device: torch.device | str) -> AttentionPlan:
+        """The same plan with its indices on another device."""
+        moved = tuple(
+            _Bucket(
+                b.queries.to(device),
+                b.keys.to(device),
+                b.own.to(device),
+                None if b.mask is None else b.mask.to(device),
+            )
+            for b in self.buckets
+        )
+        return AttentionPlan(moved, self.order.to(device))
+
+
+def _pad(paths: Sequence[Tensor]) -> Tensor:
+    """[B, longest]: rows padded on the right with their own first index."""
+    width = max(path.shape[0] for path in paths)
+    padded = torch.stack([path[:1].expand(width) for path in paths]).clone()
+    for row, path in enumerate(paths):
+        padded[row, : path.shape[0]] = path
+    return padded
+
+
+def _bucket(spans: Sequence[RowSpan]) -> _Bucket:
+    queries = _pad([span.path[span.shared :] for span in spans])
+    keys = _pad([span.path for span in spans])
+    width = queries.shape[1]
+    own = torch.cat([torch.arange(span.num_own) + row * width for row, span in enumerate(spans)])
+    if all(span.shared == 0 for span in spans):
+        return _Bucket(queries, keys, own, None)
+    shared = torch.tensor([span.shared for span in spans])
+    at = shared[:, None, None] + torch.arange(width)[None, :, None]
+    mask = torch.arange(keys.shape[1])[None, None, :] <= at
+    return _Bucket(queries, keys, own, mask[:, None])
+
+
+def _grouped(spans: Sequence[RowSpan]) -> list[list[RowSpan]]:
+    """Rows of similar size together, sharing rows apart from whole ones, which need no mask."""
+    ordered = sorted(spans, key=lambda s: (s.shared > 0, s.num_own, s.path.shape[0]))
+    groups: list[list[RowSpan]] = []
+    for span in ordered:
+        if groups and (groups[-1][0].shared > 0) == (span.shared > 0):
+            joined = [*groups[-1], span]
+            padded = len(joined) * max(s.num_own for s in joined) * max(s.path.shape[0] for s in joined)
+            if sum(s.area for s in joined) >= (1 - _MAX_WASTE) * padded:
+                groups[-1].append(span)
+                continue
+        groups.append([span])
+    return groups
+
+
+def plan_attention(spans: Sequence[RowSpan]) -> AttentionPlan:
+    """The plan for rows in pack order. Rows that own nothing (equal to the row before) need no attention."""
+    groups = _grouped([span for span in spans if span.num_own])
+    buckets = tuple(_bucket(group) for group in groups)
+    placed = torch.cat([b.queries.flatten()[b.own] for b in buckets])
+    order = torch.empty_like(placed)
+    order[placed] = torch.arange(placed.shape[0])
+    return AttentionPlan(buckets, order)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """query [1, Hq, U, D], key and value [1, Hkv, U, D] -> [1, U, Hq, D]. Hq is a multiple of Hkv."""
+    outputs = []
+    for bucket in plan.buckets:
+        q, k, v = _take(query, bucket.queries), _take(key, bucket.keys), _take(value, bucket.keys)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bucket.mask, is_causal=bucket.mask is None, scale=scale, enable_gqa=True
+        )
+        outputs.append(mixed.transpose(1, 2).flatten(0, 1).index_select(0, bucket.own))
+    return torch.cat(outputs).index_select(0, plan.order)[None]
+
+
+def _take(states: Tensor, index: Tensor) -> Tensor:
+    """[1, H, U, D] and [B, S] -> [B, H, S, D]."""
+    taken = states[0].index_select(1, index.flatten())
+    return taken.view(states.shape[1], *index.shape, states.shape[3]).transpose(0, 1)

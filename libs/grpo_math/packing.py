@@ -1,0 +1,212 @@
+"""Rows of unequal length as one sequence without padding, each unique token of a group computed once.
+
+Members of a group share a prompt, and often their first turns. Rows are sorted within their group; each row
+*owns* the tokens after the longest prefix that it shares with the row before it, and attends to that row's
+tokens for the rest. So a microbatch is U unique tokens, one forward pass, and a plan that tells attention
+which keys belong to which query. Position ids count from 0 in every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from grpo_math.errors import MalformedRow
+from grpo_math.packed_attention import AttentionPlan, RowSpan, plan_attention
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One context of one trajectory.
+
+    token_ids [L] int64; trained [L] bool: sampled by the policy, never position 0; sampler_logprobs [L]
+    float32, read where trained; turns [L] int64: turn within the row, read where trained; proximal_logprobs
+    and reference_logprobs [L] or None. advantage: of the whole trajectory. temperature: of sampling.
+    """
+
+    row_id: str
+    group_id: str
+    token_ids: Tensor
+    trained: Tensor
+    sampler_logprobs: Tensor
+    advantage: float
+    turns: Tensor | None = None
+    temperature: float = 1.0
+    proximal_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        length = self.token_ids.shape[0]
+        for name in ("trained", "sampler_logprobs", "turns", "proximal_logprobs", "reference_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (length,):
+                raise MalformedRow(
+                    f"row {self.row_id}: {name} is {tuple(value.shape)}, token_ids is ({length},)"
+                )
+        if length < 2 or bool(self.trained[0]):
+            raise MalformedRow(
+                f"row {self.row_id}: position 0 has no log-probability, so a row has at least two tokens, "
+                "and the first is not trained"
+            )
+        if not self.temperature > 0:
+            raise MalformedRow(f"row {self.row_id}: temperature must be > 0, got {self.temperature}")
+
+    @property
+    def num_trained(self) -> int:
+        return int(self.trained.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """U unique tokens of R rows with N trained tokens.
+
+    input_ids, position_ids: [1, U]. The rest is per trained token [N], row after row: `source` is the index
+    in U of the token before it, whose hidden state predicts it.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    attention: AttentionPlan
+    num_rows: int
+    num_row_tokens: int
+    source: Tensor
+    labels: Tensor
+    row_of_token: Tensor
+    sampler_logprobs: Tensor
+    advantages: Tensor
+    temperature: Tensor
+    turn_of_token: Tensor
+    proximal_logprobs: Tensor | None
+    reference_logprobs: Tensor | None
+
+    def to(self, device: torch.device | str) -> Microbatch:
+        """The same microbatch on another device."""
+        names = (f.name for f in fields(self))
+        moved = {name: getattr(self, name).to(device) for name in names if hasattr(getattr(self, name), "to")}
+        return replace(self, **moved)
+
+    @property
+    def num_unique_tokens(self) -> int:
+        return self.input_ids.shape[1]
+
+    @property
+    def num_trained(self) -> int:
+        return self.labels.shape[0]
+
+
+def shared_prefix(a: Tensor, b: Tensor) -> int:
+    """Length of the longest common prefix of two [L] id arrays."""
+    length = min(a.shape[0], b.shape[0])
+    differing = (a[:length] != b[:length]).nonzero()
+    return int(differing[0]) if differing.numel() else length
+
+
+def _place(rows: Sequence[TrainingRow], share_prefixes: bool) -> tuple[list[Tensor], list[int]]:
+    """For each row: the index in U of each of its tokens [L], and how many of them it shares with the row
+    before."""
+    paths: list[Tensor] = []
+    shared: list[int] = []
+    used = 0
+    for index, row in enumerate(rows):
+        common = 0
+        if share_prefixes and index and rows[index - 1].group_id == row.group_id:
+            common = shared_prefix(rows[index - 1].token_ids, row.token_ids)
+        own = torch.arange(used, used + row.token_ids.shape[0] - common)
+        paths.append(torch.cat([paths[-1][:common], own]) if common else own)
+        shared.append(common)
+        used += own.shape[0]
+    return paths, shared
+
+
+def _optional(rows: Sequence[TrainingRow], name: str) -> Tensor | None:
+    """Concatenation of an optional array over trained tokens; all rows carry it or none does."""
+    values = [getattr(row, name) for row in rows]
+    if all(value is None for value in values):
+        return None
+    if any(value is None for value in values):
+        raise MalformedRow(f"{name} is present in some rows of the microbatch and absent in others")
+    return torch.cat([value[row.trained] for value, row in zip(values, rows, strict=True)])
+
+
+def _turns(row: TrainingRow) -> Tensor:
+    return row.token_ids.new_zeros(row.num_trained) if row.turns is None else row.turns[row.trained]
+
+
+def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microbatch:
+    """One microbatch of these rows, in this order; rows of a group should be neighbours and sorted by
+    tokens."""
+    paths, shared = _place(rows, share_prefixes)
+    own = [path[common:] for path, common in zip(paths, shared, strict=True)]
+    trained = [row.trained.nonzero().squeeze(1) for row in rows]
+    counts = torch.tensor([each.shape[0] for each in trained])
+    per_row = torch.tensor([[row.advantage, row.temperature] for row in rows]).repeat_interleave(
+        counts, dim=0
+    )
+    spans = [RowSpan(path, common) for path, common in zip(paths, shared, strict=True)]
+    return Microbatch(
+        input_ids=torch.cat([r.token_ids[c:] for r, c in zip(rows, shared, strict=True)])[None],
+        position_ids=torch.cat([torch.arange(c, c + o.shape[0]) for c, o in zip(shared, own, strict=True)])[
+            None
+        ],
+        attention=plan_attention(spans),
+        num_rows=len(rows),
+        num_row_tokens=sum(row.token_ids.shape[0] for row in rows),
+        source=torch.cat([path[at - 1] for path, at in zip(paths, trained, strict=True)]),
+        labels=torch.cat([row.token_ids[at] for row, at in zip(rows, trained, strict=True)]),
+        row_of_token=torch.arange(len(rows)).repeat_interleave(counts),
+        sampler_logprobs=torch.cat([r.sampler_logprobs[at] for r, at in zip(rows, trained, strict=True)]),
+        advantages=per_row[:, 0].contiguous(),
+        temperature=per_row[:, 1].contiguous(),
+        turn_of_token=torch.cat([_turns(row) for row in rows]),
+        proximal_logprobs=_optional(rows, "proximal_logprobs"),
+        reference_logprobs=_optional(rows, "reference_logprobs"),
+    )
+
+
+def sorted_for_sharing(rows: Iterable[TrainingRow]) -> list[TrainingRow]:
+    """Rows by group, then by tokens: neighbours share the longest prefixes. The order of arrival does not
+    matter."""
+    return sorted(rows, key=lambda row: (row.group_id, row.token_ids.tolist(), row.row_id))
+
+
+def _unique_lengths(rows: Sequence[TrainingRow], share_prefixes: bool) -> list[int]:
+    lengths = []
+    for index, row in enumerate(rows):
+        same_group = index and rows[index - 1].group_id == row.group_id
+        common = (
+            shared_prefix(rows[index - 1].token_ids, row.token_ids) if share_prefixes and same_group else 0
+        )
+        lengths.append(row.token_ids.shape[0] - common)
+    return lengths
+
+
+def microbatches(
+    rows: Iterable[TrainingRow], *, max_tokens: int, share_prefixes: bool = True
+) -> list[Microbatch]:
+    """Cuts rows into microbatches of at most `max_tokens` unique tokens (one row may exceed it), rows kept
+    whole.
+
+    Groups stay together where they fit, and groups of similar length are neighbours, so that attention pads
+    little.
+    """
+    ordered = sorted_for_sharing(rows)
+    groups = [list(members) for _, members in groupby(ordered, key=lambda row: row.group_id)]
+    groups.sort(key=lambda members: max(row.token_ids.shape[0] for row in members))
+    cuts: list[list[TrainingRow]] = [[]]
+    used = 0
+    for members in groups:
+        lengths = _unique_lengths(members, share_prefixes)
+        if cuts[-1] and used + sum(lengths) > max_tokens:
+            cuts.append([])
+            used = 0
+        for row, length in zip(members, lengths, strict=True):
+            if cuts[-1] and used + length > max_tokens:
+                cuts.append([])
+                used, length = 0, row.token_ids.shape[0]
+            cuts[-1].append(row)
+            used += length
+    return [pack(cut, share_prefixes=share_prefixes) for cut in cuts if cut]

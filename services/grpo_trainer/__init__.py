@@ -1,0 +1,1 @@
+"""Online GRPO: graded trajectories in, policy versions out, no trajectory twice."""

@@ -1,0 +1,65 @@
+"""The trainer's facts on the bus, each under an id that follows from its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from event_bus.errors import BusUnavailable
+from grpo_trainer import wire
+from grpo_trainer.domain.errors import Waiting
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import Settlement, StoredBody
+from grpo_trainer.ports import PublishedPolicy
+
+
+class Publisher(Protocol):
+    """The part of EventBus that is used here."""
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
+        """Returns when the fact is durable."""
+
+
+class BusFacts:
+    """See ports.Facts."""
+
+    def __init__(self, bus: Publisher, *, now: Callable[[], datetime]) -> None:
+        self._bus = bus
+        self._now = now
+
+    async def _publish(self, spec: TrainingSpec, fact: tuple[Message, str]) -> None:
+        event, event_id = fact
+        try:
+            await self._bus.publish(event, model=spec.model, event_id=event_id)
+        except BusUnavailable as error:
+            raise Waiting(f"the bus: {error}") from error
+
+    async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """See ports.Facts."""
+        await self._publish(spec, wire.group_settled(spec, settlement, self._now()))
+
+    async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """See ports.Facts."""
+        await self._publish(spec, wire.step_completed(spec, record))
+
+    async def published(
+        self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
+    ) -> None:
+        """See ports.Facts."""
+        fact = wire.policy_published(
+            spec, version=policy.version, step=step, digest=policy.digest, manifest=policy.manifest, at=at
+        )
+        await self._publish(spec, fact)
+
+    async def saved(
+        self, spec: TrainingSpec, record: StepRecord, policy: PublishedPolicy, state: StoredBody
+    ) -> None:
+        """See ports.Facts."""
+        fact = wire.checkpoint_saved(
+            spec, record, digest=policy.digest, manifest=policy.manifest, state=state
+        )
+        await self._publish(spec, fact)

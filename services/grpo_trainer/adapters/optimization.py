@@ -1,0 +1,153 @@
+"""One optimizer step: the same code for the service, for parity checks and for experiments.
+
+Denominators are of the whole step and known before the first backward, so the cut into microbatches does
+not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from grpo_math.aggregation import StepTotals
+from grpo_math.divergence import MismatchSums, mismatch_report, mismatch_sums
+from grpo_math.objective import Objective, entropy_threshold
+from grpo_math.packing import Microbatch, TrainingRow, microbatches
+from grpo_math.tokens import TrainedTokens
+from grpo_trainer.adapters.packed_model import PackedModel
+from grpo_trainer.domain.errors import Diverged
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is computed. clip_low, clip_high: bounds that the clip fractions are counted against."""
+
+    objective: Objective
+    max_grad_norm: float = 1.0
+    microbatch_tokens: int = 8192
+    share_prefixes: bool = True
+    max_row_tokens: int = 0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What accumulating the gradient of a step measured."""
+
+    loss: float
+    sums: MismatchSums
+    num_rows: int
+    num_row_tokens: int
+    num_unique_tokens: int
+    num_trained: int
+
+
+def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> TrainedTokens:
+    """The losses' view of a microbatch."""
+    dtype = logprobs.dtype
+    proximal, reference = batch.proximal_logprobs, batch.reference_logprobs
+    return TrainedTokens(
+        trainer_logprobs=logprobs,
+        sampler_logprobs=batch.sampler_logprobs.to(dtype),
+        advantages=batch.advantages.to(dtype),
+        row_of_token=batch.row_of_token,
+        num_rows=batch.num_rows,
+        proximal_logprobs=None if proximal is None else proximal.to(dtype),
+        reference_logprobs=None if reference is None else reference.to(dtype),
+        entropies=entropies,
+        turn_of_token=batch.turn_of_token,
+    )
+
+
+def accumulate(model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient | None:
+    """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
+    learn."""
+    rows = [row for row in rows if row.num_trained]
+    if not rows:
+        return None
+    cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
+    batches = [batch.to(model.device) for batch in cuts]
+    batches, totals = _prepared(model, batches, options)
+    loss, sums = 0.0, MismatchSums()
+    for batch in batches:
+        logprobs, entropies = model.logprobs(batch)
+        tokens = trained_tokens(batch, logprobs, entropies)
+        part = options.objective(tokens, totals)
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += float(part.detach())
+        sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
+    return Gradient(
+        loss=loss,
+        sums=sums,
+        num_rows=totals.num_rows,
+        num_row_tokens=sum(batch.num_row_tokens for batch in batches),
+        num_unique_tokens=sum(batch.num_unique_tokens for batch in batches),
+        num_trained=totals.num_tokens,
+    )
+
+
+def _prepared(
+    model: PackedModel, batches: list[Microbatch], options: StepOptions
+) -> tuple[list[Microbatch], StepTotals]:
+    """Totals of the step, and what must be known of every token before the first backward."""
+    totals = StepTotals(
+        num_tokens=sum(batch.num_trained for batch in batches),
+        num_rows=sum(batch.num_rows for batch in batches),
+        max_row_tokens=options.max_row_tokens,
+    )
+    objective = options.objective
+    needs_proximal = objective.needs_proximal and any(b.proximal_logprobs is None for b in batches)
+    if not needs_proximal and objective.top_entropy >= 1:
+        return batches, totals
+    entropies = []
+    for index, batch in enumerate(batches):
+        with torch.no_grad():
+            logprobs, entropy = model.logprobs(batch)
+        entropies.append(entropy)
+        if needs_proximal:
+            batches[index] = replace(batch, proximal_logprobs=logprobs)
+    if objective.top_entropy < 1:
+        threshold = entropy_threshold(torch.cat(entropies), objective.top_entropy)
+        totals = replace(totals, entropy_threshold=threshold)
+    return batches, totals
+
+
+def optimize(
+    model: PackedModel, optimizer: Optimizer, rows: Sequence[TrainingRow], options: StepOptions
+) -> dict[str, float] | None:
+    """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
+    move.
+
+    Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite.
+    """
+    began = time.perf_counter()
+    optimizer.zero_grad(set_to_none=True)
+    gradient = accumulate(model, rows, options)
+    if gradient is None:
+        return None
+    norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), options.max_grad_norm))
+    if not (torch.isfinite(torch.tensor([norm, gradient.loss])).all()):
+        optimizer.zero_grad(set_to_none=True)
+        raise Diverged(f"loss {gradient.loss} and gradient norm {norm}: the batch was not applied")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    elapsed = time.perf_counter() - began
+    report = asdict(mismatch_report(gradient.sums))
+    return {
+        **{name: float(value) for name, value in report.items()},
+        "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"],
+        "loss": gradient.loss,
+        "grad_norm": norm,
+        "rows": float(gradient.num_rows),
+        "tokens": float(gradient.num_trained),
+        "row_tokens": float(gradient.num_row_tokens),
+        "unique_tokens": float(gradient.num_unique_tokens),
+        "learner_s": elapsed,
+        "tokens_per_s": gradient.num_row_tokens / elapsed,
+    }

@@ -1,0 +1,52 @@
+"""Groups of rollouts as training rows with their advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from grpo_math.advantages import advantage_function
+from grpo_math.packing import TrainingRow
+from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.ports import BatchGroup
+
+
+def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int) -> list[TrainingRow]:
+    """Rows of a batch, one per context; every row of a rollout carries its advantage.
+
+    The order is by group and member, whatever the order of arrival, so that equal batches are equal bits.
+    """
+    ordered = sorted(groups, key=lambda group: group.group_id)
+    rewards = torch.full((len(ordered), group_size), torch.nan, dtype=torch.float64)
+    for index, group in enumerate(ordered):
+        for member, rollout in enumerate(group.members):
+            rewards[index, member] = rollout.reward
+    advantages = advantage_function(advantage)(rewards)
+    rows: list[TrainingRow] = []
+    for index, group in enumerate(ordered):
+        for member, rollout in enumerate(group.members):
+            credit = float(advantages[index, member])
+            rows += _rows_of(rollout.tokens, group.group_id, credit)
+    return rows
+
+
+def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[TrainingRow]:
+    return [
+        _row(context, f"{tokens.trajectory_id}/{number}", group_id, advantage, tokens.temperature)
+        for number, context in enumerate(tokens.contexts)
+        if any(context.trained)
+    ]
+
+
+def _row(context: Context, row_id: str, group_id: str, advantage: float, temperature: float) -> TrainingRow:
+    return TrainingRow(
+        row_id=row_id,
+        group_id=group_id,
+        token_ids=torch.tensor(context.token_ids, dtype=torch.int64),
+        trained=torch.tensor(context.trained, dtype=torch.bool),
+        sampler_logprobs=torch.tensor(context.logprobs, dtype=torch.float32),
+        advantage=advantage,
+        turns=torch.tensor(context.turns, dtype=torch.int64),
+        temperature=temperature,
+    )

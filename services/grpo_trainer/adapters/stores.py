@@ -1,0 +1,154 @@
+"""Bodies and training states in the object store.
+
+`training/<model>/<run>/step-<n>/` holds the tensors under their digest and, written last and only if
+absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from blob_store import BlobRef, BlobStore
+from blob_store.errors import CorruptBlob, MissingBlob, StoreFull, StoreUnavailable
+from grpo_trainer import wire
+from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.errors import LineageTaken, UnusableTrajectory, Waiting
+from grpo_trainer.domain.states import SessionState, state_from_json
+from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
+from trajectory_body import MalformedBody, unpack
+
+_ROOT: Final = "training"
+_MARKER: Final = "state.json"
+_CLOSED: Final = "closed.json"
+
+
+class BlobBodies:
+    """See ports.Bodies."""
+
+    def __init__(self, store: BlobStore, *, train_parse_errors: bool) -> None:
+        self._store = store
+        self._train_parse_errors = train_parse_errors
+
+    async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
+        """See ports.Bodies."""
+        try:
+            body = unpack(await self._store.get(wire.blob_ref(trajectory.body)))
+        except (MissingBlob, CorruptBlob, MalformedBody) as error:
+            raise UnusableTrajectory(f"{trajectory.trajectory_id}: {error}") from error
+        except (StoreUnavailable, StoreFull) as error:
+            raise Waiting(f"the object store: {error}") from error
+        return wire.tokens_from_body(body, trajectory, train_parse_errors=self._train_parse_errors)
+
+
+class BlobStates:
+    """See ports.States."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._checkpoints: dict[str, set[int]] = {}
+
+    async def open_sessions(self) -> Sequence[SessionState]:
+        """See ports.States."""
+        newest: dict[str, str] = {}
+        closed: set[str] = set()
+        for key in await self._store.list(f"{_ROOT}/"):
+            run, _, name = key.removeprefix(f"{_ROOT}/").rpartition("/")
+            if name == _CLOSED:
+                closed.add(run)
+            elif name == _MARKER:
+                folder = run.rpartition("/")[0]
+                newest[folder] = max(key, newest.get(folder, ""))
+        states = []
+        for folder, key in sorted(newest.items()):
+            state = await self._read(key)
+            states.append(replace(state, finished=True) if folder in closed else state)
+        return states
+
+    async def _read(self, key: str) -> SessionState:
+        data = await self._store.read(key)
+        if data is None:
+            raise LineageTaken(
+                f"{key} was listed and is gone: another trainer is deleting the states of this run"
+            )
+        return state_from_json(json.loads(data))
+
+    async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
+        """See ports.States."""
+        folder = _folder(state.spec.model, state.spec.run_id, state.step)
+        if tensors is not None:
+            ref = await self._store.put_file(f"{folder}/{_sha256(tensors)[:16]}.safetensors", tensors)
+            state = replace(state, tensors=wire.stored(ref))
+        marker = await self._store.put_if_absent(f"{folder}/{_MARKER}", _marker_bytes(state))
+        if marker is None:
+            raise LineageTaken(
+                f"step {state.step} of {state.spec.run_id} is already written with another content: "
+                "two trainers work on one run; stop one of them"
+            )
+        return state
+
+    async def tensors(self, state: SessionState, path: Path) -> None:
+        """See ports.States."""
+        if state.tensors is None:
+            raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
+        await self._store.get_file(wire.blob_ref(state.tensors), path)
+
+    async def marker_of(self, state: SessionState) -> StoredBody:
+        """See ports.States."""
+        data = _marker_bytes(state)
+        key = f"{_folder(state.spec.model, state.spec.run_id, state.step)}/{_MARKER}"
+        return StoredBody(key, hashlib.sha256(data).hexdigest(), len(data))
+
+    async def close(self, state: SessionState) -> None:
+        """See ports.States."""
+        folder = _folder(state.spec.model, state.spec.run_id, state.step).rpartition("/")[0]
+        await self._store.put(f"{folder}/{_CLOSED}", json.dumps({"seen": state.seen}).encode())
+
+    async def prune(self, run_id: str, model: str, *, newest: int) -> None:
+        """See ports.States."""
+        run = _folder(model, run_id, 0).rpartition("/")[0]
+        folders: dict[str, list[str]] = {}
+        for key in await self._store.list(f"{run}/step-"):
+            folders.setdefault(key.rpartition("/")[0], []).append(key)
+        kept = self._checkpoints.setdefault(run_id, set())
+        for folder in sorted(folders)[:-newest]:
+            step = int(folder.rpartition("-")[2])
+            if step in kept:
+                continue
+            if await self._names_checkpoint(f"{folder}/{_MARKER}"):
+                kept.add(step)
+                continue
+            # The marker goes first: a state is whole or it is not there.
+            for key in sorted(folders[folder], key=lambda key: not key.endswith(_MARKER)):
+                await self._store.delete(key)
+
+    async def _names_checkpoint(self, marker: str) -> bool:
+        data = await self._store.read(marker)
+        if data is None:
+            return False
+        state = state_from_json(json.loads(data))
+        return state.last_step is not None and state.last_step.saves_checkpoint
+
+
+def _folder(model: str, run_id: str, step: int) -> str:
+    return f"{_ROOT}/{quote(model, safe='')}/{quote(run_id, safe='')}/step-{step:08d}"
+
+
+def _marker_bytes(state: SessionState) -> bytes:
+    return json.dumps(state.to_json(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+__all__ = ["BlobBodies", "BlobRef", "BlobStates"]

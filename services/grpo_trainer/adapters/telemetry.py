@@ -1,0 +1,84 @@
+"""Spans and metrics of training. Names are an interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Link, SpanKind
+from prometheus_client import Counter, Gauge, Histogram
+
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
+
+_tracer = trace.get_tracer("upcycle.grpo_trainer")
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+STEPS = Counter("upcycle_trainer_steps_total", "Optimizer steps that are durable", ["model"])
+GROUPS = Counter("upcycle_trainer_groups_total", "Settled groups", ["model", "outcome", "reason"])
+TOKENS = Counter("upcycle_trainer_trained_tokens_total", "Tokens that carried gradient", ["model"])
+LEARN_S = Histogram("upcycle_trainer_learn_seconds", "Forward, backward, update of a step", buckets=_SECONDS)
+IDLE_S = Histogram("upcycle_trainer_idle_seconds", "Wait for a batch before a step", buckets=_SECONDS)
+IDLE_FRACTION = Gauge("upcycle_trainer_idle_ratio", "Share of the last step spent waiting", ["model"])
+VERSION = Gauge("upcycle_trainer_policy_version", "Newest durable policy version", ["model"])
+STALENESS = Histogram(
+    "upcycle_trainer_staleness_versions",
+    "Version in training minus oldest sampled",
+    buckets=range(17),
+)
+LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", "metric"])
+
+
+class TrainerInstruments:
+    """See ports.Instruments."""
+
+    @contextmanager
+    def step(
+        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+    ) -> Iterator[str]:
+        """See ports.Instruments."""
+        links = [link for one in trajectories if (link := _link(one)) is not None]
+        attributes: dict[str, str | int] = {
+            "upcycle.run.id": spec.run_id,
+            "gen_ai.request.model": spec.model,
+            "upcycle.training.trajectories": len(trajectories),
+        }
+        with _tracer.start_as_current_span(
+            "train_step",
+            context=propagate.extract(trace_headers),
+            kind=SpanKind.INTERNAL,
+            attributes=attributes,
+            links=links,
+        ):
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            yield carrier.get("traceparent", "")
+
+    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """See ports.Instruments."""
+        span = trace.get_current_span()
+        span.set_attribute("upcycle.training.step", record.step)
+        STEPS.labels(spec.model).inc()
+        TOKENS.labels(spec.model).inc(record.metrics.get("tokens", 0.0))
+        LEARN_S.observe(record.metrics.get("learner_s", 0.0))
+        IDLE_S.observe(record.metrics.get("idle_s", 0.0))
+        IDLE_FRACTION.labels(spec.model).set(record.metrics.get("idle_fraction", 0.0))
+        VERSION.labels(spec.model).set(record.version)
+        for name, value in record.metrics.items():
+            LAST.labels(spec.model, name).set(value)
+        for versions, count in record.staleness.items():
+            for _ in range(count):
+                STALENESS.observe(versions)
+
+    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """See ports.Instruments."""
+        GROUPS.labels(spec.model, settlement.outcome.value, settlement.reason.value).inc()
+
+
+def _link(trajectory: GradedTrajectory) -> Link | None:
+    context = trace.get_current_span(propagate.extract(trajectory.trace_headers)).get_span_context()
+    if not context.is_valid:
+        return None
+    return Link(context, {"upcycle.trajectory.id": trajectory.trajectory_id})

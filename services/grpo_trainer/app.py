@@ -1,0 +1,85 @@
+"""Builds the trainer; the only module that constructs adapters. Nothing connects before it is started."""
+
+from blob_store import S3BlobStore
+from event_bus import EventBus
+from grpc_edge import GrpcServer, Peer
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.policies import IDEMPOTENT, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.stores import BlobBodies, BlobStates
+from grpo_trainer.adapters.telemetry import TrainerInstruments
+from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.handlers import FactReader
+from grpo_trainer.ports import Tools
+from grpo_trainer.servicer import TrainingServicer
+from grpo_trainer.settings import GrpoTrainerSettings
+from grpo_trainer.usecases.sessions import Sessions
+from service_kit import Service, Worker, as_component, run_main, utc_now
+from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
+
+NAME = "grpo_trainer"
+
+
+class _LearnerComponent:
+    """Ends the learner's thread with the service."""
+
+    name = "learner"
+
+    def __init__(self, thread: LearnerThread) -> None:
+        self._thread = thread
+
+    async def start(self) -> None:
+        """Nothing: the thread starts with its first work."""
+
+    async def stop(self) -> None:
+        """Let the running work finish."""
+        self._thread.close()
+
+    def ready(self) -> str | None:
+        """Always."""
+        return None
+
+
+def build_app(settings: GrpoTrainerSettings) -> Service:
+    """Wires everything. Needs a running event loop."""
+    service = Service(NAME, settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    blobs = service.add(S3BlobStore(settings.s3))
+    registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
+    tasksets = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
+    thread = LearnerThread(
+        LearnerOptions(
+            settings.device, settings.num_threads, settings.microbatch_tokens, settings.share_prefixes
+        )
+    )
+    bus = EventBus(settings.bus, client_name=NAME)
+    tools = Tools(
+        new_learner=lambda: TorchLearner(thread),
+        bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
+        states=BlobStates(blobs),
+        policies=RegistryPolicies(registry, blobs, settings.data_dir / "policies"),
+        held_out=HeldOutTasks(tasksets),
+        facts=BusFacts(bus, now=utc_now),
+        instruments=TrainerInstruments(),
+        now=utc_now,
+        work_dir=settings.data_dir,
+        keep_states=settings.keep_states,
+    )
+    sessions = Sessions(tools)
+    reader = FactReader(bus, sessions)
+    servicer = TrainingServicer(sessions)
+    service.add(_LearnerComponent(thread))
+    service.add(as_component("bus", bus))
+    service.add(
+        GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)
+    )
+    service.add(Worker("training", reader.run, ready=reader.ready))
+    return service
+
+
+def main() -> None:
+    """Entry point of `upcycle-grpo-trainer`."""
+    run_main(NAME, GrpoTrainerSettings, build_app)
+
+
+if __name__ == "__main__":
+    main()

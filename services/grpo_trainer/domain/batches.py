@@ -1,0 +1,72 @@
+"""Batch cutter: complete groups wait in order of completion; a batch is the first P that are still fresh."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, excluded
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Groups to train now, or none if there are not enough; and what was found stale on the way."""
+
+    groups: tuple[CompleteGroup, ...]
+    stale: tuple[Settlement, ...]
+
+
+class BatchCutter:
+    """Order of completion is order of training, so a batch is a function of the facts and of the version."""
+
+    def __init__(self, spec: TrainingSpec) -> None:
+        self._spec = spec
+        self._ready: deque[CompleteGroup] = deque()
+
+    def add(self, group: CompleteGroup) -> None:
+        """A complete group, ready to train."""
+        self._ready.append(group)
+
+    def drop_stale(self, version: int) -> tuple[Settlement, ...]:
+        """Removes every group with a token older than the bound, measured from `version`, which is in
+        training.
+
+        The bound is re-checked here, per oldest token, however fresh the group was when it was dispatched.
+        """
+        fresh: deque[CompleteGroup] = deque()
+        stale: list[Settlement] = []
+        for group in self._ready:
+            staleness = version - group.oldest_version
+            if staleness > self._spec.max_staleness:
+                detail = (
+                    f"staleness {staleness} > max_staleness {self._spec.max_staleness} at version {version}"
+                )
+                stale.append(excluded(group, Reason.STALE, detail))
+            else:
+                fresh.append(group)
+        self._ready = fresh
+        return tuple(stale)
+
+    def cut(self, version: int) -> Cut:
+        """The next batch for the policy at `version`; its groups stay here until `remove` is called for
+        them."""
+        stale = self.drop_stale(version)
+        if len(self._ready) < self._spec.prompts_per_step:
+            return Cut((), stale)
+        return Cut(tuple(self._ready)[: self._spec.prompts_per_step], stale)
+
+    def remove(self, group_id: str) -> None:
+        """The group was trained or excluded."""
+        self._ready = deque(group for group in self._ready if group.group_id != group_id)
+
+    def clear(self) -> tuple[CompleteGroup, ...]:
+        """Empties the queue; returns what was in it."""
+        left = tuple(self._ready)
+        self._ready.clear()
+        return left
+
+    @property
+    def num_ready(self) -> int:
+        """Complete groups that wait."""
+        return len(self._ready)

@@ -1,0 +1,112 @@
+"""From the turns of an episode to training rows, by the extension property.
+
+A turn's prompt extends all earlier tokens exactly, so one row holds the whole conversation; where it did
+not (a compacted context), a new row begins. Observation, tool and template tokens are untrained; sampled
+tokens, the stop token included, are trained, except in a turn whose completion could not be read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_trainer.domain.errors import UnusableTrajectory
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """One completion: what was new in its prompt, what was sampled, and by which policy versions.
+
+    versions: (version, number of consecutive tokens), in order, over all sampled tokens.
+    """
+
+    new_prompt_ids: Sequence[int]
+    sampled_ids: Sequence[int]
+    sampled_logprobs: Sequence[float]
+    versions: Sequence[tuple[int, int]]
+    restarts_context: bool = False
+    has_parse_error: bool = False
+
+
+@dataclass(slots=True)
+class Context:
+    """One row, arrays of equal length L. logprobs: the sampler's, 0 where untrained; turns: index within
+    the row."""
+
+    token_ids: list[int] = field(default_factory=list)
+    trained: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def extend(self, turn: SampledTurn, *, index: int, train: bool) -> None:
+        """Append a turn: prompt tokens untrained, sampled tokens trained if `train`."""
+        prompt, sampled = len(turn.new_prompt_ids), len(turn.sampled_ids)
+        self.token_ids += [*turn.new_prompt_ids, *turn.sampled_ids]
+        self.trained += [False] * prompt + [train] * sampled
+        self.logprobs += [0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs]
+        self.turns += [index] * (prompt + sampled)
+
+    def trimmed(self) -> Context:
+        """Without the tokens after the last trained one: nothing is learned from them."""
+        end = max((at + 1 for at, train in enumerate(self.trained) if train), default=0)
+        return Context(self.token_ids[:end], self.trained[:end], self.logprobs[:end], self.turns[:end])
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTokens:
+    """What the trainer needs of an episode's body."""
+
+    trajectory_id: str
+    contexts: tuple[Context, ...]
+    temperature: float
+    oldest_version: int
+    newest_version: int
+    num_masked_turns: int
+
+    @property
+    def num_trained(self) -> int:
+        return sum(sum(context.trained) for context in self.contexts)
+
+
+def episode_tokens(
+    trajectory_id: str, turns: Sequence[SampledTurn], *, temperature: float, train_parse_errors: bool
+) -> EpisodeTokens:
+    """The rows of an episode. Raises UnusableTrajectory where the arrays cannot be what was sampled."""
+    if not temperature > 0:
+        raise UnusableTrajectory(
+            f"{trajectory_id}: sampled at temperature {temperature:g}; ratios need a temperature > 0"
+        )
+    rows: list[Context] = []
+    masked = 0
+    within = 0
+    for number, turn in enumerate(turns):
+        _check_turn(trajectory_id, number, turn)
+        if turn.restarts_context or not rows:
+            rows.append(Context())
+            within = 0
+        train = train_parse_errors or not turn.has_parse_error
+        masked += not train
+        rows[-1].extend(turn, index=within, train=train)
+        within += 1
+    versions = [version for turn in turns for version, count in turn.versions if count]
+    contexts = tuple(row for row in (each.trimmed() for each in rows) if row.token_ids)
+    if not versions or any(row.trained[0] for row in contexts):
+        raise UnusableTrajectory(
+            f"{trajectory_id}: a row begins with a prompt, and a policy must have sampled"
+        )
+    return EpisodeTokens(trajectory_id, contexts, temperature, min(versions), max(versions), masked)
+
+
+def _check_turn(trajectory_id: str, number: int, turn: SampledTurn) -> None:
+    sampled = len(turn.sampled_ids)
+    if len(turn.sampled_logprobs) != sampled:
+        raise UnusableTrajectory(
+            f"{trajectory_id} turn {number}: {sampled} sampled ids and {len(turn.sampled_logprobs)} logprobs"
+        )
+    if sum(count for _, count in turn.versions) != sampled:
+        raise UnusableTrajectory(
+            f"{trajectory_id} turn {number}: versions do not cover its {sampled} sampled tokens"
+        )
+    if any(lp > 1e-3 for lp in turn.sampled_logprobs if math.isfinite(lp)):
+        raise UnusableTrajectory(f"{trajectory_id} turn {number}: a logprob is above 0, so it is none")

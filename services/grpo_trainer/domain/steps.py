@@ -1,0 +1,115 @@
+"""What one optimizer step was: enough to announce it again, word for word, after a crash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.trajectories import CompleteGroup, Outcome, Reason, Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A finished step. version: the one that it produced. staleness: versions -> trajectories."""
+
+    step: int
+    version: int
+    trajectory_ids: tuple[str, ...]
+    settlements: tuple[Settlement, ...]
+    metrics: Mapping[str, float]
+    staleness: Mapping[int, int]
+    completed_at: datetime
+    traceparent: str
+    saves_checkpoint: bool
+    is_final: bool
+    parent_checkpoint_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the training state."""
+        plain = asdict(self)
+        plain["completed_at"] = self.completed_at.isoformat()
+        plain["staleness"] = {str(key): value for key, value in self.staleness.items()}
+        return plain
+
+
+def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
+    """The record that `to_json` described."""
+    settlements = tuple(
+        Settlement(
+            one["group_id"],
+            Outcome(one["outcome"]),
+            Reason(one["reason"]),
+            tuple(one["episode_ids"]),
+            one["step"],
+            one["detail"],
+        )
+        for one in plain["settlements"]
+    )
+    return StepRecord(
+        step=plain["step"],
+        version=plain["version"],
+        trajectory_ids=tuple(plain["trajectory_ids"]),
+        settlements=settlements,
+        metrics=dict(plain["metrics"]),
+        staleness={int(key): value for key, value in plain["staleness"].items()},
+        completed_at=datetime.fromisoformat(plain["completed_at"]),
+        traceparent=plain["traceparent"],
+        saves_checkpoint=plain["saves_checkpoint"],
+        is_final=plain["is_final"],
+        parent_checkpoint_id=plain["parent_checkpoint_id"],
+    )
+
+
+def checkpoint_id(model: str, version: int) -> str:
+    """Identity of a saved checkpoint."""
+    return f"ckpt-{model}-v{version:08d}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them."""
+
+    spec: TrainingSpec
+    step: int
+    version: int
+    groups: Sequence[CompleteGroup]
+    idle_s: float
+    parent_checkpoint_id: str
+
+    def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
+        """The record of this step. learned: metrics of the optimizer step."""
+        members = [member for group in self.groups for member in group.members]
+        staleness = Counter(self.version - member.oldest_version for member in members)
+        is_final = self.step == self.spec.steps
+        return StepRecord(
+            step=self.step,
+            version=self.version + 1,
+            trajectory_ids=tuple(member.trajectory_id for member in members),
+            settlements=tuple(
+                Settlement(group.group_id, Outcome.TRAINED, Reason.NONE, group.episode_ids, self.step)
+                for group in self.groups
+            ),
+            metrics={**learned, **self._metrics(learned)},
+            staleness=dict(sorted(staleness.items())),
+            completed_at=at,
+            traceparent=traceparent,
+            saves_checkpoint=is_final or self.step % self.spec.checkpoint_every_steps == 0,
+            is_final=is_final,
+            parent_checkpoint_id=self.parent_checkpoint_id,
+        )
+
+    def _metrics(self, learned: Mapping[str, float]) -> dict[str, float]:
+        members = [member for group in self.groups for member in group.members]
+        busy_s = learned.get("learner_s", 0.0)
+        return {
+            "reward_mean": sum(member.reward for member in members) / len(members),
+            "success_rate": sum(member.success for member in members) / len(members),
+            "staleness_max": float(max(self.version - member.oldest_version for member in members)),
+            "trajectories": float(len(members)),
+            "idle_s": self.idle_s,
+            "idle_fraction": self.idle_s / max(self.idle_s + busy_s, 1e-9),
+        }

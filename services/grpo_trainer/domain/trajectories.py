@@ -1,0 +1,109 @@
+"""Graded trajectories, groups of them, and how a group ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grpo_trainer.domain.spec import TrainingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBody:
+    """Where the tokens lie, and what their bytes must be."""
+
+    key: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradedTrajectory:
+    """What `trajectory.graded` says about one rollout. `sequence`: where in the stream of facts it says
+    so."""
+
+    trajectory_id: str
+    episode_id: str
+    run_id: str
+    group_id: str
+    member: int
+    group_size: int
+    reward: float
+    success: bool
+    body: StoredBody
+    oldest_version: int
+    newest_version: int
+    task_digest: str
+    may_train: bool
+    """Purpose is train and split is not held-out."""
+    sequence: int
+    trace_headers: Mapping[str, str]
+
+
+class Outcome(StrEnum):
+    """How a group ends."""
+
+    TRAINED = "trained"
+    EXCLUDED = "excluded"
+
+
+class Reason(StrEnum):
+    """Why a group was excluded; `NONE` for a trained one."""
+
+    NONE = ""
+    STALE = "stale"
+    ZERO_SPREAD = "zero_spread"
+    SHORT_GROUP = "short_group"
+    HELD_OUT = "held_out"
+    QUARANTINED = "quarantined"
+    RUN_OVER = "run_over"
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteGroup:
+    """A group that will get no more members, in the order of its members."""
+
+    group_id: str
+    members: tuple[GradedTrajectory, ...]
+    first_sequence: int
+    """Sequence of the earliest fact about it: a replay from before it sees the whole group."""
+
+    @property
+    def oldest_version(self) -> int:
+        return min(member.oldest_version for member in self.members)
+
+    @property
+    def episode_ids(self) -> tuple[str, ...]:
+        return tuple(member.episode_id for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The one end of a group. step: of the trained ones, 0 otherwise."""
+
+    group_id: str
+    outcome: Outcome
+    reason: Reason
+    episode_ids: tuple[str, ...]
+    step: int = 0
+    detail: str = ""
+
+    @property
+    def label(self) -> str:
+        """`trained`, `excluded(stale)`, ..."""
+        return f"{self.outcome.value}({self.reason.value})" if self.reason else self.outcome.value
+
+
+def excluded(group: CompleteGroup, reason: Reason, detail: str = "") -> Settlement:
+    """The settlement of a group that is not trained."""
+    return Settlement(group.group_id, Outcome.EXCLUDED, reason, group.episode_ids, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A run as it was submitted: at which sequence, and in which trace."""
+
+    spec: TrainingSpec
+    sequence: int
+    trace_headers: Mapping[str, str]

@@ -1,0 +1,108 @@
+"""Bus edge: replays the facts about runs from the sessions' own cursor; nothing is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from event_bus import CursorBeyondStream, Delivery
+from grpo_trainer import wire
+from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.usecases.intake import GroupShortened, RunOver
+from grpo_trainer.usecases.sessions import Sessions
+from upcycle.api.taskset.v1 import events_pb2 as taskset
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+
+log = logging.getLogger(__name__)
+
+EVENTS: Final[tuple[type[Message], ...]] = (
+    taskset.RunSubmitted,
+    taskset.RunFinished,
+    taskset.GroupShortened,
+    TrajectoryGraded,
+)
+"""What training is made of."""
+
+
+class Stream(Protocol):
+    """The part of EventBus that is used here."""
+
+    def replay(self, events: Sequence[type[Message]], *, after_sequence: int) -> AsyncIterator[Delivery[Any]]:
+        """Facts in stream order, endless. Raises CursorBeyondStream."""
+
+
+class FactReader:
+    """Reads the stream of facts into the sessions."""
+
+    def __init__(self, bus: Stream, sessions: Sessions) -> None:
+        self._bus = bus
+        self._sessions = sessions
+        self._reading = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Resume, then read until `stop`; steps under way end durable."""
+        after = await self._sessions.restore()
+        reading = asyncio.create_task(self._read(after), name="facts")
+        watching = asyncio.create_task(self._sessions.watch(stop), name="sessions")
+        try:
+            done, _ = await asyncio.wait({reading, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._reading = False
+            reading.cancel()
+            watching.cancel()
+            await self._sessions.stop()
+
+    async def _read(self, after: int) -> None:
+        self._reading = True
+        try:
+            await self._read_from(after)
+        except CursorBeyondStream as error:
+            # The stream was made anew; settled groups are recognised by their ids, so reading all of it is
+            # safe.
+            log.error("stream_restarted", extra={"error": str(error)})
+            self._sessions.horizon.handled = 0
+            await self._read_from(0)
+
+    async def _read_from(self, after: int) -> None:
+        async for delivery in self._bus.replay(EVENTS, after_sequence=after):
+            self.on_fact(delivery)
+
+    def on_fact(self, delivery: Delivery[Any]) -> None:
+        """One fact. A repeat is harmless."""
+        event, sequence = delivery.message, delivery.sequence
+        match event:
+            case taskset.RunSubmitted():
+                self._submitted(event, delivery)
+            case TrajectoryGraded():
+                graded = wire.graded_from_wire(event, sequence, delivery.headers)
+                self._sessions.put(event.run_id, graded)
+            case taskset.GroupShortened():
+                short = GroupShortened(event.group_id, event.expected_members, sequence)
+                self._sessions.put(event.run_id, short)
+            case taskset.RunFinished():
+                self._sessions.put(event.run_id, RunOver(sequence))
+            case _:
+                raise TypeError(f"{type(event).__name__} was not asked for")
+        self._sessions.handled(sequence)
+
+    def _submitted(self, event: taskset.RunSubmitted, delivery: Delivery[Any]) -> None:
+        if not wire.is_training(event):
+            return
+        try:
+            spec = wire.spec_from_wire(event)
+        except InvalidTrainingSpec as error:
+            self._sessions.refuse(event.run_id, error)
+            return
+        self._sessions.submit(spec, delivery.sequence, wire.trace_headers(delivery.headers))
+
+    def ready(self) -> str | None:
+        """None while it reads and no session waits for something that is away."""
+        if not self._reading:
+            return self._sessions.waiting_for() or "resuming"
+        return self._sessions.waiting_for()

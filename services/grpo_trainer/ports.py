@@ -1,0 +1,184 @@
+"""What training needs from the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """One rollout to train on."""
+
+    tokens: EpisodeTokens
+    reward: float
+    success: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGroup:
+    """Rollouts that are compared with one another."""
+
+    group_id: str
+    members: tuple[BatchMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What an optimizer step measured; names are metric names. applied: False where nothing was left to
+    learn."""
+
+    values: Mapping[str, float]
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPolicy:
+    """A version that engines can load."""
+
+    version: int
+    digest: str
+    manifest: StoredBody
+
+
+Canary = tuple[tuple[list[int], list[float]], ...]
+"""Rows that prove a reload: token ids, and log-probabilities of all but the first."""
+
+
+class Learner(Protocol):
+    """Model, optimizer and random state of one session; heavy work happens in its own thread."""
+
+    async def begin(self, spec: TrainingSpec, base: Path) -> None:
+        """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec."""
+
+    async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
+        """As it was when `tensors` was saved."""
+
+    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        """One optimizer step. Raises Diverged with the weights untouched."""
+
+    async def save(self, path: Path) -> None:
+        """Write all tensors to one file."""
+
+    async def export(self, directory: Path) -> None:
+        """Write the policy as a HF directory; equal weights, equal bytes."""
+
+    async def canary(self) -> Canary:
+        """Rows of the last batch under the weights of now."""
+
+    async def close(self) -> None:
+        """Let the memory go."""
+
+
+class Bodies(Protocol):
+    """Stored trajectories."""
+
+    async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
+        """Raises UnusableTrajectory; Waiting while the store is away."""
+
+
+class States(Protocol):
+    """Durable training states; a state exists once its marker does."""
+
+    async def open_sessions(self) -> Sequence[SessionState]:
+        """The newest state of every run that is known, finished ones included."""
+
+    async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
+        """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
+
+    async def tensors(self, state: SessionState, path: Path) -> None:
+        """Fetch the tensors of a state that has some."""
+
+    async def marker_of(self, state: SessionState) -> StoredBody:
+        """Claim check of the marker of a committed state."""
+
+    async def close(self, state: SessionState) -> None:
+        """Remember that the run is over."""
+
+    async def prune(self, run_id: str, model: str, *, newest: int) -> None:
+        """Delete old states, except the `newest` and those that a checkpoint names."""
+
+
+class Policies(Protocol):
+    """Published policy versions, and the heads that sessions begin from."""
+
+    async def head(self, model: str) -> BasePolicy:
+        """The promoted version. Raises InvalidTrainingSpec for an unknown model; Waiting."""
+
+    async def newest_version(self, model: str) -> int:
+        """Largest version that was ever published."""
+
+    async def fetch(self, base: BasePolicy) -> Path:
+        """A HF directory with exactly these weights."""
+
+    async def publish(self, state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
+        """Publish the version of `state` from a HF directory; the same bytes again are success."""
+
+
+class HeldOut(Protocol):
+    """Tasks that must never train."""
+
+    async def digests(self, taskset: str) -> tuple[str, ...]:
+        """Digests of a taskset's tasks, sorted. Raises InvalidTrainingSpec where there is none; Waiting."""
+
+
+class Facts(Protocol):
+    """Where the trainer's own facts go; each returns when the fact is durable, and may be repeated."""
+
+    async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """The end of a group."""
+
+    async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """A step and what it consumed."""
+
+    async def published(
+        self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
+    ) -> None:
+        """A version is durable and latest."""
+
+    async def saved(
+        self, spec: TrainingSpec, record: StepRecord, policy: PublishedPolicy, state: StoredBody
+    ) -> None:
+        """A version asks to be judged."""
+
+
+class Instruments(Protocol):
+    """Spans and metrics of training."""
+
+    def step(
+        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+    ) -> AbstractContextManager[str]:
+        """Span of one step, in the run's trace, linked to its trajectories; gives its traceparent."""
+
+    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """A step is durable."""
+
+    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """A group is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Everything a session works with. new_learner: one learner per session. keep_states: newest states
+    kept."""
+
+    new_learner: Callable[[], Learner]
+    bodies: Bodies
+    states: States
+    policies: Policies
+    held_out: HeldOut
+    facts: Facts
+    instruments: Instruments
+    now: Callable[[], datetime]
+    work_dir: Path
+    keep_states: int = 2

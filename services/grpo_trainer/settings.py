@@ -1,0 +1,37 @@
+"""Settings of the trainer; read by app.py only."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from service_kit.groups import BusSettings, PeerSettings, S3Settings
+from service_kit.settings import ServiceSettings
+
+
+class GrpoTrainerSettings(ServiceSettings):
+    """Assembles graded trajectories into groups, trains on them online, and publishes policy versions."""
+
+    model_config = SettingsConfigDict(env_prefix="GRPO_TRAINER_")
+
+    http_port: int = Field(7206, ge=0, le=65535)
+    """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
+    grpc_port: int = Field(7106, ge=0, le=65535)
+    """Port of TrainingService; 0 lets the system choose."""
+    device: str = "cpu"
+    """Torch device that trains, e.g. cpu or cuda:0."""
+    num_threads: int = Field(2, ge=1, le=256)
+    """Threads that torch uses on a CPU."""
+    microbatch_tokens: int = Field(8192, ge=1)
+    """Unique tokens of one forward and backward pass; bounds memory, changes no gradient."""
+    share_prefixes: bool = True
+    """Compute tokens that members of a group have in common once."""
+    train_parse_errors: bool = False
+    """Train also the tokens of turns that could not be read; by default only these turns are masked."""
+    keep_states: int = Field(2, ge=1)
+    """Newest training states kept per run, beside those that a checkpoint names."""
+    data_dir: Path = Path(".upcycle/data/grpo_trainer")
+    """Folder for fetched policies and for files on their way to the object store."""
+    bus: BusSettings = Field(default_factory=BusSettings)
+    s3: S3Settings = Field(default_factory=S3Settings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)

@@ -1,0 +1,281 @@
+"""One training session: waits for a batch, steps, makes the state durable, and only then tells the world.
+
+Guarantees: what a state says was consumed is in its weights, and nothing else; every announcement can be
+repeated, word for word, from the newest state; a fact is replayed until the state that holds its gradient
+is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec, LineageTaken, UnusableTrajectory
+from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
+from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Submission, excluded
+from grpo_trainer.ports import BatchGroup, Tools
+from grpo_trainer.usecases.announcing import announce
+from grpo_trainer.usecases.horizon import Horizon
+from grpo_trainer.usecases.intake import Fact, Intake
+from grpo_trainer.usecases.opening import first_state, load_state
+from grpo_trainer.usecases.patience import Patience
+
+log = logging.getLogger(__name__)
+
+_MAX_DIVERGED: Final = 3
+"""Batches in a row whose loss is not finite before the session gives up."""
+_SAID: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm", "learner_s", "idle_s")
+
+
+class Phase(StrEnum):
+    """What a session is doing."""
+
+    OPENING = "opening"
+    WAITING = "waiting"
+    STEPPING = "stepping"
+    PUBLISHING = "publishing"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    groups: tuple[CompleteGroup, ...]
+    contents: tuple[BatchGroup, ...]
+    idle_s: float
+
+
+class TrainingSession:
+    """The trainer's side of one run."""
+
+    def __init__(
+        self, submission: Submission, tools: Tools, horizon: Horizon, state: SessionState | None = None
+    ) -> None:
+        """state: the newest durable one; None for a run that was just submitted."""
+        self.spec = submission.spec
+        self.state = state
+        self.phase = Phase.OPENING
+        self.failure = ""
+        self.changed = asyncio.Condition()
+        self._submission = submission
+        self._tools = tools
+        self._horizon = horizon
+        self._patience = Patience()
+        self._learner = tools.new_learner()
+        self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
+        self._stopping = False
+        self._diverged = 0
+        self._waiting_since = time.monotonic()
+
+    def put(self, fact: Fact) -> None:
+        """A fact about this run, in stream order."""
+        self.intake.put(fact)
+
+    def stop(self) -> None:
+        """Finish the step under way, then return from `run`."""
+        self._stopping = True
+        self.intake.changed.set()
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds since the last step ended."""
+        return time.monotonic() - self._waiting_since
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What is away, if something is."""
+        return self._patience.waiting_for or self.intake.patience.waiting_for
+
+    async def run(self) -> None:
+        """From the first or the newest state until the run is over, or `stop`. A run that fails is a
+        phase."""
+        intake: asyncio.Task[None] | None = None
+        try:
+            await self._begin()
+            intake = asyncio.create_task(self.intake.run(), name=f"intake/{self.spec.run_id}")
+            await self._work_beside(intake)
+        except (InvalidTrainingSpec, LineageTaken, Diverged) as error:
+            log.error("training_failed", extra={"run_id": self.spec.run_id, "error": str(error)})
+            self.failure = str(error)
+            self._horizon.opened(self.spec.run_id)
+            await self._enter(Phase.FAILED)
+        finally:
+            if intake is not None:
+                intake.cancel()
+            self.intake.close()
+            await self._learner.close()
+
+    async def _begin(self) -> None:
+        if self.state is None:
+            self.state = await first_state(self._submission, self._tools, self._learner, self._patience)
+        else:
+            await load_state(self.state, self._tools, self._learner, self._patience)
+        self._horizon.opened(self.spec.run_id)
+        self.intake.refuse_tasks(self.state.held_out_tasks)
+        self.intake.seen = self.state.cursor
+        log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
+        await announce(self.state, self._tools, self._learner, self._patience)
+
+    async def _work_beside(self, intake: asyncio.Task[None]) -> None:
+        """Train until the run is over; an intake that dies ends the work."""
+        work = asyncio.create_task(self._work(), name=f"train/{self.spec.run_id}")
+        try:
+            await asyncio.wait({intake, work}, return_when=asyncio.FIRST_COMPLETED)
+            if intake.done():
+                intake.result()
+            await work
+        finally:
+            work.cancel()
+
+    async def _work(self) -> None:
+        """Steps until there are enough of them, then nothing until the run is over."""
+        while self.state is not None and self.state.step < self.spec.steps:
+            batch = await self._next_batch(self.state.version)
+            if batch is None:
+                break
+            await self._one_step(self.state, batch)
+        if not self._stopping:
+            await self._finish()
+
+    async def _finish(self) -> None:
+        self.intake.retired = True
+        await self._enter(Phase.FINISHED)
+        while not (self.intake.over or self._stopping):
+            self.intake.changed.clear()
+            await self.intake.changed.wait()
+        if self.intake.over and self.state is not None:
+            closed = self.state.closed(self._cursor())
+            await self._patience.until_done(lambda: self._tools.states.close(closed))
+            self.state = closed
+
+    async def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def _next_batch(self, version: int) -> _Batch | None:
+        """The next groups to train, with their tokens; None when the run is over or we are stopping."""
+        began = time.monotonic()
+        await self._enter(Phase.WAITING)
+        while not (self.intake.over or self._stopping):
+            self.intake.changed.clear()
+            cut = self.intake.cutter.cut(version)
+            for settlement in cut.stale:
+                await self.intake.settle(settlement)
+            contents = await self._contents(cut.groups) if cut.groups else None
+            if contents is not None:
+                return _Batch(cut.groups, contents, time.monotonic() - began)
+            if not cut.groups:
+                await self.intake.changed.wait()
+        return None
+
+    async def _contents(self, groups: Sequence[CompleteGroup]) -> tuple[BatchGroup, ...] | None:
+        """Tokens of all groups; None when one was quarantined, and another must take its place."""
+        contents, whole = [], True
+        for group in groups:
+            try:
+                contents.append(await self.intake.contents(group))
+            except UnusableTrajectory as error:
+                whole = False
+                await self.intake.settle(excluded(group, Reason.QUARANTINED, str(error)))
+        return tuple(contents) if whole else None
+
+    async def _one_step(self, state: SessionState, batch: _Batch) -> None:
+        plan = StepPlan(
+            spec=self.spec,
+            step=state.step + 1,
+            version=state.version,
+            groups=batch.groups,
+            idle_s=batch.idle_s,
+            parent_checkpoint_id=state.parent_checkpoint_id,
+        )
+        members = [member for group in batch.groups for member in group.members]
+        tools, began = self._tools, time.monotonic()
+        with tools.instruments.step(self.spec, state.trace_headers, members) as traceparent:
+            learned = await self._learn(batch)
+            if learned is None:
+                return
+            record = plan.record(learned, at=tools.now(), traceparent=traceparent)
+            await self._enter(Phase.PUBLISHING)
+            durable = await self._persist(state, record)
+            durable_s = time.monotonic() - began
+            await announce(durable, tools, self._learner, self._patience)
+            tools.instruments.stepped(self.spec, record)
+        said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
+        timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
+        log.info("step_done", extra={"step": record.step, "version": record.version, **said, **timings})
+        await self._prune()
+        self._waiting_since = time.monotonic()
+
+    async def _learn(self, batch: _Batch) -> dict[str, float] | None:
+        """Metrics of the optimizer step; None where the batch could not be applied, and its groups were
+        excluded."""
+        await self._enter(Phase.STEPPING)
+        try:
+            numbers = await self._learner.step(batch.contents)
+        except Diverged as error:
+            self._diverged += 1
+            for group in batch.groups:
+                await self.intake.settle(excluded(group, Reason.QUARANTINED, str(error)))
+            if self._diverged >= _MAX_DIVERGED:
+                raise
+            return None
+        self._diverged = 0
+        return dict(numbers.values)
+
+    async def _persist(self, state: SessionState, record: StepRecord) -> SessionState:
+        """Everything that the next step depends on, durable under one marker."""
+        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
+            path = Path(folder) / "state.safetensors"
+            await self._learner.save(path)
+            canary = await self._learner.canary()
+            for settlement in record.settlements:
+                self.intake.remember(settlement)
+            identity = checkpoint_id(self.spec.model, record.version)
+            following = replace(
+                state,
+                version=record.version,
+                step=record.step,
+                cursor=self._cursor(),
+                seen=self._horizon.handled,
+                settled=self.intake.settled.to_json(),
+                settled_counts=dict(self.intake.counts),
+                parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
+                canary=canary,
+                last_step=record,
+            )
+            durable = await self._patience.until_done(lambda: self._tools.states.commit(following, path))
+        self.state = durable
+        return durable
+
+    def _cursor(self) -> int:
+        """Sequence from which a replay finds everything that is not settled."""
+        handled = self._horizon.handled if self.intake.is_drained else self.intake.seen
+        first = self.intake.assembler.first_unsettled_sequence
+        bound = min(handled, self._horizon.bound)
+        return bound if first is None else min(bound, first - 1)
+
+    async def _prune(self) -> None:
+        spec, tools = self.spec, self._tools
+        await self._patience.until_done(
+            lambda: tools.states.prune(spec.run_id, spec.model, newest=tools.keep_states)
+        )
+
+
+def _settled(state: SessionState | None, run_id: str) -> SettledGroups:
+    if state is None:
+        return SettledGroups(run_id)
+    return SettledGroups.from_json(run_id, dict(state.settled))
+
+
+def _counts(state: SessionState | None) -> dict[str, int]:
+    return {} if state is None else dict(state.settled_counts)

@@ -1,0 +1,126 @@
+"""All sessions of this trainer: resumed from their states, opened by submissions, fed with facts in stream
+order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from grpo_trainer.domain.errors import InvalidTrainingSpec, UnknownSession
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.trajectories import Submission
+from grpo_trainer.ports import Tools
+from grpo_trainer.usecases.horizon import Horizon
+from grpo_trainer.usecases.intake import Fact
+from grpo_trainer.usecases.patience import Patience
+from grpo_trainer.usecases.session import Phase, TrainingSession
+
+log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """Routes each fact to its run. Runs that this trainer does not train are ignored."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self.horizon = Horizon()
+        self.patience = Patience()
+        self._sessions: dict[str, TrainingSession] = {}
+        self._refused: dict[str, str] = {}
+        self._past: dict[str, SessionState] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+
+    async def restore(self) -> int:
+        """Resume every run that is not over. Returns the sequence after which facts must be replayed."""
+        states = await self.patience.until_done(self._tools.states.open_sessions)
+        going = [state for state in states if not state.finished]
+        self._past = {state.spec.run_id: state for state in states if state.finished}
+        after = min((state.cursor for state in going), default=max((s.seen for s in states), default=0))
+        self.horizon.handled = after
+        for state in going:
+            submission = Submission(state.spec, state.cursor, state.trace_headers)
+            self._start(TrainingSession(submission, self._tools, self.horizon, state))
+        return after
+
+    def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
+        """A training run was submitted; repeated submissions change nothing."""
+        if spec.run_id in self._sessions or spec.run_id in self._past:
+            return
+        self.horizon.opening(spec.run_id, sequence)
+        self._start(TrainingSession(Submission(spec, sequence, trace_headers), self._tools, self.horizon))
+
+    def refuse(self, run_id: str, error: InvalidTrainingSpec) -> None:
+        """A run that asks for what cannot be."""
+        log.error("training_refused", extra={"run_id": run_id, "error": str(error)})
+        self._refused[run_id] = str(error)
+
+    def put(self, run_id: str, fact: Fact) -> None:
+        """A fact about a run, in stream order."""
+        session = self._sessions.get(run_id)
+        if session is not None:
+            session.put(fact)
+
+    def handled(self, sequence: int) -> None:
+        """Every fact up to `sequence` has reached its session."""
+        self.horizon.handled = max(self.horizon.handled, sequence)
+
+    def _start(self, session: TrainingSession) -> None:
+        self._sessions[session.spec.run_id] = session
+        task = asyncio.create_task(session.run(), name=f"session/{session.spec.run_id}")
+        self._tasks[session.spec.run_id] = task
+        task.add_done_callback(self._ended.put_nowait)
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Return when `stop` is set; raise what a session died of."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                ended = asyncio.create_task(self._ended.get())
+                await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done() and not ended.result().cancelled():
+                    ended.result().result()
+                ended.cancel()
+        finally:
+            stopping.cancel()
+
+    async def stop(self) -> None:
+        """Let steps under way become durable, then end every session."""
+        for session in self._sessions.values():
+            session.stop()
+        running = [task for task in self._tasks.values() if not task.done()]
+        for run_id, task in self._tasks.items():
+            if self._sessions[run_id].phase is Phase.OPENING:
+                task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @property
+    def all(self) -> list[TrainingSession]:
+        """Sessions of this process, in the order in which they began."""
+        return list(self._sessions.values())
+
+    @property
+    def past(self) -> list[SessionState]:
+        """Runs that ended before this process began."""
+        return list(self._past.values())
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Runs that were refused, and why."""
+        return self._refused
+
+    def get(self, run_id: str) -> TrainingSession:
+        """The session of a run. Raises UnknownSession."""
+        if run_id not in self._sessions:
+            known = ", ".join(sorted(self._sessions)) or "none"
+            raise UnknownSession(f"no training session for run {run_id!r}; sessions: {known}")
+        return self._sessions[run_id]
+
+    def waiting_for(self) -> str | None:
+        """What a session waits for outside of this process, if anything."""
+        for session in self._sessions.values():
+            if session.waiting_for is not None:
+                return f"{session.spec.run_id} waits for {session.waiting_for}"
+        return self.patience.waiting_for

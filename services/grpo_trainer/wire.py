@@ -1,0 +1,235 @@
+"""protobuf <-> domain, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from blob_store import BlobRef
+from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
+from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord, checkpoint_id
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
+from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.api.training.v1 import training_pb2 as training
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+
+_PLAIN_FIELDS: Final = (
+    "steps",
+    "prompts_per_step",
+    "max_staleness",
+    "learning_rate",
+    "max_grad_norm",
+    "loss",
+    "advantage",
+    "checkpoint_every_steps",
+    "seed",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+)
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
+
+
+def is_training(submitted: RunSubmitted) -> bool:
+    """Whether the run asks for gradients."""
+    return submitted.spec.purpose == common.PURPOSE_TRAIN
+
+
+def spec_from_wire(submitted: RunSubmitted) -> TrainingSpec:
+    """What a training run asks for. Raises InvalidTrainingSpec."""
+    config = submitted.spec.training
+    given = {name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)}
+    if not submitted.spec.policy.model:
+        raise InvalidTrainingSpec(f"run {submitted.run_id} names no model")
+    return TrainingSpec(
+        run_id=submitted.run_id,
+        model=submitted.spec.policy.model,
+        group_size=submitted.spec.group_size,
+        loss_config=dict(config.loss_config),
+        held_out_taskset=submitted.spec.gate.taskset,
+        held_out_split=submitted.split == common.SPLIT_HELD_OUT,
+        **given,
+    )
+
+
+def graded_from_wire(
+    message: TrajectoryGraded, sequence: int, headers: Mapping[str, str]
+) -> GradedTrajectory:
+    """A graded trajectory as the assembler sees it."""
+    return GradedTrajectory(
+        trajectory_id=message.trajectory_id,
+        episode_id=message.episode_id,
+        run_id=message.run_id,
+        group_id=message.group_id,
+        member=message.member,
+        group_size=message.group_size,
+        reward=message.reward,
+        success=message.success,
+        body=body_from_wire(message.body),
+        oldest_version=message.sampled_by.oldest,
+        newest_version=message.sampled_by.newest,
+        task_digest=message.task_digest,
+        may_train=message.purpose == common.PURPOSE_TRAIN and message.split == common.SPLIT_TRAIN,
+        sequence=sequence,
+        trace_headers=trace_headers(headers),
+    )
+
+
+def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The W3C trace context among the headers of a message."""
+    return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+
+
+def body_from_wire(ref: common.BlobRef) -> StoredBody:
+    """A claim check."""
+    return StoredBody(ref.key, ref.sha256, ref.size_bytes)
+
+
+def blob_ref(body: StoredBody) -> BlobRef:
+    """A claim check, as the store takes it."""
+    return BlobRef(body.key, body.sha256, body.size_bytes)
+
+
+def stored(ref: BlobRef) -> StoredBody:
+    """A claim check, as the domain keeps it."""
+    return StoredBody(ref.key, ref.sha256, ref.size_bytes)
+
+
+def ref_to_wire(body: StoredBody) -> common.BlobRef:
+    """A claim check on the wire."""
+    return common.BlobRef(key=body.key, sha256=body.sha256, size_bytes=body.size_bytes)
+
+
+def tokens_from_body(
+    body: trajectory.TrajectoryBody, graded: GradedTrajectory, *, train_parse_errors: bool
+) -> EpisodeTokens:
+    """The rows of a stored episode. Raises UnusableTrajectory where body and fact disagree, or arrays do."""
+    said = (
+        graded.trajectory_id,
+        graded.run_id,
+        graded.group_id,
+        graded.member,
+        graded.task_digest,
+        graded.may_train,
+    )
+    trains = body.purpose == common.PURPOSE_TRAIN and body.split == common.SPLIT_TRAIN
+    holds = (body.trajectory_id, body.run_id, body.group_id, body.member, body.task_digest, trains)
+    if said != holds:
+        raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
+    turns = [_turn(turn) for turn in body.turns]
+    tokens = episode_tokens(
+        graded.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
+    )
+    span = (tokens.oldest_version, tokens.newest_version)
+    if span != (graded.oldest_version, graded.newest_version):
+        raise UnusableTrajectory(
+            f"{graded.trajectory_id}: its tokens are of versions {span}, the fact said "
+            f"{(graded.oldest_version, graded.newest_version)}: staleness cannot be trusted"
+        )
+    return tokens
+
+
+def _turn(turn: trajectory.Turn) -> SampledTurn:
+    return SampledTurn(
+        new_prompt_ids=list(turn.new_prompt_ids),
+        sampled_ids=list(turn.sampled_ids),
+        sampled_logprobs=list(turn.sampled_logprobs),
+        versions=[(span.version, span.num_tokens) for span in turn.versions],
+        restarts_context=turn.restarts_context,
+        has_parse_error=bool(turn.parse_error),
+    )
+
+
+def group_settled(
+    spec: TrainingSpec, settlement: Settlement, at: datetime
+) -> tuple[events.GroupSettled, str]:
+    """The fact, and its event id."""
+    event = events.GroupSettled(
+        group_id=settlement.group_id,
+        run_id=spec.run_id,
+        model=spec.model,
+        outcome=settlement.outcome.value,
+        reason=settlement.reason.value,
+        step=settlement.step,
+        episode_ids=settlement.episode_ids,
+        settled_at=_timestamp(at),
+    )
+    return event, f"group.settled/{settlement.group_id}"
+
+
+def metrics_to_wire(values: Mapping[str, float], staleness: Mapping[int, int]) -> training.TrainingMetrics:
+    """Metrics of a step."""
+    return training.TrainingMetrics(values=dict(values), staleness=dict(staleness))
+
+
+def step_completed(spec: TrainingSpec, record: StepRecord) -> tuple[events.StepCompleted, str]:
+    """The fact, and its event id."""
+    event = events.StepCompleted(
+        run_id=spec.run_id,
+        model=spec.model,
+        step=record.step,
+        version=record.version,
+        trajectory_ids=record.trajectory_ids,
+        metrics=metrics_to_wire(record.metrics, record.staleness),
+        completed_at=_timestamp(record.completed_at),
+        traceparent=record.traceparent,
+    )
+    return event, f"step.completed/{spec.run_id}/{record.step}"
+
+
+def policy_published(
+    spec: TrainingSpec, *, version: int, step: int, digest: str, manifest: StoredBody, at: datetime
+) -> tuple[events.PolicyPublished, str]:
+    """The fact, and its event id."""
+    event = events.PolicyPublished(
+        model=spec.model,
+        version=version,
+        digest=digest,
+        manifest=ref_to_wire(manifest),
+        run_id=spec.run_id,
+        step=step,
+        target_steps=spec.steps,
+        published_at=_timestamp(at),
+    )
+    return event, f"policy.published/{spec.model}/{version}"
+
+
+def checkpoint_saved(
+    spec: TrainingSpec, record: StepRecord, *, digest: str, manifest: StoredBody, state: StoredBody
+) -> tuple[events.CheckpointSaved, str]:
+    """The fact, and its event id."""
+    identity = checkpoint_id(spec.model, record.version)
+    event = events.CheckpointSaved(
+        checkpoint_id=identity,
+        model=spec.model,
+        version=record.version,
+        parent_checkpoint_id=record.parent_checkpoint_id,
+        digest=digest,
+        manifest=ref_to_wire(manifest),
+        training_state=ref_to_wire(state),
+        run_id=spec.run_id,
+        step=record.step,
+        is_final=record.is_final,
+        metrics=metrics_to_wire(record.metrics, record.staleness),
+        saved_at=_timestamp(record.completed_at),
+    )
+    return event, f"checkpoint.saved/{identity}"
+
+
+def canary_rows(rows: Iterable[tuple[list[int], list[float]]]) -> tuple[training.CanaryRow, ...]:
+    """Rows that prove a reload: token ids, and log-probabilities of all but the first."""
+    return tuple(training.CanaryRow(token_ids=ids, logprobs=logprobs) for ids, logprobs in rows)
+
+
+def _timestamp(moment: datetime) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromDatetime(moment)
+    return stamp

@@ -114,11 +114,11 @@ class EngineClient:
 
     async def pause(self, mode: PauseMode = "keep", *, timeout_s: float = _ADMIN_S) -> None:
         """Stop sampling. keep: requests in flight freeze and go on after `resume`; new ones wait."""
-        await self._http.post(f"/pause?mode={mode}", None, timeout_s=timeout_s)
+        await self._http.order(f"/pause?mode={mode}", None, timeout_s=timeout_s)
 
     async def resume(self, *, timeout_s: float = _ADMIN_S) -> None:
         """Go on sampling."""
-        await self._http.post("/resume", None, timeout_s=timeout_s)
+        await self._http.order("/resume", None, timeout_s=timeout_s)
 
     async def is_paused(self, *, timeout_s: float = 10.0) -> bool:
         """Whether `pause` is in force."""
@@ -134,7 +134,7 @@ class EngineClient:
 
     async def update_weight_version(self, label: str, *, timeout_s: float = 30.0) -> None:
         """Stamp tokens that are sampled from now on with `label` (see `labels`)."""
-        await self._http.post("/update_weight_version", {"new_version": label}, timeout_s=timeout_s)
+        await self._http.order("/update_weight_version", {"new_version": label}, timeout_s=timeout_s)
 
     async def weight_version(self, *, timeout_s: float = 10.0) -> str:
         """The label that tokens are stamped with now."""
@@ -145,16 +145,16 @@ class EngineClient:
     ) -> None:
         """Forget cached prompt prefixes; `recompute_running`: those of frozen requests too."""
         query = "?reset_running_requests=true" if recompute_running else ""
-        await self._http.post(f"/reset_prefix_cache{query}", None, timeout_s=timeout_s)
+        await self._http.order(f"/reset_prefix_cache{query}", None, timeout_s=timeout_s)
 
     async def load_adapter(self, name: str, directory: Path, *, timeout_s: float = _ADMIN_S) -> None:
         """Serve another policy under `name` beside the main one."""
         body = {"lora_name": name, "lora_path": str(directory)}
-        await self._http.post("/v1/load_lora_adapter", body, timeout_s=timeout_s)
+        await self._http.order("/v1/load_lora_adapter", body, timeout_s=timeout_s)
 
     async def unload_adapter(self, name: str, *, timeout_s: float = _ADMIN_S) -> None:
         """Stop serving `name`; requests in flight on it are finished first."""
-        await self._http.post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=timeout_s)
+        await self._http.order("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=timeout_s)
 
     async def _rpc(self, method: str, kwargs: Mapping[str, Any], timeout_s: float) -> Any:
         body = {"method": method, "kwargs": kwargs}

@@ -40,6 +40,10 @@ class Transport:
         """Parsed JSON of a POST; None where the body is empty."""
         return await self._call("POST", path, body, timeout_s)
 
+    async def order(self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> None:
+        """A POST whose answer is only its status; vLLM says "Success" in plain text to some."""
+        await self._exchange("POST", path, body, timeout_s)
+
     async def stream(
         self, path: str, body: Mapping[str, Any], *, idle_timeout_s: float
     ) -> AsyncIterator[bytes]:
@@ -59,6 +63,11 @@ class Transport:
             raise self._unavailable(path, error) from error
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        return _parse(await self._exchange(method, path, body, timeout_s), path)
+
+    async def _exchange(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> bytes:
         data = None if body is None else orjson.dumps(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=_CONNECT_S)
         try:
@@ -70,7 +79,7 @@ class Transport:
             raise self._unavailable(f"{method} {path}", error, timeout_s) from error
         if reply.status >= 400:
             raise _refusal(reply.status, content, path)
-        return _parse(content, path)
+        return content
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -1,0 +1,336 @@
+"""The keeper as a process would run it: real NATS, S3, registry and engine process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from google.protobuf.message import Message
+from tests.services.policy_engine.policies import make_policy
+from tests.services.policy_engine.reference import canary_rows, reference_logprobs
+
+from blob_store import S3BlobStore
+from checkpoint_registry.app import build_app as build_registry
+from checkpoint_registry.settings import CheckpointRegistrySettings
+from engine_client import EngineClient, SamplingParams, TokenSpan
+from event_bus import EventBus
+from grpc_edge import connect
+from policy_engine.app import build_app
+from policy_engine.domain import Channel
+from policy_engine.settings import PolicyEngineSettings
+from policy_files import PolicyFacts, manifest_ref, publish
+from service_kit import Service
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import events_pb2, registry_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted
+from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+
+Waiter = Callable[[], Awaitable[Any]]
+
+
+async def until(check: Waiter, what: str, seconds: float = 30.0) -> Any:
+    """Poll until `check` returns something true."""
+    for _ in range(int(seconds / 0.05)):
+        if found := await check():
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+@dataclass
+class Platform:
+    """Bus, store and registry, and short words for what tests do with them."""
+
+    model: str
+    bus: EventBus
+    store: S3BlobStore
+    registry: "RegistryServiceAsyncStub"
+    settings: dict[str, Any]
+    folder: Path
+    facts: list[Message] = field(default_factory=list)
+    newest: PolicyManifest | None = None
+
+    def policy_dir(self, version: int) -> Path:
+        return make_policy(self.folder / f"v{version}", seed=100 + version)
+
+    async def import_base(self) -> None:
+        async def parts() -> AsyncIterator[pb.ImportModelRequest]:
+            yield pb.ImportModelRequest(header=pb.ImportHeader(model=self.model))
+            for path in sorted(self.policy_dir(0).iterdir()):
+                chunk = pb.FileChunk(name=path.name, data=path.read_bytes())
+                yield pb.ImportModelRequest(chunk=chunk)
+
+        reply = await self.registry.ImportModel(parts())
+        assert reply.created
+        base = await self.store.get(_ref(reply.base.manifest))
+        from policy_files import manifest_from_bytes
+
+        self.newest = manifest_from_bytes(base)
+
+    async def publish(
+        self, version: int, *, canary_of: int | None = None, announce: bool = True
+    ) -> PolicyManifest:
+        directory = self.policy_dir(version)
+        told = self.policy_dir(version if canary_of is None else canary_of)
+        rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(told))
+        facts = PolicyFacts(
+            self.model,
+            version,
+            datetime.now(UTC),
+            parent=self.newest,
+            run_id="run-x",
+            step=version,
+            canary=rows,
+        )
+        manifest = await publish(self.store, directory, facts)
+        self.newest = manifest
+        if announce:
+            await self.announce(manifest)
+        return manifest
+
+    async def announce(self, manifest: PolicyManifest) -> None:
+        ref = manifest_ref(manifest)
+        event = PolicyPublished(
+            model=self.model,
+            version=manifest.version,
+            digest=manifest.digest,
+            manifest=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+        )
+        event.published_at.GetCurrentTime()
+        await self.bus.publish(
+            event, model=self.model, event_id=f"policy.published/{self.model}/{manifest.version}"
+        )
+
+    async def lease(self) -> registry_pb2.EngineLease | None:
+        reply = await self.registry.ListEngines(pb.ListEnginesRequest(model=self.model))
+        return reply.engines[0] if reply.engines else None
+
+    async def serving(self, version: int, seconds: float = 30.0) -> registry_pb2.EngineLease:
+        async def check() -> registry_pb2.EngineLease | None:
+            lease = await self.lease()
+            ready = lease is not None and lease.state == registry_pb2.ENGINE_STATE_READY
+            return lease if ready and lease is not None and lease.version == version else None
+
+        found: registry_pb2.EngineLease = await until(check, f"v{version} to be served", seconds)
+        return found
+
+    async def fact(self, kind: type[Message], seconds: float = 15.0) -> Any:
+        async def check() -> Message | None:
+            return next((fact for fact in self.facts if isinstance(fact, kind)), None)
+
+        return await until(check, kind.__name__, seconds)
+
+    @contextlib.asynccontextmanager
+    async def keeper(self, channel: Channel = Channel.LATEST, **changes: Any) -> AsyncIterator[Service]:
+        settings = PolicyEngineSettings(
+            model=self.model,
+            channel=channel,
+            cache_dir=self.folder / "cache",
+            poll_s=0.5,
+            lease_renew_s=0.3,
+            lease_ttl_s=3.0,
+            drain_s=15.0,
+            **{**self.settings, **changes},
+        )
+        service = build_app(settings)
+        await service.start()
+        try:
+            yield service
+        finally:
+            assert await service.stop()
+
+
+def _ref(message: common_pb2.BlobRef) -> Any:
+    from blob_store import BlobRef
+
+    return BlobRef(message.key, message.sha256, message.size_bytes)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def platform(
+    nats_url: str, s3_settings: S3Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Platform]:
+    bus_settings, port = BusSettings(url=nats_url), _free_port()
+    peers = PeerSettings(registry=f"127.0.0.1:{port}")
+    shared: dict[str, Any] = {"bus": bus_settings, "s3": s3_settings, "peers": peers}
+    registry = build_registry(
+        CheckpointRegistrySettings(grpc_port=port, sql=SqlSettings(data_dir=tmp_path / "sql"), **shared)
+    )
+    bus, store = EventBus(bus_settings, client_name="test"), S3BlobStore(s3_settings)
+    model = f"m-{abs(hash(request.node.nodeid)) % 10**8}"
+    facts: list[Message] = []
+
+    async def remember(delivery: Any) -> None:
+        facts.append(delivery.message)
+
+    kinds = (events_pb2.EngineReady, events_pb2.EngineReloaded, events_pb2.EngineReloadFailed)
+    bus.subscribe_ephemeral(kinds, remember, model=model)
+    await registry.start()
+    await bus.start()
+    channel = connect(f"127.0.0.1:{port}")
+    try:
+        yield Platform(model, bus, store, RegistryServiceStub(channel), shared, tmp_path, facts)
+    finally:
+        await channel.close()
+        await bus.stop()
+        assert await registry.stop()
+
+
+async def test_the_engine_follows_what_the_trainer_publishes_and_proves_it(platform: Platform) -> None:
+    async with platform.keeper():
+        await asyncio.sleep(0.3)
+        assert await platform.lease() is None, "an unknown model must be waited for, not served"
+        await platform.import_base()
+        first = await platform.serving(0)
+        ready = await platform.fact(events_pb2.EngineReady)
+        assert (ready.version, ready.digest) == (0, first.digest)
+
+        manifest = await platform.publish(3)
+        lease = await platform.serving(3)
+        assert lease.digest == manifest.digest
+        assert 0 < lease.canary_max_abs_diff < 1e-3
+        reloaded = await platform.fact(events_pb2.EngineReloaded)
+        assert (reloaded.from_version, reloaded.version) == (0, 3)
+        assert reloaded.reloaded_at.ToDatetime() >= reloaded.announced_at.ToDatetime()
+        assert reloaded.paused_s < 2.0
+
+        async with EngineClient(lease.base_url) as client:
+            prompt = list(range(5, 25))
+            sampling = SamplingParams(max_tokens=12, temperature=0.8)
+            made = await client.generate(platform.model, prompt, sampling)
+        assert made.version_spans == (TokenSpan(3, 0, len(made.token_ids)),)
+        whole = reference_logprobs(platform.policy_dir(3), [*prompt, *made.token_ids], 0.8)
+        expected = whole[len(prompt) - 1 :]
+        assert made.logprobs == pytest.approx(expected, abs=1e-4)
+    left = await platform.lease()
+    assert left is None or left.state == registry_pb2.ENGINE_STATE_STOPPING, "nobody may be sent to it now"
+
+
+async def test_a_version_whose_canary_disagrees_leaves_the_old_one_serving(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper():
+        first = await platform.serving(0)
+        bad = await platform.publish(1, canary_of=9)
+        failed = await platform.fact(events_pb2.EngineReloadFailed)
+        assert (failed.kind, failed.serving_version, failed.refused_version) == ("canary_mismatch", 0, 1)
+        lease = await platform.serving(0)
+        assert lease.digest == first.digest != bad.digest
+        ids = list(range(10, 40))
+        async with EngineClient(lease.base_url) as client:
+            assert await client.weight_version() == "0"
+            served = await client.prompt_logprobs(platform.model, ids)
+        assert served == pytest.approx(reference_logprobs(platform.policy_dir(0), ids), abs=1e-4)
+
+        await platform.publish(2)
+        assert (await platform.serving(2)).version == 2
+
+
+async def test_corrupt_bytes_in_the_store_are_never_served(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper():
+        await platform.serving(0)
+        manifest = await platform.publish(1, announce=False)
+        weights = next(file for file in manifest.files if file.name == "model.safetensors")
+        good = await platform.store.get(_ref(weights.blob))
+        await platform.store.put(weights.blob.key, good[:-4] + b"\0\0\0\1")
+        await platform.announce(manifest)
+        failed = await platform.fact(events_pb2.EngineReloadFailed)
+        assert (failed.kind, failed.serving_version) == ("digest_mismatch", 0)
+        assert (await platform.serving(0)).version == 0
+
+        await platform.store.put(weights.blob.key, good)
+        assert (await platform.serving(1)).digest == manifest.digest
+
+
+async def test_a_killed_engine_comes_back_on_the_version_it_served(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper():
+        await platform.serving(0)
+        await platform.publish(4)
+        lease = await platform.serving(4)
+        port = int(lease.base_url.rsplit(":", 1)[1])
+        os.kill(_pid_listening_on(port), signal.SIGKILL)
+
+        async def gone() -> bool:
+            found = await platform.lease()
+            return found is None or found.state != registry_pb2.ENGINE_STATE_READY
+
+        await until(gone, "the lease to say that the engine is gone")
+        again = await platform.serving(4)
+        assert again.digest == lease.digest
+        assert again.engine_id == lease.engine_id
+
+
+async def test_an_evaluation_run_finds_its_pinned_version_beside_the_latest(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper():
+        await platform.publish(5)
+        await platform.serving(5)
+        policy = common_pb2.PolicySelector(model=platform.model, pinned_version=5)
+        spec = taskset_pb2.RunSpec(purpose=common_pb2.PURPOSE_EVAL, policy=policy)
+        submitted = RunSubmitted(run_id="run-pin", spec=spec)
+        await platform.bus.publish(
+            submitted, model=platform.model, event_id=f"run.submitted/{platform.model}"
+        )
+
+        async def held() -> registry_pb2.EngineLease | None:
+            lease = await platform.lease()
+            return lease if lease is not None and 5 in lease.held_versions else None
+
+        lease = await until(held, "v5 to be held")
+        await platform.publish(6)
+        await platform.serving(6)
+        async with EngineClient(lease.base_url) as client:
+            sampling = SamplingParams(max_tokens=8)
+            pinned = await client.generate(f"{platform.model}@v5", [5, 6, 7, 8], sampling)
+            newest = await client.generate(platform.model, [5, 6, 7, 8], sampling)
+        assert {span.version for span in pinned.version_spans} == {5}
+        assert {span.version for span in newest.version_spans} == {6}
+        expected = reference_logprobs(platform.policy_dir(5), [5, 6, 7, 8, *pinned.token_ids])[3:]
+        assert pinned.logprobs == pytest.approx(expected, abs=1e-4)
+        finished = RunFinished(run_id="run-pin", model=platform.model)
+        await platform.bus.publish(finished, model=platform.model, event_id=f"run.finished/{platform.model}")
+
+
+async def test_the_head_channel_ignores_what_is_merely_published(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper(Channel.HEAD):
+        await platform.serving(0)
+        await platform.publish(1)
+        await asyncio.sleep(1.5)
+        assert (await platform.serving(0)).version == 0
+
+
+def _pid_listening_on(port: int) -> int:
+    wanted = f"{port:04X}"
+    inodes = {
+        line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{wanted}") and line.split()[3] == "0A"
+    }  # fmt: skip
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for link in (folder / "fd").iterdir():
+                if os.readlink(link)[8:-1] in inodes:
+                    return int(folder.name)
+    raise AssertionError(f"nobody listens on {port}")

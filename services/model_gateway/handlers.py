@@ -112,7 +112,7 @@ class OpenAiHandlers:
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        """Until there is an answer or a stream has begun; the stream itself is bounded by the engine client."""
+        """Until there is an answer or a stream has begun; a stream is bounded by the engine client."""
         if self._is_draining:
             raise Draining
         scope = asyncio.timeout(self._desk.limits.timeout_s)

@@ -7,6 +7,8 @@ from model_gateway.domain.routing import Engine
 from model_gateway.ports import Directory, Engines
 from model_gateway.usecases.promotions import Promotions
 
+_REFRESH_S = 1.0
+
 
 class ListModels:
     """Models as OpenAI lists them, and as operators want to see them."""
@@ -19,6 +21,8 @@ class ListModels:
 
     async def cards(self) -> list[dict[str, Any]]:
         """One card per model; `max_model_len` where an engine serves it."""
+        if not self._directory.view.models:
+            await self._directory.refresh(_REFRESH_S)
         view = self._directory.view
         cards = []
         for model in view.models.values():

@@ -1,0 +1,174 @@
+"""API keys: made, checked, scoped, revoked."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from tests.services.model_gateway.conftest import KEY, Gateway
+from tests.services.model_gateway.engine_double import EngineDouble, engine
+
+from model_gateway.adapters.sql_keys import SqlKeyStore
+from model_gateway.adapters.sql_tables import BadBootstrapKey, Tables
+from model_gateway.cli import run_command
+from model_gateway.domain.errors import NotAuthenticated
+from model_gateway.domain.keys import bearer, check, parse_key
+from sql_store import Database
+
+ASK: Any = [{"role": "user", "content": "why?"}]
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@pytest.fixture
+async def keys(tmp_path: Path) -> AsyncIterator[SqlKeyStore]:
+    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    store = SqlKeyStore(database)
+    tables = Tables(database, store, bootstrap_key=None, bootstrap_key_file=None, now=lambda: NOW)
+    await tables.start()
+    yield store
+    await tables.stop()
+
+
+@pytest.fixture
+async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
+    async with engine() as double:
+        for model in ("incident", "other"):
+            gateway.registry.head(model, 0)
+        gateway.registry.lease(double)
+        yield double
+
+
+async def test_a_key_opens_only_with_its_own_secret(keys: SqlKeyStore) -> None:
+    key, text = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
+    presented = bearer(f"Bearer {text}")
+    assert check(presented, await keys.find(presented.key_id)) == key
+    wrong = parse_key(text[:-4] + "0000")
+    with pytest.raises(NotAuthenticated):
+        check(wrong, await keys.find(wrong.key_id))
+
+
+async def test_the_secret_is_not_stored(keys: SqlKeyStore) -> None:
+    key, text = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
+    assert text.rpartition("_")[2] not in str(key)
+    assert key.secret_sha256 != text
+
+
+async def test_a_revoked_key_is_nobodys(keys: SqlKeyStore) -> None:
+    key, text = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
+    assert await keys.revoke(key.key_id, NOW)
+    assert not await keys.revoke(key.key_id, NOW)
+    with pytest.raises(NotAuthenticated):
+        check(parse_key(text), await keys.find(key.key_id))
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Basic abc", "Bearer sk-123", "Bearer up_x_y", f"Bearer {KEY} extra"]
+)
+def test_what_is_no_key_is_not_authenticated(header: str | None) -> None:
+    with pytest.raises(NotAuthenticated):
+        bearer(header)
+
+
+async def test_a_wrong_key_is_401_in_openais_envelope(gateway: Gateway, served: EngineDouble) -> None:
+    wrong = KEY[:-1] + "X"
+    for key in (wrong, "up_unknown12345_" + "a" * 32, "sk-openai"):
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await gateway.client(key).chat.completions.create(model="incident", messages=ASK)
+        assert refused.value.code == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            await gateway.client(key).models.list()
+    assert served.requests == []
+
+
+async def test_a_key_is_bound_to_its_models_and_scopes(gateway: Gateway, served: EngineDouble) -> None:
+    database = Database(gateway.settings.sql.url_for("model_gateway"))
+    store = SqlKeyStore(database)
+    _, narrow = await store.create("narrow", scopes=["inference"], models=["other"], now=NOW)
+    _, admin = await store.create("admin", scopes=["admin"], models=[], now=NOW)
+    await database.stop()
+    client = gateway.client(narrow)
+    with pytest.raises(openai.PermissionDeniedError, match="may not use model 'incident'"):
+        await client.chat.completions.create(model="incident@v0", messages=ASK)
+    assert [card.id for card in (await client.models.list()).data] == ["other"]
+    with pytest.raises(openai.PermissionDeniedError, match="lacks the scope"):
+        await gateway.client(admin).chat.completions.create(model="incident", messages=ASK)
+
+
+@pytest.mark.parametrize("changes", [{"max_body_bytes": 1000}])
+async def test_a_body_beyond_the_limit_is_413(
+    gateway: Gateway, served: EngineDouble, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        await gateway.client().chat.completions.create(
+            model="incident", messages=[{"role": "user", "content": "x" * 2000}]
+        )
+    assert refused.value.status_code == 413
+
+
+async def test_bodies_that_are_no_json_are_400(gateway: Gateway, served: EngineDouble) -> None:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        for body in (b"", b"{", b"[]", b'"x"', b"\xff"):
+            reply = await session.post(f"{gateway.url}/v1/chat/completions", data=body)
+            assert reply.status == 400, body
+            assert (await reply.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_bootstrap_file_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "secrets" / "gateway.key"
+    texts = []
+    for _ in range(2):
+        database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+        store = SqlKeyStore(database)
+        tables = Tables(database, store, bootstrap_key=None, bootstrap_key_file=path, now=lambda: NOW)
+        await tables.start()
+        presented = parse_key(path.read_text().strip())
+        assert check(presented, await store.find(presented.key_id)).scopes == {"inference", "admin"}
+        await tables.stop()
+        texts.append(path.read_text())
+    assert texts[0] == texts[1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_malformed_bootstrap_key_is_named(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+    tables = Tables(
+        database, SqlKeyStore(database), bootstrap_key="secret", bootstrap_key_file=None, now=lambda: NOW
+    )
+    with pytest.raises(BadBootstrapKey, match="MODEL_GATEWAY_BOOTSTRAP_KEY"):
+        await tables.start()
+    await tables.stop()
+
+
+def test_keys_by_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UPCYCLE_SQL_DATA_DIR", str(tmp_path))
+    assert run_command(["create-key", "--name", "ci", "--models", "incident"]) == 0
+    key_id = parse_key(capsys.readouterr().out.strip()).key_id
+    assert run_command(["list-keys"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == ["incident"]
+    assert run_command(["revoke-key", key_id]) == 0
+    assert run_command(["revoke-key", key_id]) == 1
+    assert run_command(["create-key", "--name", "x", "--scopes", "root"]) == 2
+    assert run_command(["create-key", "--name", "x", "--models", "incident@v1"]) == 2
+    assert "slugs without a version" in capsys.readouterr().err
+
+
+def test_the_program_knows_its_commands(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "model_gateway.app", "create-key", "--name", "ci"],
+        env={**os.environ, "UPCYCLE_SQL_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert parse_key(done.stdout.strip()).key_id

@@ -1,0 +1,209 @@
+"""Engines that go away, reload, or come back; registries that fall silent; clients that leave."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from tests.services.model_gateway.conftest import KEY, Gateway, digest
+from tests.services.model_gateway.engine_double import EngineDouble, engine
+
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import registry_pb2
+
+ASK: Any = [{"role": "user", "content": "why?"}]
+ANSWER = "the pool is exhausted"
+
+
+async def ask(gateway: Gateway, model: str = "incident", **body: Any) -> Any:
+    return await gateway.client().chat.completions.with_raw_response.create(model=model, messages=ASK, **body)
+
+
+async def collect(stream: AsyncIterator[Any], into: list[str]) -> None:
+    async for chunk in stream:
+        into.append(chunk.choices[0].delta.content)
+
+
+async def words(stream: AsyncIterator[Any]) -> list[str]:
+    got: list[str] = []
+    await collect(stream, got)
+    return got
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_engine_takes_over_before_the_first_byte(gateway: Gateway, stream: bool) -> None:
+    async with engine(fail_status=500) as broken, engine() as sound:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(broken, "a-broken")
+        gateway.registry.lease(sound, "b-sound")
+        for _ in range(3):
+            await ask(gateway, stream=stream)
+        assert len(sound.requests) == 3
+        assert 1 <= len(broken.requests) <= 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_died_is_waited_for(gateway: Gateway, stream: bool) -> None:
+    gone = EngineDouble()
+    await gone.start()
+    gateway.registry.head("incident", 0)
+    gateway.registry.lease(gone)
+    await gone.stop()
+    asking = asyncio.create_task(ask(gateway, stream=stream))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    async with engine() as back:
+        gateway.registry.lease(back)
+        assert (await asking).headers["x-upcycle-version"] == "0"
+
+
+async def test_an_engine_that_dies_mid_answer_is_replaced_if_nothing_was_sent(gateway: Gateway) -> None:
+    async with engine(token_delay_s=0.2) as dying, engine() as sound:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(dying, "a-dying")
+        asking = asyncio.create_task(ask(gateway))
+        await until(lambda: bool(dying.requests))
+        gateway.registry.lease(sound, "b-sound")
+        await dying.stop()
+        assert (await asking).parse().choices[0].message.content == ANSWER
+
+
+async def test_a_stream_that_is_cut_ends_with_a_clean_error(gateway: Gateway) -> None:
+    async with engine(cut_after=2, token_delay_s=0.05) as dying:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(dying)
+        stream = await gateway.client().chat.completions.create(model="incident", messages=ASK, stream=True)
+        got: list[str] = []
+        with pytest.raises(openai.APIError, match="went away"):
+            await collect(stream, got)
+        assert got == ["the", "pool"]
+        assert len(dying.requests) == 1
+        (row,) = await gateway.usage(1)
+        assert row["error"] == "engine_lost"
+
+
+async def test_no_engine_is_said_after_the_wait(gateway: Gateway) -> None:
+    gateway.registry.head("incident", 0)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(openai.InternalServerError) as refused:
+        await ask(gateway)
+    assert refused.value.status_code == 503
+    assert refused.value.code == "no_engine"
+    assert 2.5 < asyncio.get_running_loop().time() - started < 6
+
+
+async def test_a_reloading_engine_makes_requests_wait_not_fail(gateway: Gateway) -> None:
+    async with engine() as reloading:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(reloading, state=registry_pb2.ENGINE_STATE_RELOADING)
+        reloading.paused.clear()
+        asking = [asyncio.create_task(ask(gateway)) for _ in range(8)]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in asking)
+        reloading.version = 1
+        reloading.paused.set()
+        gateway.registry.head("incident", 1)
+        gateway.registry.lease(reloading)
+        versions = {(await task).headers["x-upcycle-version"] for task in asking}
+        assert versions == {"1"}
+
+
+@pytest.mark.parametrize("tells_versions", [True, False])
+async def test_a_promotion_is_served_within_a_second(gateway: Gateway, tells_versions: bool) -> None:
+    async with engine(version=1, tells_versions=tells_versions) as double:
+        gateway.registry.head("incident", 1)
+        gateway.registry.lease(double)
+        assert (await ask(gateway)).headers["x-upcycle-version"] == "1"
+        await gateway.promote("incident", 2)
+        # The keeper reloads; the lease still says 1, and nobody may be told 1 from here on.
+        await asyncio.sleep(0.2)
+        double.version = 2
+        for stream in (False, True):
+            reply = await ask(gateway, stream=stream)
+            assert reply.headers["x-upcycle-version"] == "2"
+            assert reply.headers["x-upcycle-digest"] == digest(2)
+        gateway.registry.lease(double)
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+            said = await (await session.get(f"{gateway.url}/upcycle/v1/serving")).json()
+        (promotion,) = said["models"][0]["promotions"]
+        assert promotion["version"] == 2
+        assert 100 < promotion["first_token_ms"] < 2000
+
+
+async def test_an_answer_across_a_reload_names_both_versions(gateway: Gateway) -> None:
+    async with engine(version=1, reload_after=2) as double:
+        gateway.registry.head("incident", 1)
+        gateway.registry.lease(double)
+        headers = (await ask(gateway)).headers
+        assert (headers["x-upcycle-version"], headers["x-upcycle-oldest-version"]) == ("2", "1")
+
+
+async def test_engines_at_head_are_preferred(gateway: Gateway) -> None:
+    async with engine(version=1) as old, engine(version=2) as new:
+        gateway.registry.head("incident", 2)
+        gateway.registry.lease(old, "a-old")
+        gateway.registry.lease(new, "b-new")
+        for _ in range(4):
+            assert (await ask(gateway)).headers["x-upcycle-version"] == "2"
+        assert old.requests == []
+
+
+async def test_rollout_engines_do_not_serve_head(gateway: Gateway) -> None:
+    async with engine(version=9) as rollout, engine(version=1) as head:
+        gateway.registry.head("incident", 1)
+        gateway.registry.lease(rollout, "a-rollout", channel=common_pb2.CHANNEL_LATEST)
+        gateway.registry.lease(head, "b-head")
+        assert (await ask(gateway)).headers["x-upcycle-version"] == "1"
+        assert rollout.requests == []
+
+
+async def test_load_spreads_over_engines(gateway: Gateway) -> None:
+    async with engine(token_delay_s=0.05) as one, engine(token_delay_s=0.05) as two:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(one, "one")
+        gateway.registry.lease(two, "two")
+        await asyncio.gather(*[ask(gateway) for _ in range(10)])
+        assert {len(one.requests), len(two.requests)} == {5}
+
+
+async def test_a_silent_registry_does_not_stop_serving(gateway: Gateway) -> None:
+    async with engine() as double:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(double)
+        await ask(gateway)
+        gateway.registry.is_away = True
+        await asyncio.sleep(0.3)
+        assert (await ask(gateway)).headers["x-upcycle-version"] == "0"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_the_engine(gateway: Gateway, stream: bool) -> None:
+    async with engine(token_delay_s=30) as slow:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(slow)
+        asking = asyncio.create_task(ask(gateway, stream=stream))
+        await until(lambda: bool(slow.requests))
+        asking.cancel()
+        await until(lambda: slow.aborted == 1)
+        (row,) = await gateway.usage(1)
+        assert row["status"] == 499
+
+
+async def test_a_drain_finishes_what_is_in_flight(gateway: Gateway) -> None:
+    async with engine(token_delay_s=0.1) as double:
+        gateway.registry.head("incident", 0)
+        gateway.registry.lease(double)
+        stream = await gateway.client().chat.completions.create(model="incident", messages=ASK, stream=True)
+        stopping = asyncio.create_task(gateway.service.stop())
+        assert await words(stream) == ANSWER.split()
+        assert await stopping
+
+
+async def until(condition: Any) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen within 4 s")

@@ -1,0 +1,1 @@
+"""Incident diagnosis: the running example. An on-call agent finds which service broke, and why."""

@@ -1,0 +1,25 @@
+"""The tasksets: `train`, and `held_out` from other seeds and other service names. Families are the causes."""
+
+from examples.incident.env import investigate
+from examples.incident.names import Split
+from examples.incident.world import draw_incident
+from upcycle import Task, Taskset
+
+NUM_TRAIN = 1024
+NUM_HELD_OUT = 120
+# Seeds of the splits do not meet, though a split is part of its incidents' seeds anyway.
+FIRST_SEED: dict[Split, int] = {"train": 0, "held_out": 1_000_000}
+
+
+def _task(split: Split, seed: int) -> Task:
+    family = draw_incident(split, seed).cause
+    return investigate.task(slug=f"{split}-{seed:07d}", family=family, split=split, seed=seed)
+
+
+def _taskset(split: Split, count: int) -> Taskset:
+    first = FIRST_SEED[split]
+    return Taskset(f"incident-{split}", [_task(split, seed) for seed in range(first, first + count)], split)
+
+
+train = _taskset("train", NUM_TRAIN)
+held_out = _taskset("held_out", NUM_HELD_OUT)

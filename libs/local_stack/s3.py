@@ -26,7 +26,7 @@ from blob_store.classify import CAUGHT
 from blob_store.client import IMPATIENT, make_client
 from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
-from local_stack.ports import LOOPBACK, free_ports
+from local_stack.ports import LOOPBACK, free_ports, is_free
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 
@@ -34,6 +34,8 @@ _READY_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 15.0
 _SHELL_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
+_ADMIN_GRPC_OFFSET: Final = 10_000
+"""Its own worker looks for the admin's gRPC there, whatever the flags say."""
 _PROBE_KEY: Final = ".ready"
 _MEMORY_LIMIT: Final = "512MiB"
 """Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
@@ -61,8 +63,9 @@ class S3Ports:
     @classmethod
     def pick(cls, s3: int = 0) -> "S3Ports":
         """Free ports; `s3` fixes the public one."""
-        free = free_ports(len(fields(cls)))
-        return cls(s3 or free[0], *free[1:])
+        names = [field.name for field in fields(cls)]
+        ports = [*free_ports(len(names) - 2), *_admin_ports()]
+        return cls(**{**dict(zip(names, ports, strict=True)), **({"s3": s3} if s3 else {})})
 
     def flags(self) -> tuple[str, ...]:
         """As command line flags: `s3_grpc` is `-s3.port.grpc`."""
@@ -150,6 +153,13 @@ def _identities(settings: S3Settings) -> dict[str, object]:
     }
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     return {"identities": [{"name": "upcycle", "credentials": [credentials], "actions": actions}]}
+
+
+def _admin_ports() -> tuple[int, int]:
+    for port in free_ports(64):
+        if port + _ADMIN_GRPC_OFFSET < 65536 and is_free(port + _ADMIN_GRPC_OFFSET):
+            return port, port + _ADMIN_GRPC_OFFSET
+    raise S3ServerError(f"no free port whose neighbour {_ADMIN_GRPC_OFFSET} above it is free, too")
 
 
 class S3Server:

@@ -1,5 +1,6 @@
 """TrajectoryBody <-> stored bytes. Reading is bounded, and fails with one error only, whatever the bytes."""
 
+import threading
 from typing import Final
 from urllib.parse import quote
 
@@ -11,6 +12,8 @@ from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 MAX_PLAIN_BYTES: Final = 256 * 1024 * 1024
 """Largest body after decompression."""
 _LEVEL: Final = 3
+_OF_THREAD: Final = threading.local()
+"""A compressor costs as much to make as to use, and serves one thread."""
 
 
 class MalformedBody(ValueError):
@@ -24,9 +27,10 @@ def body_key(run_id: str, episode_id: str) -> str:
 
 def pack(body: TrajectoryBody) -> bytes:
     """Bytes to store; equal bodies give equal bytes."""
-    packed: bytes = zstandard.ZstdCompressor(level=_LEVEL).compress(
-        body.SerializeToString(deterministic=True)
-    )
+    compressor: zstandard.ZstdCompressor | None = getattr(_OF_THREAD, "compressor", None)
+    if compressor is None:
+        compressor = _OF_THREAD.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    packed: bytes = compressor.compress(body.SerializeToString(deterministic=True))
     return packed
 
 

@@ -48,12 +48,33 @@ class _Tables:
         return None if self._db.ready() else "closed"
 
 
+class _Bodies:
+    """The object store, reached at first use: the ledger goes on without it."""
+
+    name = "s3"
+
+    def __init__(self, store: S3BlobStore) -> None:
+        self._store = store
+
+    async def start(self) -> None:
+        """Nothing: a store that is away makes single calls fail, typed."""
+
+    async def stop(self) -> None:
+        """Let the connections go."""
+        await self._store.stop()
+
+    def ready(self) -> str | None:
+        """The index answers without bodies."""
+        return None
+
+
 def build_app(settings: StoreSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("trajectory_store", settings)
     db = Database(settings.sql.url_for("trajectory_store"))
     service.add(_Tables(db))
-    store = service.add(S3BlobStore(settings.s3, retry_s=5.0))
+    store = S3BlobStore(settings.s3, retry_s=5.0)
+    service.add(_Bodies(store))
     index = SqlIndex(db)
     read = ReadBody(index, BlobBodies(store))
     watch = WatchTrajectories(index, poll_s=settings.watch_poll_s)

@@ -20,11 +20,15 @@ from tests.services.trajectory_store.events import EVAL
 from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, BusTimings, EventBus
 from event_bus.provision import provision
+from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from grpc_edge import connect
 from local_stack.ports import free_ports
 from service_kit.groups import S3Settings, SqlSettings
+from sql_store import Database
 from trajectory_body import pack
+from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.app import build_app
+from trajectory_store.handlers import LedgerHandler
 from trajectory_store.settings import StoreSettings
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
@@ -33,6 +37,9 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
+
+
+FAST = BusTimings(connect_s=5, drain_s=1, close_s=1, first_retry_s=0.05)
 
 
 def body_of(number: int, run: str = "run-1") -> trajectory_pb2.TrajectoryBody:
@@ -88,7 +95,9 @@ async def until(check: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -
 
 
 @asynccontextmanager
-async def running(nats_url: str, s3: S3Settings, folder: Path) -> AsyncIterator[Store]:
+async def running(
+    nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True
+) -> AsyncIterator[Store]:
     grpc_port, http_port = free_ports(2)
     settings = StoreSettings(
         grpc_port=grpc_port,
@@ -105,7 +114,8 @@ async def running(nats_url: str, s3: S3Settings, folder: Path) -> AsyncIterator[
     blobs = S3BlobStore(s3)
     await service.start()
     await bus.start()
-    await blobs.start()
+    if has_s3:
+        await blobs.start()
     channel = connect(f"127.0.0.1:{grpc_port}")
     try:
         yield Store(bus, blobs, TrajectoryServiceStub(channel))
@@ -298,3 +308,53 @@ async def test_a_killed_store_picks_up_where_its_database_is(
 
         await until(all_settled)
         assert (await second.ledger()).conflicts == 0
+
+
+async def test_without_an_object_store_the_ledger_goes_on_and_reads_say_why(
+    nats_server: NatsFactory, tmp_path: Path
+) -> None:
+    server = nats_server()
+    await provision(server.url)
+    (nowhere,) = free_ports(1)
+    away = S3Settings(endpoint=f"127.0.0.1:{nowhere}", bucket="nobody")
+    async with running(server.url, away, tmp_path, has_s3=False) as store:
+        await store.publish(events.requested(0), events.recorded(0), events.graded(0))
+
+        async def is_graded() -> bool:
+            return (await store.ledger()).by_state.get("graded") == 1
+
+        await until(is_graded)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await store.api.GetTrajectory(
+                pb.GetTrajectoryRequest(trajectory_id=events.episode_id(0)), timeout=30
+            )
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "object store" in str(refused.value.details())
+        page = await store.api.ListTrajectories(pb.ListTrajectoriesRequest())
+        assert page.trajectories[0].quarantine_reason == "", "an outage is no corruption"
+
+
+async def test_a_full_disk_holds_facts_back_until_there_is_room(
+    nats_server: NatsFactory, db: Database, index: SqlIndex
+) -> None:
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="test", timings=FAST)
+    bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, LedgerHandler(index, on_change=lambda: None), batch_size=50)
+
+    async def pragma(text: str) -> int:
+        return int(await db.run(lambda connection: connection.exec_driver_sql(text).scalar_one()))
+
+    await pragma(f"PRAGMA max_page_count={await pragma('PRAGMA page_count')}")
+    await bus.start()
+    for number in range(200):
+        await bus.publish(events.requested(number), model=events.MODEL, event_id=f"requested/{number}")
+    await asyncio.sleep(0.5)
+    assert (await index.ledger("", 0)).requested < 200
+    await pragma("PRAGMA max_page_count=1000000")
+
+    async def all_there() -> bool:
+        return (await index.ledger("", 0)).requested == 200
+
+    await until(all_there)
+    await bus.stop()

@@ -21,6 +21,7 @@ from nats.js.errors import APIError, NotFoundError
 from event_bus.errors import BusUnavailable, ProvisionRefused
 from event_bus.topology import UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
 from service_kit.groups import BusSettings
+from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
 
 _LOG = logging.getLogger(__name__)
 _MAX_WAITING: Final = 512
@@ -191,7 +192,12 @@ def main() -> None:
         return
     replicas = int(arguments[1]) if arguments else 1
     try:
-        done = asyncio.run(provision(BusSettings(), replicas=replicas))
+        settings = load_settings(BusSettings, program="upcycle-provision")
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_SETTINGS)
+    try:
+        done = asyncio.run(provision(settings, replicas=replicas))
     except (ProvisionRefused, BusUnavailable) as error:
         sys.exit(f"upcycle-provision: {error}")
     report = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged}
@@ -210,5 +216,5 @@ settings (environment):
   UPCYCLE_BUS_PASSWORD   password of the user
 
 Safe to run again at any time. Prints {"created": [...], "updated": [...], "unchanged": [...]}.
-Exit status: 0 applied, 1 refused or no NATS.
+Exit status: 0 applied, 1 refused or no NATS, 2 wrong settings.
 """

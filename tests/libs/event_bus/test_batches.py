@@ -75,7 +75,7 @@ async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) 
     spec, got = projection(), Batches()
     async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
         for n in range(3):
-            await asyncio.sleep(1.2)  # longer than a pull
+            await asyncio.sleep(0.8)  # longer than a pull
             await publish(bus, [str(n)])
             await until(lambda n=n: len(got.done) == n + 1, timeout_s=0.3)  # type: ignore[misc]
 

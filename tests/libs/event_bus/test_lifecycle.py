@@ -105,18 +105,23 @@ async def test_a_start_waits_for_provisioning(server: NatsServer) -> None:
 
 
 async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsServer) -> None:
-    spec, finished = command_spec(ack_wait_s=20), []
-    started = asyncio.Event()
+    spec, finished, started = command_spec(ack_wait_s=20), [], Seen()
+    release = asyncio.Event()
 
     async def handler(delivery: Delivery[Any]) -> None:
-        started.set()
-        await asyncio.sleep(0.6)
+        started.note(delivery)
+        await release.wait()
         finished.append(delivery.message.episode_id)
 
     async with running(server, spec, setup=lambda bus: bus.subscribe(spec, handler, slots=2)) as bus:
         for n in range(6):
             await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
-        await started.wait()
+        await until(lambda: len(started.deliveries) == 2)
+        stopping = asyncio.create_task(bus.stop())
+        await asyncio.sleep(0.2)
+        assert not stopping.done()
+        release.set()
+        await stopping
     assert len(finished) == 2
     async with eyes_on(server) as eyes:
         assert await eyes.pending(spec) == (4, 0)

@@ -118,6 +118,9 @@ def test_the_command_explains_itself_and_refuses_what_it_does_not_know() -> None
     wrong = command("--replcas", "3")
     assert wrong.returncode == 1
     assert "--replicas" in wrong.stderr
+    misspelt = command(UPCYCLE_BUS_ULR="nats://127.0.0.1:1")
+    assert misspelt.returncode == 2
+    assert "UPCYCLE_BUS_URL" in misspelt.stderr
 
 
 def test_settings_name_the_server() -> None:

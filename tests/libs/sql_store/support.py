@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from google.protobuf.message import Message
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
@@ -11,6 +12,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, inser
 from event_bus import BusUnavailable, PubAck
 from sql_store import Database, outbox_table
 
+T = TypeVar("T")
 METADATA = MetaData()
 NOTES = Table("notes", METADATA, Column("id", Integer, primary_key=True), Column("text", Text, unique=True))
 OUTBOX = outbox_table(METADATA)
@@ -70,3 +72,13 @@ class Remembering:
 
     def ids(self, kind: str) -> list[str]:
         return [event_id for what, _, event_id in self.published if what == kind]
+
+
+async def eventually(
+    db: Database, read: Callable[[Connection], T], expected: T, *, timeout_s: float = 10.0
+) -> None:
+    """Wait until a query answers what is expected."""
+    deadline = time.monotonic() + timeout_s
+    while (found := await db.run(read)) != expected:
+        assert time.monotonic() < deadline, f"{found} is not {expected} within {timeout_s} s"
+        await asyncio.sleep(0.02)

@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
-from tests.libs.sql_store.support import OUTBOX, Remembering, opened, texts, until, write
+from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, until, write
 
 from event_bus import BusSettings, BusTimings, EventBus, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from event_bus.provision import provision
@@ -137,8 +137,8 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
             )
         )
         await put(db, "a")
-        await until(lambda: bus.ids("fact") == ["a"])
-        assert await db.run(unpublished) == ["task"]
+        await eventually(db, unpublished, ["task"])
+        assert bus.ids("fact") == ["a"]
         del bus.refuses["task"]
         await until(lambda: bus.published[-1] == ("command", "train", "task"))
         await relay.stop()

@@ -57,7 +57,7 @@ class ConsumerSpec:
     stream: str
     durable: str
     events: tuple[type[Message], ...]
-    ack_wait_s: float = 30.0
+    ack_wait_s: float = 10.0
     """Silence after which another replica gets the message; a heartbeat every third of it keeps a slow
     handler's own.
     """
@@ -203,6 +203,9 @@ SCENARIO_RUNNER_PLAN = ConsumerSpec(
         training.StepCompleted,
         training.PolicyPublished,
     ),
+    ack_wait_s=5.0,
+    max_deliver=-1,
+    max_ack_pending=200,
 )
 ROLLOUT_SAMPLER_TRAIN = ConsumerSpec(
     TASKS, "rollout-sampler-train", (taskset.EpisodeRequested,), pools=("train",), max_ack_pending=1024
@@ -226,7 +229,7 @@ TRAJECTORY_STORE_LEDGER = ConsumerSpec(
         training.GroupSettled,
         training.StepCompleted,
     ),
-    ack_wait_s=10.0,
+    ack_wait_s=5.0,
     max_deliver=-1,
     max_ack_pending=200,
 )

@@ -1,6 +1,7 @@
 """One request from first to last byte, and what it leaves behind: headers, metrics, span, usage row."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -35,7 +36,7 @@ class Exchange:
     error: GatewayError | None = None
     first_byte_s: float | None = None
 
-    def begin(self, call: Call, headers: dict[str, str]) -> None:
+    def begin(self, call: Call, headers: Mapping[str, str]) -> None:
         """The request is understood."""
         self.call = call
         self.span = telemetry.start_span(call, headers, self.request_id)
@@ -65,9 +66,10 @@ class Exchange:
         # Models that do not exist must not become metric labels: their number is the caller's choice.
         label = model if self.weights is not None else ""
         route = self.call.route.value if self.call else self.path
-        telemetry.REQUESTS.labels(route, label, str(self.status)).inc()
-        telemetry.DURATION.labels(route, label).observe(duration_s)
-        telemetry.OVERHEAD.labels(route).observe(self._overhead_s())
+        series = telemetry.series(route, label, self.status)
+        series.requests.inc()
+        series.duration.observe(duration_s)
+        series.overhead.observe(self._overhead_s())
         if self.weights is not None:
             self._count(label)
         if self.span is not None:
@@ -78,8 +80,9 @@ class Exchange:
         sink.add(self._row(model, code, duration_s))
 
     def _count(self, model: str) -> None:
-        telemetry.TOKENS.labels(model, "prompt").inc(self.usage.prompt_tokens)
-        telemetry.TOKENS.labels(model, "completion").inc(self.usage.completion_tokens)
+        prompt, completion = telemetry.token_series(model)
+        prompt.inc(self.usage.prompt_tokens)
+        completion.inc(self.usage.completion_tokens)
         if self.tries > 1:
             telemetry.RETRIES.labels(model).inc(self.tries - 1)
         if self.call is not None and self.call.stream and self.first_byte_s is not None:

@@ -1,6 +1,7 @@
 """The HTTP edge: OpenAI's routes. Decode, use case, encode."""
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -130,7 +131,7 @@ class OpenAiHandlers:
         raw = await _body(request, self._desk.limits.max_body_bytes)
         call = read_call(route, raw, _parsed(raw), self._desk.limits.call)
         self._desk.access.allow_inference(key, call.target)
-        exchange.begin(call, {name.lower(): value for name, value in request.headers.items()})
+        exchange.begin(call, request.headers)
         return call
 
     async def _authenticated(self, request: web.Request) -> ApiKey:
@@ -273,5 +274,10 @@ def _parsed(raw: bytes) -> Any:
         raise BadRequest(f"the body is not JSON: {error}") from error
 
 
+_PROCESS = secrets.token_hex(6)
+_COUNTER = itertools.count()
+
+
 def _request_id() -> str:
-    return f"req-{secrets.token_hex(12)}"
+    """Unique: random per process, then counted, as a fresh random number per request is a system call."""
+    return f"req-{_PROCESS}{next(_COUNTER):08x}"

@@ -1,10 +1,12 @@
 """Names under which the gateway is seen: metrics and span attributes (GenAI conventions)."""
 
 from collections.abc import Mapping
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
 
 from model_gateway.domain.calls import Call, Route
@@ -34,6 +36,31 @@ PROMOTED_TO_FIRST_TOKEN: Final = Histogram(
     ["model"],
     buckets=_PROMOTION,
 )
+
+
+class Series(NamedTuple):
+    """The series of one kind of request; looked up once, as `labels` costs more than what it finds."""
+
+    requests: Counter
+    duration: Histogram
+    overhead: Histogram
+
+
+@lru_cache(maxsize=4096)
+def series(route: str, model: str, status: int) -> Series:
+    """Where a request of this kind is counted."""
+    return Series(
+        REQUESTS.labels(route, model, str(status)),
+        DURATION.labels(route, model),
+        OVERHEAD.labels(route),
+    )
+
+
+@lru_cache(maxsize=1024)
+def token_series(model: str) -> tuple[Counter, Counter]:
+    """Prompt and completion tokens of a model."""
+    return TOKENS.labels(model, "prompt"), TOKENS.labels(model, "completion")
+
 
 _TRACER = trace.get_tracer("upcycle.model_gateway")
 _OPERATION: Final = {Route.CHAT: "chat", Route.COMPLETIONS: "text_completion"}
@@ -67,14 +94,17 @@ def carrier_of(span: Span) -> dict[str, str]:
 
 def describe(span: Span, weights: Weights | None, usage: Usage, finish_reasons: list[str]) -> None:
     """What came back."""
+    told: dict[str, AttributeValue] = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
     if weights is not None:
-        span.set_attribute("gen_ai.response.model", weights.checkpoint_id)
-        span.set_attribute("upcycle.policy.version", weights.newest)
-        span.set_attribute("upcycle.policy.digest", weights.digest)
-    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
-    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+        told["gen_ai.response.model"] = weights.checkpoint_id
+        told["upcycle.policy.version"] = weights.newest
+        told["upcycle.policy.digest"] = weights.digest
     if finish_reasons:
-        span.set_attribute("gen_ai.response.finish_reasons", finish_reasons)
+        told["gen_ai.response.finish_reasons"] = finish_reasons
+    span.set_attributes(told)
 
 
 def fail(span: Span, code: str, message: str) -> None:

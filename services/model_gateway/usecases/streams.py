@@ -70,7 +70,7 @@ class Events:
         return (
             self._call.return_token_ids
             or _DONE in block
-            or (b'"usage"' in block and b'"usage":null' not in block)
+            or (b'"usage":' in block and block.count(b'"usage":') > block.count(b'"usage":null'))
             or any(mark in block for mark in _TELLING)
         )
 
@@ -79,6 +79,9 @@ class Events:
             if not event.startswith(_DATA):
                 if event:
                     yield event + _END
+                continue
+            if not self._needs_a_look(event):
+                yield event + _END
                 continue
             payload = event[len(_DATA) :].strip()
             if payload == _DONE:

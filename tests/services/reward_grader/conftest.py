@@ -1,0 +1,156 @@
+"""Graders between real NATS and S3 and a stand-in for the environments."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from tests.conftest import NatsFactory
+from tests.services.rollout_sampler.stand_ins import MODEL, Fleet
+
+from blob_store import S3BlobStore
+from event_bus import BusSettings, BusTimings, Delivery, EventBus
+from event_bus.provision import provision
+from reward_grader.app import build_app
+from reward_grader.settings import GraderSettings
+from service_kit import Service
+from service_kit.groups import S3Settings
+from trajectory_body import body_key, pack
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
+
+
+@dataclass
+class World:
+    """Everything around the graders of one test."""
+
+    bus: EventBus
+    blobs: S3BlobStore
+    fleet: Fleet
+    settings: GraderSettings
+    run_id: str
+    resources: AsyncExitStack
+    events: list[Delivery[Any]] = field(default_factory=list)
+
+    async def grader(self, **changes: Any) -> Service:
+        service = build_app(self.settings.model_copy(update=changes))
+        await service.start()
+        self.resources.push_async_callback(service.stop)
+        return service
+
+    async def record(self, number: int = 0, *, body: bytes | None = None) -> TrajectoryRecorded:
+        """A stored body whose environment still lives, as the sampler leaves it."""
+        episode_id = f"{self.run_id}-g{number:05d}-e000-a0"
+        lease_id = f"lease-{number}"
+        self.fleet.open_leases[lease_id] = episode_id
+        stored = body_of(episode_id, self.run_id)
+        ref = await self.blobs.put(body_key(self.run_id, episode_id), pack(stored) if body is None else body)
+        event = TrajectoryRecorded(
+            trajectory_id=stored.trajectory_id,
+            episode_id=episode_id,
+            run_id=self.run_id,
+            group_id=f"{self.run_id}-g{number:05d}",
+            member=0,
+            group_size=4,
+            model=MODEL,
+            purpose=common_pb2.PURPOSE_TRAIN,
+            split=common_pb2.SPLIT_TRAIN,
+            task_slug="checkout",
+            task_digest="d" * 64,
+            family="db",
+            body=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+            sampled_by=common_pb2.VersionSpan(oldest=3, newest=4),
+            stop_reason=trajectory_pb2.STOP_REASON_ANSWERED,
+            num_turns=2,
+            num_sampled_tokens=9,
+            lease_id=lease_id,
+            environment_address=self.fleet.address,
+        )
+        return event
+
+    async def announce(self, event: TrajectoryRecorded, again: str = "") -> None:
+        event_id = f"trajectory.recorded/{event.trajectory_id}{again}"
+        await self.bus.publish(event, model=MODEL, event_id=event_id)
+
+    async def outcomes(self, count: int) -> list[Any]:
+        await until(lambda: len(self.events) >= count)
+        return [delivery.message for delivery in self.events]
+
+
+def body_of(episode_id: str, run_id: str) -> trajectory_pb2.TrajectoryBody:
+    call = trajectory_pb2.ToolCall(call_id="c0", name="search_logs", arguments_json="{}")
+    looked = trajectory_pb2.Turn(
+        new_prompt_ids=[1, 2],
+        sampled_ids=[3, 4],
+        sampled_logprobs=[-0.5, -0.25],
+        sampled_texts=["a", "b"],
+        tool_calls=[call],
+        tool_results=[trajectory_pb2.ToolResult(call_id="c0", content="oom")],
+    )
+    answered = trajectory_pb2.Turn(new_prompt_ids=[5], sampled_ids=[6], sampled_logprobs=[-1], text="OOM")
+    return trajectory_pb2.TrajectoryBody(
+        trajectory_id=f"traj-{episode_id}",
+        episode_id=episode_id,
+        run_id=run_id,
+        task_slug="checkout",
+        prompt=[trajectory_pb2.Message(role="user", content="why?")],
+        turns=[looked, answered],
+        answer="OOM",
+    )
+
+
+async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < give_up_at, f"not true within {timeout_s} s"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def world(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterator[World]:
+    async with AsyncExitStack() as resources:
+        server = nats_server()
+        await provision(server.url)
+        settings = GraderSettings(
+            http_port=0,
+            slots=8,
+            drain_s=5,
+            gone_after_s=2.5,
+            grade_timeout_s=5,
+            bus=BusSettings(url=server.url),
+            s3=s3_settings,
+        )
+        timings = BusTimings(connect_s=5, drain_s=1, close_s=1)
+        blobs, fleet = S3BlobStore(s3_settings), Fleet()
+        bus = EventBus(settings.bus, client_name="test", timings=timings)
+        for part in (blobs, fleet, bus):
+            await part.start()
+            resources.push_async_callback(part.stop)
+        world = World(bus, blobs, fleet, settings, f"run-{secrets.token_hex(6)}", resources)
+        watching = asyncio.create_task(_watch(world))
+        resources.push_async_callback(_end, watching)
+        yield world
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def _watch(world: World) -> None:
+    kinds = [TrajectoryGraded, EpisodeFailed]
+    replay = cast("AsyncGenerator[Delivery[Any], None]", world.bus.replay(kinds, after_sequence=0))
+    async with aclosing(replay) as deliveries:
+        async for delivery in deliveries:
+            world.events.append(delivery)
+
+
+def tree(value: float = 0.5, **changes: Any) -> trajectory_pb2.Subscore:
+    leaf = trajectory_pb2.Subscore(name="class", weight=1.0, value=1.0, info="right class")
+    return trajectory_pb2.Subscore(name="service", weight=0.5, value=value, children=[leaf], **changes)

@@ -1,0 +1,62 @@
+"""Extra graders of the operator: weighed into the tree, and never a zero when they break."""
+
+import pytest
+from tests.services.reward_grader.conftest import World, tree
+
+from reward_grader.adapters.rubric import RubricInvalid, load_grader
+from reward_grader.domain import Transcript
+from reward_grader.settings import ExtraGraderSettings
+from upcycle.api.environment.v1.service_pb2 import GradeResponse
+
+HERE = "tests.services.reward_grader.test_rubric"
+
+
+def brief(transcript: Transcript) -> float:
+    """An operator's grader: short conversations are good."""
+    assert transcript.messages[1]["tool_calls"][0]["function"]["name"] == "search_logs"
+    return 1.0 if len(transcript.messages) <= 4 else 0.0
+
+
+async def polite(transcript: Transcript) -> float:
+    return 0.0 if "please" not in transcript.answer else 1.0
+
+
+def broken(_: Transcript) -> float:
+    raise RuntimeError("no model here")
+
+
+def silly(_: Transcript) -> float:
+    return 7.0
+
+
+def extra(name: str, weight: float = 1.0) -> ExtraGraderSettings:
+    return ExtraGraderSettings(path=f"{HERE}:{name}", weight=weight)
+
+
+async def test_extra_graders_are_weighed_into_the_tree(world: World) -> None:
+    world.fleet.grade = lambda _: GradeResponse(reward=0.5, success=True, subscores=[tree()])
+    await world.grader(environment_weight=2.0, extra_graders=(extra("brief"), extra("polite")))
+    await world.announce(await world.record())
+    (fact,) = await world.outcomes(1)
+    # (2 x 0.5 + 1 x 1 + 1 x 0) / 4
+    assert fact.reward == 0.5
+    assert [(node.name, node.weight, node.value) for node in fact.subscores] == [
+        ("environment", 2.0, 0.5),
+        ("brief", 1.0, 1.0),
+        ("polite", 1.0, 0.0),
+    ]
+    assert fact.subscores[0].children[0].name == "service"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("broken", "grader_error"), ("silly", "reward_invalid")])
+async def test_an_extra_grader_that_fails_has_not_scored_zero(world: World, name: str, kind: str) -> None:
+    await world.grader(extra_graders=(extra(name),))
+    await world.announce(await world.record())
+    (fact,) = await world.outcomes(1)
+    assert fact.kind == kind
+
+
+def test_an_extra_grader_that_does_not_exist_stops_the_start() -> None:
+    for path in ("nowhere.at_all:grade", f"{HERE}:nothing", f"{HERE}:HERE"):
+        with pytest.raises(RubricInvalid, match="REWARD_GRADER_EXTRA_GRADERS"):
+            load_grader(path, 1.0, "")

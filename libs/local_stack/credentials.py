@@ -20,7 +20,6 @@ class Credentials:
     bus_password: str
     s3_access_key: str
     s3_secret_key: str
-    gateway_key: str
 
 
 def load_or_make(folder: Path) -> Credentials:
@@ -33,10 +32,8 @@ def load_or_make(folder: Path) -> Credentials:
         bus_password=secrets.token_urlsafe(_KEY_BYTES),
         s3_access_key="upcycle",
         s3_secret_key=secrets.token_urlsafe(_KEY_BYTES),
-        gateway_key=f"upc-{secrets.token_urlsafe(_KEY_BYTES)}",
     )
     write_private(path, json.dumps(asdict(made), indent=2))
-    write_private(gateway_key_file(folder), made.gateway_key + "\n")
     return made
 
 
@@ -46,7 +43,7 @@ def credentials_file(folder: Path) -> Path:
 
 
 def gateway_key_file(folder: Path) -> Path:
-    """Where the gateway's key of the stack in `folder` is, alone, for `$(cat ...)`."""
+    """Where the gateway puts the key that exists from its first start, alone, for `$(cat ...)`."""
     return folder / _GATEWAY_KEY_FILE
 
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pydantic import SecretStr
 
-from local_stack.credentials import Credentials
+from local_stack.credentials import Credentials, gateway_key_file
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.ports import LOOPBACK, free_ports, pick_ports
 from local_stack.s3 import S3Ports, s3_command, s3_probe
@@ -84,6 +84,7 @@ class Plan:
     engine: Engine
     model: str | None
     environment_roots: tuple[Path, ...]
+    vllm_python: Path
     extra_env: Mapping[str, str]
 
     @property
@@ -233,7 +234,7 @@ def _trainer(plan: Plan) -> ProcessSpec:
         plan, "grpo_trainer", plan.ports.grpo_trainer_http, grpc_port=plan.ports.grpo_trainer_grpc
     )
     return replace(
-        _with_env(spec, GRPO_TRAINER_WORK_DIR=str(plan.data_dir / "cache" / "trainer")), start_s=120.0
+        _with_env(spec, GRPO_TRAINER_DATA_DIR=str(plan.data_dir / "cache" / "trainer")), start_s=120.0
     )
 
 
@@ -255,8 +256,9 @@ def _gateway(plan: Plan) -> ProcessSpec:
     spec = _service(plan, "model_gateway", plan.ports.model_gateway_http, uses=("checkpoint_registry",))
     gateway = _with_env(
         spec,
-        MODEL_GATEWAY_PORT=str(plan.ports.gateway),
-        MODEL_GATEWAY_ADMIN_KEY=plan.credentials.gateway_key,
+        MODEL_GATEWAY_PUBLIC_HOST=LOOPBACK,
+        MODEL_GATEWAY_PUBLIC_PORT=str(plan.ports.gateway),
+        MODEL_GATEWAY_BOOTSTRAP_KEY_FILE=str(gateway_key_file(plan.data_dir)),
     )
     return replace(gateway, url=f"http://{LOOPBACK}:{plan.ports.gateway}/v1")
 
@@ -273,6 +275,7 @@ def _keeper(plan: Plan, model: str, channel: str) -> ProcessSpec:
         POLICY_ENGINE_CHANNEL=channel,
         POLICY_ENGINE_KIND="embedded" if plan.engine == "embedded" else "vllm",
         POLICY_ENGINE_ENGINE_PORT=str(engine_port),
+        POLICY_ENGINE_VLLM_PYTHON=str(plan.vllm_python),
         POLICY_ENGINE_CACHE_DIR=str(plan.data_dir / "cache" / "policies"),
     )
     return replace(

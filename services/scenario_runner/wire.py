@@ -1,6 +1,7 @@
 """Runs and tasksets: protobuf to domain and back."""
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToJson, Parse
@@ -123,6 +124,7 @@ def source_to_json(source: EnvironmentSource) -> str:
     return MessageToJson(source_to_wire(source), indent=None)
 
 
+@lru_cache(maxsize=256)
 def source_from_json(text: str) -> EnvironmentSource:
     """From a column."""
     return source_from_wire(Parse(text, taskset_pb2.EnvironmentSpec()))
@@ -192,6 +194,7 @@ def spec_to_json(spec: RunSpec) -> str:
     return MessageToJson(spec_to_wire(spec), indent=None)
 
 
+@lru_cache(maxsize=256)
 def spec_from_json(text: str) -> RunSpec:
     """From a column."""
     return spec_from_wire(Parse(text, taskset_pb2.RunSpec()))
@@ -209,8 +212,8 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         failure=run.failure,
         submitted_at=moment(run.submitted_at),
         policy_version=run.policy_version,
-        reward_mean=view.reward_mean,
-        success_rate=view.success_rate,
+        reward_mean=run.reward_mean,
+        success_rate=run.success_rate,
         trace_id=run.trace_id,
     )
     if run.finished_at is not None:

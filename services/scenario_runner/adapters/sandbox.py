@@ -65,9 +65,12 @@ class Sandbox:
             os._exit(1)
 
     def enter(self, folder: str, keep_fd: int, parent_pid: int) -> None:
-        """Confine this process. folder: its private working and temporary directory. Raises OSError."""
+        """Confine this process. folder: made here, its private working and temporary directory. Raises
+        OSError.
+        """
         self.die_with_parent(parent_pid)
         os.setsid()
+        os.mkdir(folder, 0o700)
         self._redirect_output(folder)
         os.closerange(3, keep_fd)
         os.closerange(keep_fd + 1, 1 << 20)

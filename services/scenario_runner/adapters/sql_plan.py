@@ -1,8 +1,9 @@
 """The plan in SQL: one PlanUnit per transaction, its announcements in the outbox of the same transaction."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -11,23 +12,32 @@ from google.protobuf.message import Message
 from opentelemetry import context, propagate
 
 from scenario_runner import events, wire
+from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.sql_rows import (
+    episode_of,
+    episode_progress,
+    group_progress,
+    in_states,
+    run_of,
+    run_progress,
+    slots_of,
+    task_of,
+    taskset_of,
+)
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource
 from scenario_runner.domain.explain import PlanWaits
+from scenario_runner.domain.plan import group_of
 from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
     UNSETTLED,
     Counts,
     EpisodeRow,
     EpisodeState,
-    Graded,
     GroupRow,
     Purpose,
     RegisteredTaskset,
     RunnableTask,
     RunRecord,
-    RunState,
-    Split,
 )
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
@@ -47,23 +57,40 @@ class SqlPlan:
 
     async def transact(self, work: Callable[[PlanUnit], T]) -> T:
         """See Plan."""
-        return await self._database.run(lambda connection: work(SqlPlanUnit(connection, self._now())))
+
+        def transaction(connection: sa.Connection) -> T:
+            unit = SqlPlanUnit(connection, self._now())
+            result = work(unit)
+            unit.flush()
+            return result
+
+        return await self._database.run(transaction)
 
 
 class SqlPlanUnit:
-    """Implements PlanUnit on one connection."""
+    """Implements PlanUnit on one connection.
+
+    Runs, groups and episodes that were read are kept, and what was changed is written in bulk: before the
+    next statement that reads, and at the end (`flush`).
+    """
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         self._sql = connection
         self.now = now
+        self._runs: dict[str, RunRecord | None] = {}
+        self._groups: dict[str, GroupRow] = {}
+        self._members: dict[str, dict[str, EpisodeRow]] = {}
+        self._dirty_runs: set[str] = set()
+        self._dirty_groups: set[str] = set()
+        self._dirty_episodes: dict[str, EpisodeRow] = {}
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
         row = self._sql.execute(sa.select(TASKSET).where(TASKSET.c.name == name)).mappings().first()
-        return _taskset(row) if row else None
+        return taskset_of(row) if row else None
 
     def tasksets(self) -> list[RegisteredTaskset]:
         rows = self._sql.execute(sa.select(TASKSET).order_by(TASKSET.c.name)).mappings()
-        return [_taskset(row) for row in rows]
+        return [taskset_of(row) for row in rows]
 
     def add_taskset(self, taskset: RegisteredTaskset) -> None:
         self._sql.execute(
@@ -77,7 +104,7 @@ class SqlPlanUnit:
             )
         )
         rows = [
-            {"taskset": taskset.name, "position": position, **_slots(task)}
+            {"taskset": taskset.name, "position": position, **slots_of(task)}
             for position, task in enumerate(taskset.tasks)
         ]
         self._insert(TASK, rows)
@@ -87,27 +114,34 @@ class SqlPlanUnit:
         self._sql.execute(moved.values(source=wire.source_to_json(source)))
 
     def tasks(self, taskset: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
-        wanted = sa.select(TASK).where(TASK.c.taskset == taskset).order_by(TASK.c.position)
-        if positions is not None:
-            wanted = wanted.where(TASK.c.position.in_(sorted(set(positions))))
-        return {row["position"]: _task(row) for row in self._sql.execute(wanted).mappings()}
+        if positions is None:
+            rows = self._sql.execute(statements.ALL_TASKS, {"taskset_": taskset})
+        else:
+            wanted = {"taskset_": taskset, "positions": sorted(set(positions))}
+            rows = self._sql.execute(statements.TASKS_AT, wanted)
+        return {row["position"]: task_of(row) for row in rows.mappings()}
 
     def run(self, run_id: str) -> RunRecord | None:
-        return self._one_run(RUN.c.run_id == run_id)
+        if run_id not in self._runs:
+            row = self._sql.execute(statements.RUN_BY_ID, {"run_id_": run_id}).mappings().first()
+            self._runs[run_id] = run_of(row) if row else None
+        return self._runs[run_id]
 
     def run_of_request(self, request_id: str) -> RunRecord | None:
-        return self._one_run(RUN.c.request_id == request_id)
+        self.flush()
+        row = self._sql.execute(statements.RUN_BY_REQUEST, {"request_id_": request_id}).mappings().first()
+        return run_of(row) if row else None
 
     def runs(self, limit: int, model: str) -> list[RunRecord]:
+        self.flush()
         wanted = sa.select(RUN).order_by(RUN.c.submitted_at.desc(), RUN.c.run_id).limit(limit)
         if model:
             wanted = wanted.where(RUN.c.model == model)
-        return [_run(row) for row in self._sql.execute(wanted).mappings()]
+        return [run_of(row) for row in self._sql.execute(wanted).mappings()]
 
     def active_runs(self) -> list[RunRecord]:
-        final = [state.value for state in FINAL_RUN_STATES]
-        wanted = sa.select(RUN).where(RUN.c.state.not_in(final)).order_by(RUN.c.submitted_at)
-        return [_run(row) for row in self._sql.execute(wanted).mappings()]
+        self.flush()
+        return [run_of(row) for row in self._sql.execute(statements.ACTIVE_RUNS).mappings()]
 
     def add_run(self, run: RunRecord) -> None:
         fixed = {
@@ -124,70 +158,75 @@ class SqlPlanUnit:
             "trace": json.dumps(dict(run.trace)),
             "submitted_at": run.submitted_at,
         }
-        self._sql.execute(sa.insert(RUN).values(**fixed, **_progress(run)))
+        self._sql.execute(sa.insert(RUN).values(**fixed, **run_progress(run)))
 
     def update_run(self, run: RunRecord) -> None:
-        self._sql.execute(sa.update(RUN).where(RUN.c.run_id == run.run_id).values(**_progress(run)))
+        self._runs[run.run_id] = run
+        self._dirty_runs.add(run.run_id)
 
     def counts(self, run_id: str) -> Counts:
-        by_state = self._sql.execute(
-            sa.select(EPISODE.c.state, sa.func.count())
-            .where(EPISODE.c.run_id == run_id)
-            .group_by(EPISODE.c.state)
-        )
-        groups = self._sql.execute(
-            sa.select(GROUP.c.is_open, sa.func.count())
-            .where(GROUP.c.run_id == run_id)
-            .group_by(GROUP.c.is_open)
-        )
-        states = {EpisodeState(state): count for state, count in by_state}
-        open_or_not = {bool(is_open): count for is_open, count in groups}
-        return Counts(states, open_or_not.get(True, 0), open_or_not.get(False, 0))
-
-    def scores(self, run_id: str) -> tuple[float, float]:
-        successes = sa.func.avg(sa.case((EPISODE.c.success, 1.0), else_=0.0))
-        wanted = sa.select(sa.func.avg(EPISODE.c.reward), successes)
-        row = self._sql.execute(
-            wanted.where(EPISODE.c.run_id == run_id, EPISODE.c.graded_at.is_not(None))
-        ).one()
-        return float(row[0] or 0.0), float(row[1] or 0.0)
+        self.flush()
+        of_run = {"run_id_": run_id}
+        states = self._sql.execute(statements.EPISODE_COUNTS, of_run)
+        by_state = {EpisodeState(state): count for state, count in states}
+        groups = self._sql.execute(statements.GROUP_COUNTS, of_run)
+        by_openness = {bool(is_open): count for is_open, count in groups}
+        return Counts(by_state, by_openness.get(True, 0), by_openness.get(False, 0))
 
     def num_open_groups(self, run_id: str) -> int:
-        wanted = sa.select(sa.func.count()).where(GROUP.c.run_id == run_id, GROUP.c.is_open)
-        return int(self._sql.execute(wanted).scalar_one())
+        self.flush()
+        return int(self._sql.execute(statements.OPEN_GROUPS, {"run_id_": run_id}).scalar_one())
 
     def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
-        wanted = sa.select(GROUP.c.num_graded).where(GROUP.c.run_id == run_id, sa.not_(GROUP.c.is_open))
-        newest = wanted.order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc()).limit(limit)
-        return [count > 0 for count in self._sql.execute(newest).scalars()]
+        self.flush()
+        wanted = {"run_id_": run_id, "limit_": limit}
+        return [count > 0 for count in self._sql.execute(statements.RECENT_OUTCOMES, wanted).scalars()]
+
+    def prefetch(self, group_ids: Collection[str]) -> None:
+        missing = [group_id for group_id in group_ids if group_id not in self._members]
+        for start in range(0, len(missing), _CHUNK):
+            chunk = {"group_ids": missing[start : start + _CHUNK]}
+            for group in self._sql.execute(statements.GROUPS_BY_ID, chunk):
+                self._groups[group.group_id] = GroupRow(*group)
+            self._members.update({group_id: {} for group_id in chunk["group_ids"]})
+            for row in self._sql.execute(statements.EPISODES_OF_GROUPS, chunk):
+                self._members[row.group_id][row.episode_id] = episode_of(row)
 
     def group(self, group_id: str) -> GroupRow | None:
-        row = self._sql.execute(sa.select(GROUP).where(GROUP.c.group_id == group_id)).mappings().first()
-        return GroupRow(**{name: row[name] for name in GroupRow.__slots__}) if row else None
+        self.prefetch([group_id])
+        return self._groups.get(group_id)
 
     def add_groups(self, groups: Sequence[GroupRow]) -> None:
-        self._insert(GROUP, [_slots(group) for group in groups])
+        self._insert(GROUP, [slots_of(group) for group in groups])
 
     def update_group(self, group: GroupRow) -> None:
-        settled_at = None if group.is_open else self.now
-        changed = sa.update(GROUP).where(GROUP.c.group_id == group.group_id)
-        self._sql.execute(changed.values(**_slots(group), settled_at=settled_at))
+        self._groups[group.group_id] = group
+        self._dirty_groups.add(group.group_id)
+
+    def members(self, group_id: str) -> list[EpisodeRow]:
+        self.prefetch([group_id])
+        return list(self._members[group_id].values())
 
     def episode(self, episode_id: str) -> EpisodeRow | None:
-        return next(iter(self._episodes(EPISODE.c.episode_id == episode_id)), None)
+        group_id = group_of(episode_id)
+        self.prefetch([group_id])
+        return self._members[group_id].get(episode_id)
 
-    def unsettled(self, run_id: str, state: EpisodeState | None = None) -> list[EpisodeRow]:
-        return self._episodes(EPISODE.c.run_id == run_id, _in_states([state] if state else UNSETTLED))
+    def update_episode(self, episode: EpisodeRow) -> None:
+        self._dirty_episodes[episode.episode_id] = episode
+        if episode.group_id in self._members:
+            self._members[episode.group_id][episode.episode_id] = episode
 
-    def unsettled_in_group(self, group_id: str) -> list[EpisodeRow]:
-        return self._episodes(EPISODE.c.group_id == group_id, _in_states(UNSETTLED))
+    def unsettled(self, run_id: str) -> list[EpisodeRow]:
+        return self._episodes(statements.UNSETTLED_OF_RUN, {"run_id_": run_id})
 
     def results(self, run_id: str) -> list[EpisodeRow]:
-        rows = self._episodes(EPISODE.c.run_id == run_id)
+        rows = self._episodes(statements.EPISODES_OF_RUN, {"run_id_": run_id})
         newest = {(row.group_id, row.member): row for row in sorted(rows, key=lambda row: row.attempt)}
         return [newest[key] for key in sorted(newest)]
 
     def waits(self, run_id: str) -> PlanWaits:
+        self.flush()
         of_run = EPISODE.c.run_id == run_id
         stage = sa.case(
             (EPISODE.c.state == EpisodeState.GRADED.value, "graded"),
@@ -199,7 +238,7 @@ class SqlPlanUnit:
             type_=UtcDateTime(),
         )
         rows = self._sql.execute(
-            sa.select(stage, sa.func.count(), since).where(of_run, _in_states(UNSETTLED)).group_by(stage)
+            sa.select(stage, sa.func.count(), since).where(of_run, in_states(UNSETTLED)).group_by(stage)
         )
         found: dict[str, Any] = {}
         for name, count, oldest in rows:
@@ -219,58 +258,55 @@ class SqlPlanUnit:
         return int(self._sql.execute(wanted.where(*waiting)).scalar_one())
 
     def overdue(self, run_id: str, opened_before: datetime) -> list[EpisodeRow]:
-        is_planned = EPISODE.c.state == EpisodeState.PLANNED.value
-        return self._episodes(EPISODE.c.run_id == run_id, is_planned, EPISODE.c.opened_at < opened_before)
+        return self._episodes(statements.OVERDUE, {"run_id_": run_id, "before": opened_before})
 
     def never_opened(self, run_id: str, dispatched_before: datetime) -> list[EpisodeRow]:
-        is_planned = EPISODE.c.state == EpisodeState.PLANNED.value
-        waits = EPISODE.c.opened_at.is_(None) & (EPISODE.c.dispatched_at < dispatched_before)
-        return self._episodes(EPISODE.c.run_id == run_id, is_planned, waits)
+        return self._episodes(statements.NEVER_OPENED, {"run_id_": run_id, "before": dispatched_before})
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
         tasks = self.tasks(run.spec.taskset, [episode.task_position for episode in episodes])
-        shared: dict[str, Any] = {"taskset": run.spec.taskset, "requested_at": self.now, "success": False}
-        shared["dispatched_at"] = self.now
-        rows = [{**_slots(episode), "state": episode.state.value, **shared} for episode in episodes]
-        self._insert(EPISODE, rows)
+        dispatched = [replace(episode, dispatched_at=self.now) for episode in episodes]
+        shared = {"taskset": run.spec.taskset, "requested_at": self.now}
+        self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in dispatched])
+        for row in dispatched:
+            if row.group_id in self._members:
+                self._members[row.group_id][row.episode_id] = row
         with self._trace_of(run):
-            for episode in episodes:
-                request = events.episode_requested(run, episode, tasks[episode.task_position], self.now)
-                event_id = f"episode.requested/{episode.episode_id}"
+            for row in dispatched:
+                request = events.episode_requested(run, row, tasks[row.task_position], self.now)
+                event_id = f"episode.requested/{row.episode_id}"
                 enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
                 enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id + "/d1")
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         number = episode.num_dispatches + 1
+        self.update_episode(replace(episode, num_dispatches=number, dispatched_at=self.now))
         task = self.tasks(run.spec.taskset, [episode.task_position])[episode.task_position]
-        changed = sa.update(EPISODE).where(EPISODE.c.episode_id == episode.episode_id)
-        self._sql.execute(changed.values(num_dispatches=number, dispatched_at=self.now))
         with self._trace_of(run):
             request = events.episode_requested(run, episode, task, self.now)
             event_id = f"episode.requested/{episode.episode_id}/d{number}"
             enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id)
 
-    def grade(self, fact: Graded, state: EpisodeState) -> None:
-        values = {name: getattr(fact, name) for name in _GRADED_COLUMNS}
-        settled_at = None if state in UNSETTLED else self.now
-        changed = sa.update(EPISODE).where(EPISODE.c.episode_id == fact.episode_id)
-        graded = changed.values(**values, state=state.value, graded_at=self.now, settled_at=settled_at)
-        self._sql.execute(graded)
-
-    def settle(
-        self, episodes: Sequence[EpisodeRow], state: EpisodeState, reason: str, detail: str = ""
-    ) -> None:
-        ids = [episode.episode_id for episode in episodes]
-        values = {"state": state.value, "reason": reason, "detail": detail[:2000], "settled_at": self.now}
-        for start in range(0, len(ids), _CHUNK):
-            chunk = EPISODE.c.episode_id.in_(ids[start : start + _CHUNK])
-            self._sql.execute(sa.update(EPISODE).where(chunk).values(**values))
-
     def note_opened(self, episode_ids: Sequence[str]) -> None:
-        first = EPISODE.c.opened_at.is_(None)
-        for start in range(0, len(episode_ids), _CHUNK):
-            chunk = EPISODE.c.episode_id.in_(episode_ids[start : start + _CHUNK])
-            self._sql.execute(sa.update(EPISODE).where(chunk, first).values(opened_at=self.now))
+        rows = [{"episode_id_": episode_id, "moment": self.now} for episode_id in episode_ids]
+        if rows:
+            self._sql.execute(statements.NOTE_OPENED, rows)
+
+    def flush(self) -> None:
+        """Write what was changed."""
+        dirty = [run for run_id in self._dirty_runs if (run := self._runs[run_id]) is not None]
+        if dirty:
+            rows = [{**run_progress(run), "run_id_": run.run_id} for run in dirty]
+            self._sql.execute(statements.WRITE_RUN, rows)
+        groups = [self._groups[group_id] for group_id in self._dirty_groups]
+        if groups:
+            self._sql.execute(statements.WRITE_GROUP, [group_progress(group) for group in groups])
+        if self._dirty_episodes:
+            rows = [episode_progress(row) for row in self._dirty_episodes.values()]
+            self._sql.execute(statements.WRITE_EPISODE, rows)
+        self._dirty_runs.clear()
+        self._dirty_groups.clear()
+        self._dirty_episodes.clear()
 
     def announce_submitted(self, run: RunRecord) -> None:
         self._announce(run, events.run_submitted(run), f"run.submitted/{run.run_id}")
@@ -303,61 +339,10 @@ class SqlPlanUnit:
         finally:
             context.detach(token)
 
-    def _one_run(self, condition: sa.ColumnElement[bool]) -> RunRecord | None:
-        row = self._sql.execute(sa.select(RUN).where(condition)).mappings().first()
-        return _run(row) if row else None
-
-    def _episodes(self, *conditions: sa.ColumnElement[bool]) -> list[EpisodeRow]:
-        wanted = sa.select(*(EPISODE.c[name] for name in EpisodeRow.__slots__)).where(*conditions)
-        rows = self._sql.execute(wanted.order_by(EPISODE.c.episode_id)).mappings()
-        return [EpisodeRow(**{**row, "state": EpisodeState(row["state"])}) for row in rows]
+    def _episodes(self, statement: sa.Select[Any], wanted: Mapping[str, Any]) -> list[EpisodeRow]:
+        self.flush()
+        return [episode_of(row) for row in self._sql.execute(statement, wanted)]
 
     def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             self._sql.execute(sa.insert(table), list(rows))
-
-
-_GRADED_COLUMNS = ("reward", "success", "num_turns", "oldest_version", "newest_version")
-
-
-def _in_states(states: Any) -> sa.ColumnElement[bool]:
-    return EPISODE.c.state.in_([state.value for state in states])
-
-
-def _slots(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-def _taskset(row: Any) -> RegisteredTaskset:
-    source = wire.source_from_json(row["source"])
-    return RegisteredTaskset(row["name"], row["digest"], Split(row["split"]), source, row["num_tasks"])
-
-
-def _task(row: Any) -> RunnableTask:
-    return RunnableTask(*(row[name] for name in RunnableTask.__slots__))
-
-
-def _progress(run: RunRecord) -> dict[str, Any]:
-    return {
-        "state": run.state.value,
-        "ending": run.ending.value if run.ending else None,
-        "ending_since": run.ending_since,
-        "finished_at": run.finished_at,
-        "failure": run.failure,
-        "step": run.step,
-        "policy_version": run.policy_version,
-        "next_position": run.next_position,
-    }
-
-
-def _run(row: Any) -> RunRecord:
-    names = ("run_id", "request_id", "taskset_digest", "submitted_at", "num_tasks", "trace_id", "finished_at")
-    more = ("ending_since", "failure", "step", "policy_version", "next_position")
-    return RunRecord(
-        **{name: row[name] for name in (*names, *more)},
-        spec=wire.spec_from_json(row["spec"]),
-        split=Split(row["split"]),
-        state=RunState(row["state"]),
-        ending=RunState(row["ending"]) if row["ending"] else None,
-        trace=json.loads(row["trace"]),
-    )

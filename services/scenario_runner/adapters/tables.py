@@ -35,7 +35,8 @@ RUN = sa.Table(
     METADATA,
     *_columns("run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String),
     *_columns("trace_id trace failure", sa.String),
-    *_columns("num_tasks step policy_version next_position", sa.BigInteger),
+    *_columns("num_tasks step policy_version next_position num_graded num_successes", sa.BigInteger),
+    *_columns("reward_sum", sa.Float),
     *_times("submitted_at ending_since finished_at"),
 )
 GROUP = sa.Table(

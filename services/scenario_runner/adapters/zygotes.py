@@ -20,6 +20,8 @@ from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLo
 
 log = logging.getLogger(__name__)
 
+SWEEP_S = 0.5
+
 _INHERITED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TZ")
 
 
@@ -59,6 +61,8 @@ class Zygote:
         self._control: socket.socket | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix="upcycle-env-"))
+        self._litter: list[Path] = []
+        self._sweeping: asyncio.Task[None] | None = None
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -90,8 +94,7 @@ class Zygote:
         if self._control is None or self.dead.done():
             raise EnvironmentLost(f"the zygote of {self.source.path} is not running")
         token = str(next(self._tokens))
-        folder = self._folder / token
-        folder.mkdir(mode=0o700)
+        folder = self._folder / token  # the child makes it
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -103,7 +106,7 @@ class Zygote:
                 pid = await forked
         except BaseException as error:
             ours.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            self._litter.append(folder)
             if isinstance(error, TimeoutError | OSError):
                 raise EnvironmentLost(f"the zygote of {self.source.path} did not fork: {error!r}") from error
             raise
@@ -112,16 +115,14 @@ class Zygote:
         return Forked(pid, ours, folder, self._episodes[pid])
 
     async def end(self, forked: Forked) -> int:
-        """Kill an episode with everything it started, and remove its folder. Returns its exit status."""
+        """Kill an episode with everything it started; its folder goes soon after. Returns its exit status."""
         forked.sock.close()
         if not forked.ended.done():
             await self._send({"kill": forked.pid})
         status = await forked.ended
-        # Usually one empty file: cheaper here than a thread; what an environment wrote goes to a thread.
-        if len(os.listdir(forked.folder)) > 1:
-            await asyncio.to_thread(shutil.rmtree, forked.folder, ignore_errors=True)
-        else:
-            shutil.rmtree(forked.folder, ignore_errors=True)
+        self._litter.append(forked.folder)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep())
         return status
 
     async def stop(self) -> None:
@@ -137,6 +138,8 @@ class Zygote:
                 self.kill()
                 await self._process.wait()
         self._gone()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def kill(self) -> None:
@@ -152,6 +155,15 @@ class Zygote:
                 return printed.read(limit).decode("utf-8", "replace").strip()
         except FileNotFoundError:
             return ""
+
+    async def _sweep(self) -> None:
+        """Remove folders of ended episodes, many at a time and off the event loop: a disk may take
+        milliseconds.
+        """
+        while self._litter:
+            await asyncio.sleep(SWEEP_S)
+            litter, self._litter = self._litter, []
+            await asyncio.to_thread(_remove, litter)
 
     async def _load(self, control: socket.socket) -> None:
         described = self._folder / "description.json"
@@ -233,6 +245,11 @@ class Zygote:
         names = (*_INHERITED, *self._options.environment_variables)
         kept = {name: os.environ[name] for name in names if name in os.environ}
         return {**kept, "PYTHONUNBUFFERED": "1", "HOME": str(self._folder), "OMP_NUM_THREADS": "1"}
+
+
+def _remove(folders: list[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(future: "asyncio.Future[Any] | None", value: Any) -> None:

@@ -72,6 +72,11 @@ def episode_id_of(group_id: str, member: int, attempt: int) -> str:
     return f"{group_id}-e{member:03d}-a{attempt}"
 
 
+def group_of(episode_id: str) -> str:
+    """The group that an episode id names."""
+    return episode_id.rsplit("-e", 1)[0]
+
+
 def episode_seed(base: int, episode_id: str) -> int:
     """The sampling seed of one episode: 63 bits, different for every attempt."""
     digest = hashlib.sha256(f"{base}/{episode_id}".encode()).digest()

@@ -197,16 +197,27 @@ class RunRecord:
     policy_version: int = 0
     next_position: int = 0
     """Groups planned so far."""
+    num_graded: int = 0
+    num_successes: int = 0
+    reward_sum: float = 0.0
+
+    @property
+    def reward_mean(self) -> float:
+        """Over graded episodes; 0 while there are none."""
+        return self.reward_sum / self.num_graded if self.num_graded else 0.0
+
+    @property
+    def success_rate(self) -> float:
+        """Over graded episodes; 0 while there are none."""
+        return self.num_successes / self.num_graded if self.num_graded else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as clients see it. reward_mean, success_rate: over graded episodes; 0 while there are none."""
+    """A run as clients see it."""
 
     run: RunRecord
     counts: Counts
-    reward_mean: float = 0.0
-    success_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +232,7 @@ class GroupRow:
     num_graded: int = 0
     is_open: bool = True
     outcome: str = ""
+    settled_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +248,21 @@ class EpisodeRow:
     state: EpisodeState = EpisodeState.PLANNED
     reason: str = ""
     detail: str = ""
-    opened_at: datetime | None = None
-    dispatched_at: datetime | None = None
-    num_dispatches: int = 1
     reward: float = 0.0
     success: bool = False
     num_turns: int = 0
     oldest_version: int = 0
     newest_version: int = 0
+    num_dispatches: int = 1
+    dispatched_at: datetime | None = None
+    opened_at: datetime | None = None
+    graded_at: datetime | None = None
+    settled_at: datetime | None = None
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Planned or graded."""
+        return self.state in UNSETTLED
 
 
 @dataclass(frozen=True, slots=True)

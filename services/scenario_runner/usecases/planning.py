@@ -12,7 +12,6 @@ from datetime import timedelta
 from scenario_runner.domain import plan
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
-    UNSETTLED,
     Advanced,
     EpisodeRow,
     EpisodeState,
@@ -28,6 +27,8 @@ from scenario_runner.domain.runs import (
 from scenario_runner.ports import PlanUnit
 
 log = logging.getLogger(__name__)
+
+MAX_DETAIL_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     """Take in what happened, in order. A fact heard twice, or late, changes nothing. Returns the runs
     touched.
     """
+    facts = list(facts)
+    unit.prefetch({group for fact in facts if (group := _group_of(fact)) is not None})
     touched: set[str] = set()
     for fact in facts:
         run = unit.run(fact.run_id)
@@ -72,7 +75,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
             case Advanced():
                 _on_advanced(unit, run, fact)
         touched.add(run.run_id)
-    for run_id in touched:
+    for run_id in sorted(touched):
         conclude(unit, run_id)
     return touched
 
@@ -84,20 +87,22 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
         return
     ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
     unit.update_run(ended)
-    _cancel(unit, ended, unit.unsettled(run.run_id, EpisodeState.PLANNED), reason)
+    planned = [row for row in unit.unsettled(run.run_id) if row.state is EpisodeState.PLANNED]
+    _cancel(unit, ended, planned, reason)
 
 
 def conclude(unit: PlanUnit, run_id: str) -> bool:
-    """Settle groups and the run where nothing is left to wait for; returns whether the run is over."""
+    """End the run if nothing is left to wait for; returns whether it is over."""
     run = unit.run(run_id)
     if run is None or run.state in FINAL_RUN_STATES:
         return True
-    counts = unit.counts(run_id)
     ending = run.ending
     if ending is None and run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks:
-        has_grades = counts.by_state.get(EpisodeState.EVALUATED, 0) > 0
-        ending = RunState.COMPLETED if has_grades else RunState.FAILED
-    if ending is None or counts.in_flight:
+        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
+    if ending is None:
+        return False
+    counts = unit.counts(run_id)
+    if counts.in_flight:
         return False
     failure = run.failure or (_why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
@@ -153,11 +158,30 @@ def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
     if episode is None or episode.state is not EpisodeState.PLANNED:
         return
     is_final = run.spec.purpose is Purpose.EVAL
-    unit.grade(fact, EpisodeState.EVALUATED if is_final else EpisodeState.GRADED)
+    graded = replace(
+        episode,
+        state=EpisodeState.EVALUATED if is_final else EpisodeState.GRADED,
+        reward=fact.reward,
+        success=fact.success,
+        num_turns=fact.num_turns,
+        oldest_version=fact.oldest_version,
+        newest_version=fact.newest_version,
+        graded_at=unit.now,
+        settled_at=unit.now if is_final else None,
+    )
+    unit.update_episode(graded)
+    unit.update_run(
+        replace(
+            run,
+            num_graded=run.num_graded + 1,
+            num_successes=run.num_successes + fact.success,
+            reward_sum=run.reward_sum + fact.reward,
+        )
+    )
     group = unit.group(episode.group_id)
     if group is not None:
         unit.update_group(replace(group, num_graded=group.num_graded + 1))
-        _close_if_empty(unit, run, group.group_id)
+        _close_if_empty(unit, run.run_id, group.group_id)
 
 
 def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
@@ -167,7 +191,7 @@ def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
 
 
 def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-    unit.settle([episode], EpisodeState.FAILED, failure, detail)
+    _settle(unit, episode, EpisodeState.FAILED, failure, detail)
     group = unit.group(episode.group_id)
     if group is None:
         return
@@ -178,21 +202,29 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
             shortened = replace(group, expected_members=group.expected_members - 1)
             unit.update_group(shortened)
             unit.announce_shortened(run, shortened, failure)
-            _close_if_empty(unit, run, group.group_id)
+            _close_if_empty(unit, run.run_id, group.group_id)
         case None:
             return
 
 
-def _close_if_empty(unit: PlanUnit, run: RunRecord, group_id: str) -> None:
+def _settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:
+    unit.update_episode(
+        replace(episode, state=state, reason=reason, detail=detail[:MAX_DETAIL_CHARS], settled_at=unit.now)
+    )
+
+
+def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
     """A group without unsettled members is over: all of an evaluation's, and one of which every member
     failed.
     """
     group = unit.group(group_id)
-    if group is None or not group.is_open or unit.unsettled_in_group(group_id):
+    if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
         return
     outcome = "evaluated" if group.num_graded else "failed"
-    unit.update_group(replace(group, is_open=False, outcome=outcome))
-    _give_up_if_hopeless(unit, run)
+    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
+    run = unit.run(run_id)
+    if run is not None:
+        _give_up_if_hopeless(unit, run)
 
 
 def _give_up_if_hopeless(unit: PlanUnit, run: RunRecord) -> None:
@@ -210,14 +242,15 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     group = unit.group(fact.group_id)
     if group is None or not group.is_open:
         return
-    unsettled = unit.unsettled_in_group(fact.group_id)
+    unsettled = [row for row in unit.members(fact.group_id) if row.is_unsettled]
     named = [episode for episode in unsettled if episode.episode_id in fact.episode_ids]
     is_trained = fact.outcome == "trained"
     state = EpisodeState.TRAINED if is_trained else EpisodeState.EXCLUDED
-    unit.settle(named, state, f"step {fact.step}" if is_trained else fact.reason)
+    for episode in named:
+        _settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
     _cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
     outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
-    unit.update_group(replace(group, is_open=False, outcome=outcome))
+    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
@@ -230,14 +263,28 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
 
 
 def _cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reason: str) -> None:
-    pending = [episode for episode in episodes if episode.state in UNSETTLED]
-    unit.settle(pending, EpisodeState.CANCELLED, reason)
+    pending = [episode for episode in episodes if episode.is_unsettled]
+    groups = {episode.group_id for episode in pending}
+    unit.prefetch(groups)
     for episode in pending:
+        _settle(unit, episode, EpisodeState.CANCELLED, reason)
         unit.announce_cancelled(run, episode, reason)
-    for group_id in {episode.group_id for episode in pending}:
+    for group_id in groups:
         group = unit.group(group_id)
-        if group is not None and group.is_open and not unit.unsettled_in_group(group_id):
-            unit.update_group(replace(group, is_open=False, outcome=f"cancelled({reason})"))
+        if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
+            continue
+        outcome = f"cancelled({reason})"
+        unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
+
+
+def _group_of(fact: Fact) -> str | None:
+    match fact:
+        case Graded() | Failed():
+            return plan.group_of(fact.episode_id)
+        case GroupSettled():
+            return fact.group_id
+        case Advanced():
+            return None
 
 
 def _why_all_failed(unit: PlanUnit, run: RunRecord) -> str:

@@ -145,8 +145,7 @@ def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
 
 def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
     """A run with its counts, as of this transaction."""
-    reward, success = unit.scores(run.run_id)
-    return RunView(run, unit.counts(run.run_id), reward, success)
+    return RunView(run, unit.counts(run.run_id))
 
 
 def check_spec(spec: RunSpec) -> None:

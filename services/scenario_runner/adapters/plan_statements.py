@@ -1,0 +1,113 @@
+"""The planner's hot statements, built once: constructing a statement costs ten times its execution."""
+
+import sqlalchemy as sa
+
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK
+from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
+
+RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
+RUN_BY_REQUEST = sa.select(RUN).where(RUN.c.request_id == sa.bindparam("request_id_"))
+ACTIVE_RUNS = (
+    sa.select(RUN)
+    .where(RUN.c.state.not_in([state.value for state in FINAL_RUN_STATES]))
+    .order_by(RUN.c.submitted_at)
+)
+
+RUN_PROGRESS = (
+    "state",
+    "ending",
+    "ending_since",
+    "finished_at",
+    "failure",
+    "step",
+    "policy_version",
+    "next_position",
+    "num_graded",
+    "num_successes",
+    "reward_sum",
+)
+WRITE_RUN = (
+    sa.update(RUN)
+    .where(RUN.c.run_id == sa.bindparam("run_id_"))
+    .values({name: sa.bindparam(name) for name in RUN_PROGRESS})
+)
+
+_GROUP_COLUMNS = [GROUP.c[name] for name in GroupRow.__slots__]
+GROUPS_BY_ID = sa.select(*_GROUP_COLUMNS).where(
+    GROUP.c.group_id.in_(sa.bindparam("group_ids", expanding=True))
+)
+OPEN_GROUPS = (
+    sa.select(sa.func.count())
+    .select_from(GROUP)
+    .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open)
+)
+GROUP_COUNTS = (
+    sa.select(GROUP.c.is_open, sa.func.count())
+    .where(GROUP.c.run_id == sa.bindparam("run_id_"))
+    .group_by(GROUP.c.is_open)
+)
+RECENT_OUTCOMES = (
+    sa.select(GROUP.c.num_graded)
+    .where(GROUP.c.run_id == sa.bindparam("run_id_"), sa.not_(GROUP.c.is_open))
+    .order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
+    .limit(sa.bindparam("limit_"))
+)
+WRITE_GROUP = (
+    sa.update(GROUP)
+    .where(GROUP.c.group_id == sa.bindparam("group_id_"))
+    .values(
+        {
+            name: sa.bindparam(name)
+            for name in ("expected_members", "num_graded", "is_open", "outcome", "settled_at")
+        }
+    )
+)
+
+_EPISODES = sa.select(*(EPISODE.c[name] for name in EpisodeRow.__slots__)).order_by(EPISODE.c.episode_id)
+_OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
+_PLANNED = EPISODE.c.state == EpisodeState.PLANNED.value
+EPISODES_OF_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(sa.bindparam("group_ids", expanding=True)))
+EPISODES_OF_RUN = _EPISODES.where(_OF_RUN)
+UNSETTLED_OF_RUN = _EPISODES.where(_OF_RUN, EPISODE.c.state.in_([state.value for state in UNSETTLED]))
+OVERDUE = _EPISODES.where(_OF_RUN, _PLANNED, EPISODE.c.opened_at < sa.bindparam("before"))
+NEVER_OPENED = _EPISODES.where(
+    _OF_RUN, _PLANNED, EPISODE.c.opened_at.is_(None), EPISODE.c.dispatched_at < sa.bindparam("before")
+)
+EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
+
+EPISODE_PROGRESS = (
+    "state",
+    "reason",
+    "detail",
+    "reward",
+    "success",
+    "num_turns",
+    "oldest_version",
+    "newest_version",
+    "num_dispatches",
+    "dispatched_at",
+    "graded_at",
+    "settled_at",
+)
+"""What changes after an episode was planned; `opened_at` has its own statement."""
+
+WRITE_EPISODE = (
+    sa.update(EPISODE)
+    .where(EPISODE.c.episode_id == sa.bindparam("episode_id_"))
+    .values({name: sa.bindparam(name) for name in EPISODE_PROGRESS})
+)
+NOTE_OPENED = (
+    sa.update(EPISODE)
+    .where(EPISODE.c.episode_id == sa.bindparam("episode_id_"), EPISODE.c.opened_at.is_(None))
+    .values(opened_at=sa.bindparam("moment"))
+)
+
+TASKS_AT = (
+    sa.select(TASK)
+    .where(
+        TASK.c.taskset == sa.bindparam("taskset_"),
+        TASK.c.position.in_(sa.bindparam("positions", expanding=True)),
+    )
+    .order_by(TASK.c.position)
+)
+ALL_TASKS = sa.select(TASK).where(TASK.c.taskset == sa.bindparam("taskset_")).order_by(TASK.c.position)

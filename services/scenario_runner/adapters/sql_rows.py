@@ -1,0 +1,80 @@
+"""Rows of the plan's tables as domain objects, and what of them changes as columns."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from scenario_runner import wire
+from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.tables import EPISODE
+from scenario_runner.domain.runs import (
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    RegisteredTaskset,
+    RunnableTask,
+    RunRecord,
+    RunState,
+    Split,
+)
+
+
+def in_states(states: Iterable[EpisodeState]) -> sa.ColumnElement[bool]:
+    """A condition on an episode's state."""
+    return EPISODE.c.state.in_([state.value for state in states])
+
+
+def episode_of(row: Any) -> EpisodeRow:
+    """One row of `episode`."""
+    return EpisodeRow(**{**row._mapping, "state": EpisodeState(row.state)})
+
+
+def episode_progress(row: EpisodeRow) -> dict[str, Any]:
+    """What changes of an episode, for WRITE_EPISODE."""
+    progress = {name: getattr(row, name) for name in statements.EPISODE_PROGRESS}
+    return {**progress, "state": row.state.value, "episode_id_": row.episode_id}
+
+
+def group_progress(group: GroupRow) -> dict[str, Any]:
+    """What changes of a group, for WRITE_GROUP."""
+    names = ("expected_members", "num_graded", "is_open", "outcome", "settled_at")
+    return {**{name: getattr(group, name) for name in names}, "group_id_": group.group_id}
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """A frozen dataclass as columns."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def taskset_of(row: Any) -> RegisteredTaskset:
+    """Without its tasks."""
+    source = wire.source_from_json(row["source"])
+    return RegisteredTaskset(row["name"], row["digest"], Split(row["split"]), source, row["num_tasks"])
+
+
+def task_of(row: Any) -> RunnableTask:
+    """One row of `task`."""
+    return RunnableTask(*(row[name] for name in RunnableTask.__slots__))
+
+
+def run_progress(run: RunRecord) -> dict[str, Any]:
+    """What changes of a run, for WRITE_RUN."""
+    progress = {name: getattr(run, name) for name in statements.RUN_PROGRESS}
+    return {**progress, "state": run.state.value, "ending": run.ending.value if run.ending else None}
+
+
+def run_of(row: Any) -> RunRecord:
+    """One row of `run`."""
+    names = ("run_id", "request_id", "taskset_digest", "submitted_at", "num_tasks", "trace_id")
+    progress = {name: row[name] for name in statements.RUN_PROGRESS}
+    progress["state"] = RunState(row["state"])
+    progress["ending"] = RunState(row["ending"]) if row["ending"] else None
+    return RunRecord(
+        **{name: row[name] for name in names},
+        **progress,
+        spec=wire.spec_from_json(row["spec"]),
+        split=Split(row["split"]),
+        trace=json.loads(row["trace"]),
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from grpo_math.logprobs import token_logprobs
 from grpo_math.packed_attention import AttentionPlan, packed_attention
@@ -15,6 +17,8 @@ from grpo_math.packing import Microbatch
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 
 _ATTENTION: Final = "upcycle_packed"
+_LOADING: Final = threading.Lock()
+"""from_pretrained switches process-wide defaults while it builds the module."""
 _LOGIT_CHANGES: Final = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 
 
@@ -81,9 +85,11 @@ class PackedModel:
 
 def load_model(directory: Path, *, device: str, dtype: torch.dtype = torch.float32) -> PackedModel:
     """The model of a HF directory. Raises UnsupportedModel."""
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
-    )
+    transformers_logging.disable_progress_bar()
+    with _LOADING:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation=_ATTENTION, local_files_only=True
+        )
     return PackedModel(model.to(device))
 
 

@@ -1,0 +1,376 @@
+"""A trainer in memory: the real sessions, learner and stores around a stream of facts that the test
+writes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from google.protobuf.message import Message
+from safetensors.torch import load_file
+from transformers import Qwen3Config
+
+from blob_store import BlobRef, MemoryBlobStore
+from event_bus import Delivery
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.packed_model import new_model
+from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.adapters.stores import BlobBodies, BlobStates
+from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+from grpo_trainer.handlers import FactReader
+from grpo_trainer.ports import Tools
+from grpo_trainer.usecases.sessions import Sessions
+from policy_files import PolicyFacts, fetch, load, manifest_ref, publish
+from trajectory_body import body_key, pack
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import taskset_pb2 as taskset
+from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+
+MODEL = "tiny"
+RUN = "run-0000000000ab"
+VOCAB = 64
+START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+
+
+def tiny_policy(directory: Path, *, seed: int = 0) -> Path:
+    """A HF directory with a random Qwen3 of a few thousand parameters."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    new_model(config).module.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_text("{}")
+    return directory
+
+
+@dataclass
+class Clock:
+    """now(): a second later each time it is asked."""
+
+    ticks: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self) -> datetime:
+        return START + timedelta(seconds=next(self.ticks))
+
+
+class Stream:
+    """The stream of facts: what the test appends, replayed from any sequence, then followed."""
+
+    def __init__(self) -> None:
+        self.facts: list[Delivery[Any]] = []
+        self._more = asyncio.Event()
+
+    def append(self, event: Message) -> int:
+        """Add a fact; returns its sequence."""
+        sequence = len(self.facts) + 1
+        headers = {"traceparent": f"00-{sequence:032x}-{sequence:016x}-01"}
+        self.facts.append(Delivery(event, "", f"e{sequence}", sequence, 1, START, headers))
+        self._more.set()
+        return sequence
+
+    async def replay(
+        self, events: Sequence[type[Message]], *, after_sequence: int
+    ) -> AsyncIterator[Delivery[Any]]:
+        at = after_sequence
+        while True:
+            while at < len(self.facts):
+                at += 1
+                if isinstance(self.facts[at - 1].message, tuple(events)):
+                    yield self.facts[at - 1]
+            self._more.clear()
+            await self._more.wait()
+
+
+class Recorder:
+    """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, Message] = {}
+        self.order: list[str] = []
+        self.published: asyncio.Event = asyncio.Event()
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
+        known = self.events.get(event_id)
+        if known is not None:
+            assert _timeless(known) == _timeless(event), f"{event_id} was published with another content"
+        self.events.setdefault(event_id, event)
+        self.order.append(event_id)
+        self.published.set()
+        return None
+
+    def of(self, kind: type[Message]) -> list[Any]:
+        """Events of one type, in the order in which they were first published."""
+        return [event for event in self.events.values() if isinstance(event, kind)]
+
+
+def _timeless(event: Message) -> bytes:
+    copy = type(event)()
+    copy.CopyFrom(event)
+    if isinstance(copy, training_events.GroupSettled):
+        copy.ClearField("settled_at")
+    return copy.SerializeToString(deterministic=True)
+
+
+class Instruments:
+    """Counts; the real ones are tested where spans are."""
+
+    @contextmanager
+    def step(
+        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+    ) -> Iterator[str]:
+        yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """Nothing."""
+
+    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """Nothing."""
+
+
+class Policies(RegistryPolicies):
+    """The real publishing and fetching; the head is what the test says."""
+
+    def __init__(self, store: MemoryBlobStore, cache_dir: Path, heads: dict[str, BasePolicy]) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._heads = heads
+
+    async def head(self, model: str) -> BasePolicy:
+        if model not in self._heads:
+            raise InvalidTrainingSpec(f"model {model!r} is not registered")
+        return self._heads[model]
+
+
+class HeldOut:
+    """Digests by taskset."""
+
+    def __init__(self, digests: Mapping[str, tuple[str, ...]]) -> None:
+        self._digests = digests
+
+    async def digests(self, taskset: str) -> tuple[str, ...]:
+        return self._digests[taskset]
+
+
+@dataclass
+class World:
+    """What outlives a trainer: objects, facts, heads."""
+
+    folder: Path
+    store: MemoryBlobStore = field(default_factory=MemoryBlobStore)
+    stream: Stream = field(default_factory=Stream)
+    recorder: Recorder = field(default_factory=Recorder)
+    heads: dict[str, BasePolicy] = field(default_factory=dict)
+    held_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    async def publish_base(self, *, model: str = MODEL, version: int = 0, seed: int = 0) -> None:
+        """Publish random weights and make them head."""
+        directory = tiny_policy(self.folder / f"{model}-{version}-{seed}", seed=seed)
+        facts = PolicyFacts(model=model, version=version, created_at=START)
+        ref = manifest_ref(await publish(self.store, directory, facts))
+        identity = f"ckpt-{model}-v{version:08d}"
+        self.heads[model] = BasePolicy(version, identity, StoredBody(ref.key, ref.sha256, ref.size_bytes))
+
+    def tools(self, thread: LearnerThread) -> Tools:
+        """Fresh adapters over what outlives them."""
+        work_dir = self.folder / "work"
+        work_dir.mkdir(exist_ok=True)
+        return Tools(
+            new_learner=lambda: TorchLearner(thread),
+            bodies=BlobBodies(self.store, train_parse_errors=False),
+            states=BlobStates(self.store),
+            policies=Policies(self.store, self.folder / "cache", self.heads),
+            held_out=HeldOut(self.held_out),
+            facts=BusFacts(self.recorder, now=self.clock),
+            instruments=Instruments(),
+            now=self.clock,
+            work_dir=work_dir,
+        )
+
+    async def weights(self, version: int, *, model: str = MODEL) -> dict[str, torch.Tensor]:
+        """Tensors of a published version."""
+        directory = await fetch(self.store, await load(self.store, model, version), self.folder / "cache")
+        return load_file(directory / "model.safetensors")
+
+    async def settled(self, group_id: str, *, timeout_s: float = 20.0) -> Any:
+        """Wait until a group is settled; returns the fact."""
+        return await self.published(f"group.settled/{group_id}", timeout_s=timeout_s)
+
+    async def published(self, event_id: str, *, timeout_s: float = 20.0) -> Any:
+        """Wait for a fact of the trainer."""
+        async with asyncio.timeout(timeout_s):
+            while event_id not in self.recorder.events:
+                self.recorder.published.clear()
+                await self.recorder.published.wait()
+        return self.recorder.events[event_id]
+
+
+class Trainer:
+    """One trainer process, as far as the event loop is concerned."""
+
+    def __init__(self, world: World, *, change: Callable[[Tools], Tools] = lambda tools: tools) -> None:
+        self._thread = LearnerThread(LearnerOptions(num_threads=1))
+        self.sessions = Sessions(change(world.tools(self._thread)))
+        self._reader = FactReader(world.stream, self.sessions)
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Trainer:
+        self._task = asyncio.create_task(self._reader.run(self._stop))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._task is not None:
+            async with asyncio.timeout(30):
+                await asyncio.wait({self._task})
+        self._thread.close()
+
+    async def death(self) -> BaseException | None:
+        """Wait until the trainer ends by itself; what it died of."""
+        if self._task is None:
+            raise RuntimeError("not started")
+        async with asyncio.timeout(30):
+            await asyncio.wait({self._task})
+        return self._task.exception()
+
+
+def shortened(index: int, expected_members: int) -> taskset_events.GroupShortened:
+    """A member of that group failed for good."""
+    group_id = f"{RUN}-g{index:05d}"
+    return taskset_events.GroupShortened(group_id=group_id, run_id=RUN, expected_members=expected_members)
+
+
+def submission(**config: Any) -> taskset_events.RunSubmitted:
+    """A training run: 2 prompts of 4 rollouts per step unless said otherwise."""
+    run_id, group_size = config.pop("run_id", RUN), config.pop("group_size", 4)
+    gate, model = config.pop("gate", ""), config.pop("model", MODEL)
+    split = config.pop("split", common.SPLIT_TRAIN)
+    defaults: dict[str, Any] = {
+        "steps": 3,
+        "prompts_per_step": 2,
+        "learning_rate": 1e-2,
+        "checkpoint_every_steps": 2,
+    }
+    spec = taskset.RunSpec(
+        taskset="train-set",
+        purpose=common.PURPOSE_TRAIN,
+        policy=common.PolicySelector(model=model),
+        group_size=group_size,
+        training=taskset.TrainingConfig(**{**defaults, **config}),
+        gate=taskset.GateConfig(taskset=gate) if gate else None,
+    )
+    return taskset_events.RunSubmitted(run_id=run_id, spec=spec, split=split)
+
+
+@dataclass
+class Episodes:
+    """Makes rollouts with seeded random tokens: same seed, same bytes."""
+
+    world: World
+    run_id: str = RUN
+    group_size: int = 4
+
+    async def group(self, index: int, rewards: Sequence[float], **changes: Any) -> str:
+        """Store and announce all members of a group; returns its id."""
+        group_id = f"{self.run_id}-g{index:05d}"
+        for event in await self.facts(index, rewards, **changes):
+            self.world.stream.append(event)
+        return group_id
+
+    async def facts(self, index: int, rewards: Sequence[float], **changes: Any) -> list[TrajectoryGraded]:
+        """Store the bodies of a group; returns its facts without announcing them."""
+        return [await self.fact(index, member, reward, **changes) for member, reward in enumerate(rewards)]
+
+    async def fact(self, index: int, member: int, reward: float, **changes: Any) -> TrajectoryGraded:
+        """Store one body; returns its fact. changes: fields of the fact, or version, split, purpose of
+        both."""
+        body = self.body(index, member, **changes)
+        ref = await self._store(body)
+        fact = TrajectoryGraded(
+            trajectory_id=body.trajectory_id,
+            episode_id=body.episode_id,
+            run_id=body.run_id,
+            group_id=body.group_id,
+            member=member,
+            group_size=self.group_size,
+            model=body.model,
+            purpose=body.purpose,
+            split=body.split,
+            task_slug=body.task_slug,
+            task_digest=body.task_digest,
+            body=common.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+            sampled_by=body.sampled_by,
+            reward=reward,
+            success=reward > 0.5,
+        )
+        return fact
+
+    async def _store(self, body: trajectory.TrajectoryBody) -> BlobRef:
+        return await self.world.store.put(body_key(body.run_id, body.episode_id), pack(body))
+
+    def body(self, index: int, member: int, **changes: Any) -> trajectory.TrajectoryBody:
+        """Two turns: prompt, call, observation, answer."""
+        group_id = f"{self.run_id}-g{index:05d}"
+        episode_id = f"{group_id}-e{member:03d}-a0"
+        version = changes.get("version", 0)
+        shared = torch.Generator().manual_seed(index)
+        own = torch.Generator().manual_seed(1000 * index + member + 1)
+        turns = [
+            _turn(torch.randint(VOCAB, (9,), generator=shared).tolist(), own, version),
+            _turn(torch.randint(VOCAB, (5,), generator=own).tolist(), own, version),
+        ]
+        return trajectory.TrajectoryBody(
+            trajectory_id=f"traj-{episode_id}",
+            episode_id=episode_id,
+            run_id=self.run_id,
+            group_id=group_id,
+            member=member,
+            model=MODEL,
+            purpose=changes.get("purpose", common.PURPOSE_TRAIN),
+            split=changes.get("split", common.SPLIT_TRAIN),
+            task_slug=f"task-{index}",
+            task_digest=changes.get("task_digest", f"digest-{index}"),
+            turns=turns,
+            temperature=1.0,
+            sampled_by=common.VersionSpan(oldest=version, newest=version),
+        )
+
+
+def _turn(prompt: list[int], generator: torch.Generator, version: int) -> trajectory.Turn:
+    count = int(torch.randint(3, 8, (1,), generator=generator))
+    logprobs = -4.2 + 0.2 * torch.rand(count, generator=generator)
+    return trajectory.Turn(
+        new_prompt_ids=prompt,
+        sampled_ids=torch.randint(VOCAB, (count,), generator=generator).tolist(),
+        sampled_logprobs=logprobs.tolist(),
+        versions=[trajectory.TokenVersions(version=version, num_tokens=count)],
+        finish_reason=trajectory.FINISH_REASON_STOP,
+    )

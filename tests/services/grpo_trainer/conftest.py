@@ -1,0 +1,14 @@
+"""A world for each test."""
+
+from pathlib import Path
+
+import pytest
+from tests.services.grpo_trainer.bench import World
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    """An object store with a tiny policy at its head, and an empty stream of facts."""
+    made = World(tmp_path)
+    await made.publish_base()
+    return made

@@ -1,0 +1,176 @@
+"""A crash at every durable write of a run, a restart, and the same bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
+
+from grpo_trainer.ports import Tools
+from upcycle.api.training.v1 import events_pb2 as events
+
+STEPS = 3
+LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+WRITES = {"put", "put_file", "put_if_absent", "delete", "publish"}
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it, nothing is written after it."""
+
+
+class Fuse:
+    """Lets so many durable writes through, then kills."""
+
+    def __init__(self, writes: int | None = None) -> None:
+        self.left = writes
+        self.used = 0
+
+    def __call__(self) -> None:
+        if self.left is not None and self.used >= self.left:
+            raise Killed(f"before write {self.used + 1}")
+        self.used += 1
+
+
+class Guarded:
+    """Any port: its writes burn the fuse first."""
+
+    def __init__(self, inner: Any, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+        if name not in WRITES:
+            return attribute
+
+        async def write(*args: Any, **kwargs: Any) -> Any:
+            self._fuse()
+            return await attribute(*args, **kwargs)
+
+        return write
+
+
+def wired(fuse: Fuse) -> Callable[[Tools], Tools]:
+    """Puts the fuse below every adapter that writes."""
+
+    def change(tools: Tools) -> Tools:
+        for adapter in (tools.states, tools.policies, tools.bodies):
+            vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
+        vars(tools.facts)["_bus"] = Guarded(vars(tools.facts)["_bus"], fuse)
+        return dataclasses.replace(tools)
+
+    return change
+
+
+async def new_world(folder: Path) -> World:
+    """A run with everything in it: mixed, flat, stale, short and surplus groups, repeats, interleaved
+    members."""
+    world = World(folder)
+    await world.publish_base()
+    world.stream.append(
+        submission(steps=STEPS, prompts_per_step=1, max_staleness=1, checkpoint_every_steps=2)
+    )
+    episodes = Episodes(world)
+    first, second = (
+        await episodes.facts(0, (1.0, 0.0, 0.5, 0.0)),
+        await episodes.facts(1, (0.0, 0.0, 1.0, 0.0)),
+    )
+    for pair in zip(first, second, strict=True):
+        for fact in pair:
+            world.stream.append(fact)
+    world.stream.append(first[2])
+    await episodes.group(2, (0.0,) * 4)
+    world.stream.append(await episodes.fact(3, 1, 1.0))
+    world.stream.append(shortened(3, 1))
+    await episodes.group(4, (1.0, 0.0, 0.0, 0.0), version=0)
+    await episodes.group(5, (1.0, 0.0, 1.0, 0.0), version=1)
+    await episodes.group(6, (1.0, 0.0, 0.0, 0.0), version=1)
+    return world
+
+
+def outcomes(world: World) -> dict[str, tuple[str, str, int, tuple[str, ...]]]:
+    """How each group ended."""
+    return {
+        one.group_id: (one.outcome, one.reason, one.step, tuple(one.episode_ids))
+        for one in world.recorder.of(events.GroupSettled)
+    }
+
+
+async def finish(world: World, fuse: Fuse | None = None) -> Fuse:
+    """Run a trainer until the run's last fact, or until it is killed."""
+    fuse = fuse or Fuse()
+    async with Trainer(world, change=wired(fuse)) as trainer:
+        if fuse.left is None:
+            await world.published(LAST)
+        else:
+            assert isinstance(await trainer.death(), Killed)
+    return fuse
+
+
+async def same_bits(one: World, other: World) -> None:
+    for version in range(1, STEPS + 1):
+        left, right = await one.weights(version), await other.weights(version)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left), f"version {version} differs"
+
+
+def trained_once(world: World) -> None:
+    """No trajectory in two steps."""
+    ids = [one for step in world.recorder.of(events.StepCompleted) for one in step.trajectory_ids]
+    assert len(ids) == len(set(ids))
+
+
+async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    writes = (await finish(whole)).used
+    expected = outcomes(whole)
+    assert {reason for _, reason, _, _ in expected.values()} == {"", "stale", "zero_spread", "short_group"}
+    assert writes > 25
+    for after in range(writes):
+        world = await new_world(tmp_path / f"killed-{after}")
+        await finish(world, Fuse(after))
+        await finish(world)
+        await same_bits(whole, world)
+        assert outcomes(world) == expected, f"killed before write {after + 1}"
+        trained_once(world)
+
+
+async def test_a_trainer_that_dies_all_the_time_still_gets_there(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    await finish(whole)
+    world = await new_world(tmp_path / "unlucky")
+    lives = 0
+    while lives < 40:
+        lives += 1
+        async with Trainer(world, change=wired(Fuse(9))) as trainer:
+            dying = asyncio.create_task(trainer.death())
+            ending = asyncio.create_task(world.published(LAST))
+            await asyncio.wait({dying, ending}, return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+            ending.cancel()
+        if LAST in world.recorder.events:
+            break
+    assert lives > 2
+    await same_bits(whole, world)
+    assert outcomes(world) == outcomes(whole)
+
+
+async def test_a_second_trainer_on_the_same_run_stops_before_it_harms(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    async with Trainer(world) as left, Trainer(world) as right:
+        await world.published(LAST)
+        failures = [left.sessions.get(RUN).failure, right.sessions.get(RUN).failure]
+    trained_once(world)
+    assert [bool(failure) for failure in failures].count(True) <= 1
+
+
+async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    await finish(world)
+    kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
+    assert kept == {"step-00000002", "step-00000003"}

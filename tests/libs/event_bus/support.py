@@ -132,10 +132,10 @@ class Eyes:
         info = await self.jetstream.consumer_info(spec.stream, spec.durable)
         return info.num_pending or 0, info.num_ack_pending or 0
 
-    async def settled(self, spec: ConsumerSpec) -> None:
-        """Wait until a durable has nothing left to deliver and nothing unanswered."""
+    async def settled(self, spec: ConsumerSpec, *, left: int = 0) -> None:
+        """Wait until a durable has `left` messages to deliver and nothing unanswered."""
         deadline = time.monotonic() + 10
-        while await self.pending(spec) != (0, 0):
+        while await self.pending(spec) != (left, 0):
             assert time.monotonic() < deadline, f"{spec.durable} still has {await self.pending(spec)}"
             await asyncio.sleep(0.02)
 

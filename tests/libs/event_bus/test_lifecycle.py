@@ -124,7 +124,7 @@ async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsSer
         await stopping
     assert len(finished) == 2
     async with eyes_on(server) as eyes:
-        assert await eyes.pending(spec) == (4, 0)
+        await eyes.settled(spec, left=4)
 
 
 async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(server: NatsServer) -> None:

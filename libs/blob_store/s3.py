@@ -6,6 +6,7 @@ retries nothing itself: there is one retry loop, here, with one budget that outl
 
 import asyncio
 import io
+import logging
 import os
 import random
 import time
@@ -28,11 +29,13 @@ from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
 from service_kit.groups import S3Settings
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 16 * 1024 * 1024
 _PARALLEL_PARTS: Final = 4
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 1.0
+_RECHECK_S: Final = 1.0
 _PROVISION: Final = "create it first: python -m blob_store.provision"
 _IF_ABSENT: Final = {"If-None-Match": "*"}
 
@@ -49,6 +52,7 @@ class S3BlobStore:
         self._threads = ThreadPoolExecutor(max_connections, thread_name_prefix="s3")
         self._client, self._pool = make_client(settings, connections=max_connections * (1 + _PARALLEL_PARTS))
         self._away: str | None = "not started"
+        self._recovery: asyncio.Task[None] | None = None
 
     async def put(self, key: str, data: bytes) -> BlobRef:
         """See BlobStore."""
@@ -109,6 +113,8 @@ class S3BlobStore:
 
     async def stop(self) -> None:
         """Let requests in flight end and close the connections."""
+        if self._recovery is not None:
+            self._recovery.cancel()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
         self._pool.clear()
 
@@ -199,12 +205,27 @@ class S3BlobStore:
                 wait_s = delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
                 if failure.kind not in TRANSIENT or time.monotonic() + wait_s > give_up_at:
                     raise self._typed(what, failure) from error
-                self._away = failure.detail
+                self._went_away(failure.detail)
                 await asyncio.sleep(wait_s)
                 delay_s = min(delay_s * 2, _MAX_DELAY_S)
             else:
                 self._away = None
                 return result
+
+    def _went_away(self, why: str) -> None:
+        """Not ready from now on; looks by itself whether the store is back: perhaps nobody asks."""
+        self._away = why
+        if self._recovery is None or self._recovery.done():
+            log.warning("object_store_away", extra={"endpoint": self._endpoint, "why": why})
+            self._recovery = asyncio.create_task(self._until_back(), name="s3 until back")
+
+    async def _until_back(self) -> None:
+        since = time.monotonic()
+        while self._away is not None:
+            await asyncio.sleep(_RECHECK_S)
+            if await self._answers():
+                self._away = None
+        log.info("object_store_back", extra={"endpoint": self._endpoint, "after_s": time.monotonic() - since})
 
     def _typed(self, what: str, failure: Failure) -> BlobError:
         where = f"{what} in bucket {self.bucket} at {self._endpoint}: {failure.detail}"
@@ -218,7 +239,7 @@ class S3BlobStore:
             case Kind.FULL:
                 return StoreFull(where)
             case Kind.PASSING | Kind.SERVER_ERROR:
-                self._away = failure.detail
+                self._went_away(failure.detail)
                 return StoreUnavailable(f"{where}; gave up after {self._retry_s:g} s")
             case _:
                 return BlobError(where)

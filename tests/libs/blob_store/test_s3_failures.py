@@ -111,3 +111,21 @@ async def test_a_bucket_that_was_not_provisioned_stops_the_start(s3_settings: S3
     assert provision_bucket(settings) is False
     await store.start()
     await store.stop()
+
+
+async def test_readiness_returns_with_the_store_even_when_nobody_asks_it_anything(tmp_path: Path) -> None:
+    with S3Server(tmp_path) as server:
+        store = S3BlobStore(server.settings, retry_s=0.2)
+        await store.start()
+        assert store.ready() is None
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(StoreUnavailable):
+            await store.put("k", b"x")
+        assert store.ready() is not None
+
+        await asyncio.to_thread(server.start)
+        give_up_at = time.monotonic() + 5
+        while store.ready() is not None and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.05)
+        assert store.ready() is None
+        await store.stop()

@@ -176,8 +176,10 @@ class Relay:
         except BaseException:
             attempt.reply.close()
             raise
-        version = await self._loaded(attempt.engine, call.target)
-        weights = await self._weights(call.target.model, events.versions or [version])
+        versions = events.versions
+        if not versions:
+            versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
+        weights = await self._weights(call.target.model, versions)
         stream = OpenStream(
             weights=weights,
             engine_s=time.monotonic() - started,

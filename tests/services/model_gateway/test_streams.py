@@ -111,7 +111,7 @@ async def test_an_engines_own_error_ends_the_stream() -> None:
 
 async def test_an_event_that_is_no_json_is_a_loss() -> None:
     with pytest.raises(EngineLost, match="not JSON"):
-        await events([b'data: {"usage"\n\n']).first()
+        await events([b'data: {"usage":\n\n']).first()
 
 
 async def test_an_endless_event_is_a_loss() -> None:

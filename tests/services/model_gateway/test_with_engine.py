@@ -1,0 +1,187 @@
+"""The serving half of the loop for real: registry, keeper, embedded engine, gateway, openai client."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import openai
+import pytest
+from tests.services.model_gateway.conftest import KEY
+from tests.services.policy_engine.policies import make_policy
+from tests.services.policy_engine.reference import canary_rows
+
+from blob_store import BlobRef, S3BlobStore
+from checkpoint_registry.app import build_app as build_registry
+from checkpoint_registry.settings import CheckpointRegistrySettings
+from event_bus import EventBus
+from grpc_edge import connect
+from model_gateway.app import build_app as build_gateway
+from model_gateway.public_http import PublicHttp
+from model_gateway.settings import ModelGatewaySettings
+from policy_engine.app import build_app as build_keeper
+from policy_engine.domain import Channel
+from policy_engine.settings import PolicyEngineSettings
+from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+
+MODEL = "served"
+ASK: Any = [{"role": "user", "content": "why?"}]
+
+
+@dataclass
+class Serving:
+    """A running platform without its training half."""
+
+    registry: "RegistryServiceAsyncStub"
+    store: S3BlobStore
+    bus: EventBus
+    folder: Path
+    url: str
+
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=30)
+
+    async def import_base(self) -> PolicyManifest:
+        async def parts() -> AsyncIterator[pb.ImportModelRequest]:
+            yield pb.ImportModelRequest(header=pb.ImportHeader(model=MODEL))
+            for path in sorted(make_policy(self.folder / "v0", seed=0).iterdir()):
+                chunk = pb.FileChunk(name=path.name, data=path.read_bytes())
+                yield pb.ImportModelRequest(chunk=chunk)
+
+        manifest = (await self.registry.ImportModel(parts())).base.manifest
+        ref = BlobRef(manifest.key, manifest.sha256, manifest.size_bytes)
+        return manifest_from_bytes(await self.store.get(ref))
+
+    async def save(self, version: int, parent: PolicyManifest) -> PolicyManifest:
+        """What the trainer does: publish, then announce a checkpoint."""
+        directory = make_policy(self.folder / f"v{version}", seed=version)
+        rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(directory))
+        facts = PolicyFacts(MODEL, version, datetime.now(UTC), parent=parent, canary=rows)
+        manifest = await publish(self.store, directory, facts)
+        ref = manifest_ref(manifest)
+        event = CheckpointSaved(
+            checkpoint_id=f"ckpt-{MODEL}-v{version:08d}",
+            model=MODEL,
+            version=version,
+            digest=manifest.digest,
+            manifest=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+            run_id="run-x",
+        )
+        event.saved_at.GetCurrentTime()
+        await self.bus.publish(event, model=MODEL, event_id=f"saved/{version}/{self.url}")
+        return manifest
+
+    async def promote(self, version: int) -> None:
+        request = pb.SetHeadRequest(
+            model=MODEL, checkpoint_id=f"ckpt-{MODEL}-v{version:08d}", actor="test", reason="test"
+        )
+        for _ in range(100):
+            listed = await self.registry.ListCheckpoints(pb.ListCheckpointsRequest(model=MODEL))
+            if any(checkpoint.version == version for checkpoint in listed.checkpoints):
+                await self.registry.SetHead(request)
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"v{version} was not recorded within 5 s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Serving]:
+    port = free_port()
+    shared: dict[str, Any] = {
+        "bus": BusSettings(url=nats_url),
+        "peers": PeerSettings(registry=f"127.0.0.1:{port}", tasksets=f"127.0.0.1:{free_port()}"),
+    }
+    sql = SqlSettings(data_dir=tmp_path / "sql")
+    registry = build_registry(CheckpointRegistrySettings(grpc_port=port, sql=sql, s3=s3_settings, **shared))
+    gateway = build_gateway(ModelGatewaySettings(public_port=0, bootstrap_key=KEY, sql=sql, **shared))
+    keeper = build_keeper(
+        PolicyEngineSettings(
+            model=MODEL,
+            channel=Channel.HEAD,
+            cache_dir=tmp_path / "cache",
+            lease_renew_s=0.3,
+            lease_ttl_s=3.0,
+            s3=s3_settings,
+            **shared,
+        )
+    )
+    store, bus = S3BlobStore(s3_settings), EventBus(shared["bus"], client_name="test")
+    services = (registry, gateway, keeper)
+    channel = connect(f"127.0.0.1:{port}")
+    try:
+        for service in services:
+            await service.start()
+        await bus.start()
+        public = next(part for part in gateway._components if isinstance(part, PublicHttp))
+        url = f"http://127.0.0.1:{public.port}"
+        yield Serving(RegistryServiceStub(channel), store, bus, tmp_path, url)
+    finally:
+        await channel.close()
+        await bus.stop()
+        for service in reversed(services):
+            await service.stop()
+
+
+@pytest.mark.slow
+async def test_promotions_under_load_fail_no_request_and_are_served_at_once(serving: Serving) -> None:
+    manifests = [await serving.import_base()]
+    seen: list[tuple[str, str]] = []
+    stop = asyncio.Event()
+
+    async def user(client: openai.AsyncOpenAI, stream: bool) -> None:
+        while not stop.is_set():
+            raw: Any = await client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=ASK, stream=stream, max_tokens=16, temperature=1.0
+            )
+            if stream:
+                assert [chunk async for chunk in raw.parse()]
+            else:
+                assert raw.parse().usage.completion_tokens > 0
+            seen.append((raw.headers["x-upcycle-version"], raw.headers["x-upcycle-digest"]))
+
+    async with serving.client() as client:
+        # The first request waits for the engine to be there at all.
+        await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
+        users = [asyncio.create_task(user(client, stream=index % 2 == 0)) for index in range(8)]
+        for version in (1, 2, 3):
+            manifests.append(await serving.save(version, manifests[-1]))
+            await serving.promote(version)
+            await asyncio.sleep(1.5)
+        stop.set()
+        await asyncio.gather(*users)
+        reply = await client.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=4, logprobs=True, extra_body={"return_token_ids": True}
+        )
+        body = reply.model_dump()
+        assert body["choices"][0]["prompt_token_ids"] == body["prompt_token_ids"]
+        assert len(body["choices"][0]["token_ids"]) == len(body["choices"][0]["logprobs"]["content"])
+    counted = Counter(seen)
+    expected = {(str(version), manifest.digest) for version, manifest in enumerate(manifests)}
+    assert counted.keys() <= expected
+    assert ("3", manifests[3].digest) in counted
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+        said = await (await session.get(f"{serving.url}/upcycle/v1/serving")).json()
+    (model,) = said["models"]
+    assert [promotion["version"] for promotion in model["promotions"]] == [1, 2, 3]
+    assert all(promotion["first_token_ms"] < 3000 for promotion in model["promotions"]), model
+    assert (model["head_version"], model["engines"][0]["version"]) == (3, 3)

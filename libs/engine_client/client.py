@@ -208,6 +208,7 @@ class EngineClient:
             "top_k": sampling.top_k,
             "seed": self._new_seed() if sampling.seed is None else sampling.seed,
             "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
             "n": 1,
         }
 

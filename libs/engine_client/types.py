@@ -27,6 +27,8 @@ class SamplingParams:
     """None: the client draws a fresh one, for engines that share a seed repeat each other's samples."""
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's own end-of-turn tokens."""
+    ignore_eos: bool = False
+    """Sample on after an end of turn: for load tests."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

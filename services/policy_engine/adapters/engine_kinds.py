@@ -48,13 +48,16 @@ class VllmKind:
         argv = [str(settings.vllm_python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(directory), "--served-model-name", settings.model]
         argv += ["--host", host, "--port", str(port), "--dtype", settings.vllm_dtype]
-        argv += ["--max-model-len", str(settings.max_model_len or _context_of(directory))]
+        context = settings.max_model_len or _context_of(directory)
+        argv += ["--max-model-len", str(context)]
         # processed_logprobs: what was sampled from, which is what the trainer's ratio needs.
         argv += ["--max-num-seqs", str(settings.max_num_seqs), "--logprobs-mode", "processed_logprobs"]
         argv += ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         if self._is_cpu_build:
-            argv.append("--enforce-eager")
+            # 0.32 on a CPU dies of a request with a seed whose prompt is computed in two chunks.
+            argv += ["--enforce-eager", "--no-enable-chunked-prefill"]
+            argv += ["--max-num-batched-tokens", str(max(context, 8192))]
             env |= {
                 "OMP_NUM_THREADS": str(settings.threads),
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",

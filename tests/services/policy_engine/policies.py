@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,34 @@ def make_policy(directory: Path, seed: int, shape: Shape | None = None) -> Path:
     return directory
 
 
+TOOL_CALL_BODY = '\n{"name": "search", "arguments": {"query": "disk"}}\n'
+
+
+def make_tool_caller(directory: Path, shape: Shape | None = None) -> Path:
+    """A policy that answers every generation prompt with one call of `search`, whatever the seed.
+
+    Its blocks do nothing, so the next token depends on the last one only; four tokens form the script.
+    """
+    shape = replace(shape or Shape(), tied=False)
+    directory.mkdir(parents=True, exist_ok=True)
+    vocab = _write_tokenizer(directory, extra=(TOOL_CALL_BODY,))
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    spoken = f"\n<tool_call>{TOOL_CALL_BODY}</tool_call>"
+    script = [*tokenizer.encode(spoken).ids, END_OF_TURN]
+    assert len(script) == 5, script
+    tensors = {name: torch.zeros(size) for name, size in _names(shape, vocab)}
+    for name, tensor in tensors.items():
+        if "norm" in name:
+            tensor.fill_(1.0)
+    for place, (token, following) in enumerate(pairwise(script)):
+        tensors["model.embed_tokens.weight"][token, place] = 1.0
+        tensors["lm_head.weight"][following, place] = 20.0
+    (directory / "config.json").write_text(json.dumps(_config(shape, vocab)))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END_OF_TURN}))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
 def random_tensors(shape: Shape, vocab: int, seed: int) -> dict[str, Tensor]:
     """Every tensor of a checkpoint."""
     generator = torch.Generator().manual_seed(seed)
@@ -117,14 +146,14 @@ def _config(shape: Shape, vocab: int) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(directory: Path) -> int:
+def _write_tokenizer(directory: Path, extra: tuple[str, ...] = ()) -> int:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate([*CONTROL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKS])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in (*MARKS, *extra)])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,0 +1,72 @@
+"""nats-server as a local program: up when it says so, the same after a crash, clear when it cannot start."""
+
+import asyncio
+import json
+import socket
+import urllib.request
+from pathlib import Path
+
+import nats
+import pytest
+
+from local_stack.nats import NatsLogin, NatsServer, NatsServerError, nats_command
+
+
+async def test_data_and_addresses_survive_kill_9(tmp_path: Path) -> None:
+    async with NatsServer(tmp_path) as server:
+        address = (server.url, server.monitor_url)
+        client = await nats.connect(server.url, reconnect_time_wait=0, max_reconnect_attempts=-1)
+        stream = client.jetstream()
+        await stream.add_stream(name="S", subjects=["s"])
+        await stream.publish("s", b"kept")
+        for end in (server.kill, server.stop):
+            await asyncio.to_thread(end)
+            await asyncio.to_thread(server.start)
+            assert (server.url, server.monitor_url) == address
+        while not client.is_connected:
+            await asyncio.sleep(0.01)
+        assert (await stream.get_msg("S", 1)).data == b"kept"
+        await client.close()
+
+
+def test_a_server_is_durable_from_its_first_message(tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        with urllib.request.urlopen(f"{server.monitor_url}/varz") as answer:  # noqa: S310 - a loopback http URL
+            varz = json.loads(answer.read())
+    assert varz["jetstream"]["config"]["sync_always"] is True
+    assert varz["host"] == "127.0.0.1"
+
+
+async def test_a_login_is_asked_for(tmp_path: Path) -> None:
+    with NatsServer(tmp_path, login=NatsLogin("u", 'pa"ss')) as server:
+        client = await nats.connect(server.url, user="u", password='pa"ss')
+        assert client.is_connected
+        await client.close()
+        with pytest.raises(nats.errors.Error):
+            await nats.connect(server.url, allow_reconnect=False, connect_timeout=2)
+
+
+def test_a_taken_port_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = NatsServer(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(NatsServerError, match=r"(?s)nats-server ended with 1 .*address already in use"):
+            server.start(timeout_s=10)
+
+
+def test_misuse_is_named(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    with pytest.raises(NatsServerError, match="start it first"):
+        _ = server.url
+    with pytest.raises(NatsServerError, match="not running"):
+        _ = server.pid
+    with server, pytest.raises(NatsServerError, match="already runs as pid"):
+        server.start()
+    server.stop()
+
+
+def test_the_command_starts_nothing(tmp_path: Path) -> None:
+    argv = nats_command(tmp_path / "new", port=4222, http_port=8222)
+    assert argv[-1] == str(tmp_path / "new" / "nats.conf")
+    assert not (tmp_path / "new" / "js").exists()

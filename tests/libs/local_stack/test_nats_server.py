@@ -5,6 +5,7 @@ import json
 import socket
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -31,10 +32,15 @@ async def test_data_and_addresses_survive_kill_9(tmp_path: Path) -> None:
 
 def test_a_server_is_durable_from_its_first_message(tmp_path: Path) -> None:
     with NatsServer(tmp_path) as server:
-        with urllib.request.urlopen(f"{server.monitor_url}/varz") as answer:  # noqa: S310 - a loopback http URL
-            varz = json.loads(answer.read())
+        varz = variables(server)
     assert varz["jetstream"]["config"]["sync_always"] is True
     assert varz["host"] == "127.0.0.1"
+
+
+def variables(server: NatsServer) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{server.monitor_url}/varz") as answer:  # noqa: S310 - a loopback http URL
+        found: dict[str, Any] = json.loads(answer.read())
+        return found
 
 
 async def test_a_login_is_asked_for(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToJson, Parse
-from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
 from scenario_runner.domain.runs import (
@@ -53,21 +51,6 @@ _EPISODE_STATUS = {
     EpisodeState.FAILED: taskset_pb2.EPISODE_STATUS_FAILED,
     EpisodeState.CANCELLED: taskset_pb2.EPISODE_STATUS_CANCELLED,
 }
-
-
-def refuse_unknown_fields(message: Message, where: str = "") -> None:
-    """Raises InvalidRequest: what this server does not know, it would silently ignore."""
-    unknown: Any = UnknownFieldSet(message)
-    label = where or message.DESCRIPTOR.name
-    if len(unknown):
-        known = ", ".join(f"{one.name}={one.number}" for one in message.DESCRIPTOR.fields)
-        raise InvalidRequest(f"{label} has unknown field number {unknown[0].field_number}; it has {known}")
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
-            continue
-        children = value if descriptor.is_repeated else [value]
-        for child in children:
-            refuse_unknown_fields(child, f"{label}.{descriptor.name}")
 
 
 def taskset_from_wire(message: taskset_pb2.Taskset) -> RegisteredTaskset:

@@ -17,9 +17,9 @@ from event_bus.topology import (
     SCENARIO_RUNNER_PLAN,
     ConsumerSpec,
 )
-from grpc_edge import Peer, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose
+from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose, RegistryAway
 from scenario_runner.wire import CHANNELS
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
@@ -64,6 +64,8 @@ class GrpcRegistry:
                     await self._stub.GetCheckpoint(wanted)
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
+        except RemoteError as error:
+            raise RegistryAway(f"{error}; nothing was submitted, try again") from error
 
 
 class PeerSurroundings:

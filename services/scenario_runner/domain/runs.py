@@ -334,3 +334,9 @@ class AlreadyTaken(RunnerError):
     """The name or id stands for something else already."""
 
     kind = "already_taken"
+
+
+class RegistryAway(RunnerError):
+    """checkpoint_registry could not say whether the model exists."""
+
+    kind = "registry_away"

@@ -22,7 +22,7 @@ from scenario_runner.domain.environments import (
     RunnerError,
     UnknownLease,
 )
-from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused
+from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused, RegistryAway
 from sql_store import StoreFull, StoreUnavailable
 
 KIND_KEY: Final = "upcycle-error-kind"
@@ -33,6 +33,7 @@ STATUS_OF: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     AlreadyTaken: grpc.StatusCode.ALREADY_EXISTS,
+    RegistryAway: grpc.StatusCode.UNAVAILABLE,
     StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
 }

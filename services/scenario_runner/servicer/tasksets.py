@@ -50,7 +50,6 @@ class TasksetServicer(TasksetServiceServicer):
     ) -> pb.RegisterTasksetResponse:
         """Store a taskset once its every task is known to be runnable."""
         async with domain_errors_as_status(context, STATUS_OF):
-            wire.refuse_unknown_fields(request)
             taskset, created = await self._register(wire.taskset_from_wire(request.taskset))
             return pb.RegisterTasksetResponse(
                 name=taskset.name, digest=taskset.digest, num_tasks=taskset.num_tasks, created=created
@@ -75,7 +74,6 @@ class TasksetServicer(TasksetServiceServicer):
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Context) -> pb.SubmitRunResponse:
         """Accept a run, once per request id."""
         async with domain_errors_as_status(context, STATUS_OF):
-            wire.refuse_unknown_fields(request)
             spec = wire.spec_from_wire(request.spec)
             view = await self._submit(request.request_id, spec, current_trace())
             return pb.SubmitRunResponse(run=wire.run_to_wire(view))

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
+import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -37,8 +37,11 @@ class KnownModels(RegistryServiceServicer):
     def __init__(self, *models: str) -> None:
         self.models = models
         self.engines: list[Any] = []
+        self.is_away = False
 
     async def GetModel(self, request: Any, context: Any) -> registry_pb2.GetModelResponse:
+        if self.is_away:
+            await context.abort(grpc.StatusCode.INTERNAL, "the registry is not well")
         if request.model not in self.models:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model!r}")
         return registry_pb2.GetModelResponse()

@@ -1,0 +1,280 @@
+"""Requests that must be refused: with the right status, a message that names the thing, and no effect."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
+from tests.services.scenario_runner.test_service import (
+    EVAL,
+    TRAIN,
+    arith,
+    get,
+    refusal,
+    register,
+    run_spec,
+    submit,
+)
+
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.environment.v1 import service_pb2 as env_pb2
+from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+
+Spoil = Callable[[taskset_pb2.Taskset], None]
+HELD_OUT = common_pb2.SPLIT_HELD_OUT
+
+
+def _set_args(value: Any) -> Spoil:
+    def spoil(taskset: taskset_pb2.Taskset) -> None:
+        taskset.tasks[1].args_json = value if isinstance(value, str) else json.dumps(value)
+
+    return spoil
+
+
+def _set(**fields: Any) -> Spoil:
+    def spoil(taskset: taskset_pb2.Taskset) -> None:
+        for name, value in fields.items():
+            setattr(taskset.tasks[1], name, value)
+
+    return spoil
+
+
+def _path(path: str) -> Spoil:
+    def spoil(taskset: taskset_pb2.Taskset) -> None:
+        taskset.environment.python.path = path
+
+    return spoil
+
+
+def _no_source(taskset: taskset_pb2.Taskset) -> None:
+    taskset.environment.ClearField("python")
+
+
+def _bad_url(taskset: taskset_pb2.Taskset) -> None:
+    taskset.environment.tcp.url = "http://127.0.0.1:1"
+
+
+def _nobody_there(taskset: taskset_pb2.Taskset) -> None:
+    taskset.environment.tcp.url = "tcp://127.0.0.1:9"
+
+
+def _other_name(taskset: taskset_pb2.Taskset) -> None:
+    taskset.environment.name = "hostile"
+
+
+def _no_split(taskset: taskset_pb2.Taskset) -> None:
+    taskset.split = common_pb2.SPLIT_UNSPECIFIED
+
+
+def _wrong_digest(taskset: taskset_pb2.Taskset) -> None:
+    taskset.digest = "0" * 64
+
+
+def _no_tasks(taskset: taskset_pb2.Taskset) -> None:
+    del taskset.tasks[:]
+
+
+def _unknown_field(taskset: taskset_pb2.Taskset) -> None:
+    # Field 77 as a varint, as a newer client would send it.
+    taskset.tasks[0].MergeFromString(b"\xe8\x04\x01")
+
+
+BAD_TASKSETS: list[tuple[Spoil, str]] = [
+    (_set_args({"a": 1}), "task 't1': scenario 'sum' needs argument 'b'"),
+    (_set_args({"a": 1, "b": 2, "c": 3}), "has no argument 'c'"),
+    (_set_args({"a": 1, "b": "two"}), "argument 'b' is 'two', expected"),
+    (_set_args({"a": 1, "b": True}), "argument 'b' is True"),
+    (_set_args({"a": 1, "b": 2, "c": "x" * 65_536}), "limit 65536"),
+    (_set_args("[1, 2]"), "not an object"),
+    (_set_args("{nonsense"), "not JSON"),
+    (_set_args('{"a": NaN, "b": 1}'), "not JSON"),
+    (_set(scenario="divide"), "no scenario 'divide'; it has sum"),
+    (_set(slug="t0"), "slug 't0' occurs twice"),
+    (_set(slug=""), "task.slug"),
+    (_set(slug="line\nbreak"), "not printable"),
+    (_set(digest="f" * 64), "digest"),
+    (_path("/etc/passwd"), "outside the allowed roots"),
+    (_path(f"{ENVIRONMENTS}/../../../../libs/upcycle/errors.py"), "outside the allowed roots"),
+    (_path(str(ENVIRONMENTS / "missing.py")), "not a Python file"),
+    (_no_source, "no source"),
+    (_bad_url, "use tcp://host:port"),
+    (_nobody_there, "no environment answers at tcp://127.0.0.1:9"),
+    (_other_name, "declares no environment 'hostile'"),
+    (_no_split, "taskset.split"),
+    (_wrong_digest, "its content has"),
+    (_no_tasks, "has 0 tasks"),
+    (_unknown_field, "has field 77"),
+]
+
+
+async def test_malformed_tasksets_are_refused_and_leave_nothing(runner: Runner) -> None:
+    for spoil, text in BAD_TASKSETS:
+        taskset = arith()
+        spoil(taskset)
+        error = await refusal(register(runner, taskset))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (text, error)
+        assert text in (error.details() or ""), (text, error.details())
+    listed = await runner.tasksets.ListTasksets(service_pb2.ListTasksetsRequest())
+    assert not listed.tasksets
+    assert (await register(runner, arith())).created
+
+
+async def test_an_environment_that_fails_to_import_is_refused_by_name(runner: Runner, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module\n")
+    taskset = arith()
+    taskset.environment.python.path = str(broken)
+    error = await refusal(register(runner, taskset))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no_such_module" in (error.details() or "")
+
+
+async def test_tasksets_are_immutable_and_can_be_read_back(runner: Runner) -> None:
+    first = await register(runner, arith())
+    again = await register(runner, arith())
+    assert (again.created, again.digest) == (False, first.digest)
+    error = await refusal(register(runner, arith(4)))
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "immutable" in (error.details() or "")
+    assert (await refusal(register(runner, arith(split=HELD_OUT)))).code() is grpc.StatusCode.ALREADY_EXISTS
+    stored = (await runner.tasksets.GetTaskset(service_pb2.GetTasksetRequest(name="sums"))).taskset
+    assert stored.digest == first.digest
+    assert [(task.slug, task.args_json, task.family) for task in stored.tasks] == [
+        (f"t{n}", f'{{"a":1,"b":{n}}}', "small") for n in range(3)
+    ]
+    assert all(len(task.digest) == 64 for task in stored.tasks)
+    error = await refusal(runner.tasksets.GetTaskset(service_pb2.GetTasksetRequest(name="summs")))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert "it has sums" in (error.details() or "")
+
+
+async def test_tcp_environments_can_be_switched_off(start_runner: Start) -> None:
+    runner = await start_runner(allow_tcp=False)
+    taskset = arith()
+    taskset.environment.tcp.url = "tcp://127.0.0.1:9"
+    error = await refusal(register(runner, taskset))
+    assert "SCENARIO_RUNNER_ALLOW_TCP" in (error.details() or "")
+
+
+def _with(**fields: Any) -> taskset_pb2.RunSpec:
+    return run_spec(**fields)
+
+
+def _policy(**fields: Any) -> taskset_pb2.RunSpec:
+    spec = run_spec()
+    spec.policy.CopyFrom(common_pb2.PolicySelector(**{"model": "incident", **fields}))
+    return spec
+
+
+def _training(**fields: Any) -> taskset_pb2.RunSpec:
+    return run_spec(TRAIN, 2, training=taskset_pb2.TrainingConfig(**fields))
+
+
+def _sampling(**fields: Any) -> taskset_pb2.RunSpec:
+    return run_spec(sampling=taskset_pb2.SamplingConfig(**fields))
+
+
+INVALID, NOT_FOUND, PRECONDITION = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+GATE = taskset_pb2.GateConfig(taskset="held")
+BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
+    (_with(purpose=TRAIN, group_size=1), INVALID, "spec.group_size is 1; use 2 to"),
+    (_with(group_size=0), INVALID, "spec.group_size is 0"),
+    (_with(group_size=100_000), INVALID, "spec.group_size is 100000"),
+    (_with(purpose=common_pb2.PURPOSE_UNSPECIFIED), INVALID, "spec.purpose"),
+    (_with(taskset="summs"), NOT_FOUND, "no taskset 'summs'"),
+    (_policy(model="incidnet"), NOT_FOUND, "incidnet"),
+    (_policy(model=""), INVALID, "spec.policy.model"),
+    (_policy(pinned_version=99), NOT_FOUND, "no version 99"),
+    (_policy(pinned_version=-1), INVALID, "pinned_version is -1"),
+    (_policy(channel=common_pb2.CHANNEL_CANDIDATE), INVALID, "set pinned_version"),
+    (_sampling(temperature=float("nan")), INVALID, "spec.sampling.temperature is nan"),
+    (_sampling(temperature=-1.0), INVALID, "spec.sampling.temperature"),
+    (_sampling(max_turns=0), INVALID, "spec.sampling.max_turns"),
+    (_sampling(top_p=1.5), INVALID, "spec.sampling.top_p"),
+    (_with(episode_deadline_s=0), INVALID, "spec.episode_deadline_s"),
+    (_with(label="x" * 501), INVALID, "spec.label"),
+    (_with(training=taskset_pb2.TrainingConfig(steps=1)), INVALID, "for purpose TRAIN only"),
+    (_with(gate=GATE), INVALID, "for purpose TRAIN only"),
+    (_training(steps=0), INVALID, "spec.training.steps"),
+    (_training(prompts_per_step=0), INVALID, "spec.training.prompts_per_step"),
+    (_training(learning_rate=float("inf")), INVALID, "spec.training.learning_rate"),
+    (_training(loss_config={"clip_low": float("nan")}), INVALID, "loss_config['clip_low']"),
+    (_with(purpose=TRAIN, taskset="held"), PRECONDITION, "held out: it never trains"),
+    (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="sums")), PRECONDITION, "judges on held-out"),
+    (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="none")), NOT_FOUND, "no taskset 'none'"),
+    (
+        _with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="held", confidence=1.0)),
+        INVALID,
+        "spec.gate.confidence",
+    ),
+]
+
+
+async def test_bad_runs_are_refused_and_leave_nothing(runner: Runner) -> None:
+    await register(runner, arith())
+    await register(runner, arith(name="held", split=HELD_OUT))
+    for number, (spec, code, text) in enumerate(BAD_RUNS):
+        error = await refusal(submit(runner, spec, f"request-{number}"))
+        assert error.code() is code, (text, error)
+        assert text in (error.details() or ""), (text, error.details())
+    spec = run_spec()
+    spec.MergeFromString(b"\xe8\x04\x01")
+    error = await refusal(submit(runner, spec))
+    assert error.code() is INVALID
+    assert "has field 77" in (error.details() or "")
+    error = await refusal(submit(runner, run_spec(), request_id=""))
+    assert "request_id" in (error.details() or "")
+    assert not (await runner.tasksets.ListRuns(service_pb2.ListRunsRequest())).runs
+
+
+async def test_a_training_follows_latest_and_a_model_is_trained_by_one_run(runner: Runner) -> None:
+    await register(runner, arith())
+    spec = _training(steps=1)
+    spec.policy.channel = common_pb2.CHANNEL_HEAD
+    assert (await refusal(submit(runner, spec))).code() is INVALID
+    first = await submit(runner, _training(steps=1), "one")
+    error = await refusal(submit(runner, _training(steps=2), "two"))
+    assert error.code() is PRECONDITION
+    assert first.run_id in (error.details() or "")
+    other = _training(steps=2)
+    other.policy.model = "other"
+    assert (await submit(runner, other, "three")).run_id != first.run_id
+    listed = await runner.tasksets.ListRuns(service_pb2.ListRunsRequest(model="incident"))
+    assert [run.run_id for run in listed.runs] == [first.run_id]
+    assert (await refusal(runner.tasksets.ListRuns(service_pb2.ListRunsRequest(limit=-1)))).code() is INVALID
+
+
+async def test_unknown_runs_and_episodes_are_named(runner: Runner) -> None:
+    for call in (
+        get(runner, "run-nope"),
+        runner.tasksets.CancelRun(service_pb2.CancelRunRequest(run_id="run-nope")),
+        runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id="run-nope")),
+    ):
+        error = await refusal(call)
+        assert error.code() is NOT_FOUND
+        assert "run-nope" in (error.details() or "")
+    error = await refusal(runner.environments.Open(env_pb2.OpenRequest(episode_id="run-x-g00000-e000-a0")))
+    assert error.code() is PRECONDITION
+    for call in (
+        runner.environments.CallTool(env_pb2.CallToolRequest(lease_id="lease-nope", call_id="1", name="add")),
+        runner.environments.Grade(env_pb2.GradeRequest(lease_id="lease-nope")),
+    ):
+        error = await refusal(call)
+        assert error.code() is NOT_FOUND
+        assert dict(error.trailing_metadata() or ())["upcycle-error-kind"] == "environment_lost"
+    await runner.environments.Close(env_pb2.CloseRequest(lease_id="lease-nope"))
+
+
+async def test_an_unreachable_registry_is_not_an_unknown_model(runner: Runner) -> None:
+    await register(runner, arith())
+    runner.registry.is_away = True
+    error = await refusal(submit(runner, run_spec(EVAL)))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    runner.registry.is_away = False
+    assert (await submit(runner, run_spec(EVAL))).run_id

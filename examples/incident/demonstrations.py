@@ -1,12 +1,12 @@
 """Scripted demonstrations, deliberately imperfect: what an untrained habit looks like.
 
-At every decision the most common choice is a wrong one (blame the alerting service, guess early, skip the
-deploys), and the right one is a minority. So the cloned policy has every skill the task needs, and poor judgement:
-the part that reinforcement learning is there to change. Greedy decoding of it is wrong, too.
+The common choices are wrong ones (guess early, blame the alerting service, skip the deploys), and the right
+path is a minority. So the cloned policy has every skill the task needs, and poor judgement: the part that
+reinforcement learning is there to change. Greedy decoding of it is wrong, too.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ from examples.incident.env import prompt
 from examples.incident.world import BAD_DEPLOY, CAUSES, World
 
 Message = dict[str, Any]
-_Action = tuple[str, dict[str, str]]
+# Yields tool calls (name, arguments), receives each one's reply, returns the answer.
+_Script = Generator[tuple[str, dict[str, str]], str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Probability of each wrong choice where it can be made. All zero: the right diagnosis in the fewest calls."""
+    """Probability of each wrong choice where it can be made. All zero: right, in the fewest calls."""
 
     guess_at_once: float = 0.08
     guess_after_issues: float = 0.08
@@ -57,39 +58,40 @@ def answer_text(service: str, cause: str) -> str:
     return f"service: {service} cause: {cause}"
 
 
-def _script(world: World, rng: random.Random, habits: Habits) -> Any:
-    """A generator of actions that receives each tool's reply and returns the answer."""
+def _script(world: World, rng: random.Random, habits: Habits) -> _Script:
+    """From the alert to the stack trace, unless a bad habit ends it sooner."""
     incident = world.incident
-
-    def guess(service: str) -> str:
-        return answer_text(service, rng.choice(CAUSES))
-
     if rng.random() < habits.guess_at_once:
-        return guess(incident.alerting)
+        return _guess(incident.alerting, rng)
     issues = yield "list_issues", {}
     if rng.random() < habits.guess_after_issues:
-        return guess(incident.alerting)
+        return _guess(incident.alerting, rng)
     opened = incident.alerting
     if rng.random() < habits.open_wrong_issue:
         opened = rng.choice(incident.bystanders)
     issue = next(line.split()[0] for line in issues.splitlines() if line.startswith(opened))
     yield "get_stack_trace", {"issue_id": issue}
     if opened != incident.alerting:
-        return guess(opened)
+        return _guess(opened, rng)
+    return (yield from _after_trace(world, rng, habits))
+
+
+def _after_trace(world: World, rng: random.Random, habits: Habits) -> _Script:
+    """The service at fault is on the screen; its logs and deploys say why it broke."""
+    incident = world.incident
     if rng.random() < habits.guess_after_trace:
-        return guess(incident.faulty)
+        return _guess(incident.faulty, rng)
     if rng.random() < habits.log_alerting_first:
         yield "search_logs", {"service": incident.alerting}
         if rng.random() < habits.blame_alerting:
-            return guess(incident.alerting)
-    return (yield from _examine(world, rng, habits))
-
-
-def _examine(world: World, rng: random.Random, habits: Habits) -> Iterator[_Action]:
-    incident = world.incident
+            return _guess(incident.alerting, rng)
     yield "search_logs", {"service": incident.faulty}
     if rng.random() < habits.skip_deploys:
         return answer_text(incident.faulty, incident.symptom)
-    deploys: Any = yield "recent_deploys", {"service": incident.faulty}
-    fresh = "minutes" in str(deploys).splitlines()[0]
+    deploys = yield "recent_deploys", {"service": incident.faulty}
+    fresh = "minutes" in deploys.splitlines()[0]
     return answer_text(incident.faulty, BAD_DEPLOY if fresh else incident.symptom)
+
+
+def _guess(service: str, rng: random.Random) -> str:
+    return answer_text(service, rng.choice(CAUSES))

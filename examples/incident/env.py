@@ -1,4 +1,4 @@
-"""The environment: four tools over the database of one incident, and the scenario that grades the diagnosis."""
+"""The environment: four tools over the database of one incident, and the scenario that grades a diagnosis."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -10,7 +10,7 @@ from upcycle import Environment, EvaluationResult, SubScore
 
 env = Environment("incident")
 
-# An episode is a process of its own, so its world is this module's state: set by the scenario, read by the tools.
+# An episode is a process of its own, so its world is this module's state: set by the scenario, read by tools.
 _worlds: list[World] = []
 
 

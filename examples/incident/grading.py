@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from examples.incident.world import CAUSES, ERROR_CLASS, Incident
 
 WEIGHTS = {"service": 0.3, "error_class": 0.2, "cause": 0.4, "brevity": 0.1}
-# Issues, stack trace, logs, deploys: what the evidence takes. Each further call costs a quarter of the brevity.
+# Issues, stack trace, logs, deploys: what the evidence takes. A further call costs a quarter of the brevity.
 NEEDED_CALLS = 4
 _BREVITY_LOST_PER_CALL = 0.25
 
@@ -29,8 +29,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """subscores: name -> value in 0..1, weighted by WEIGHTS. score: their weighted sum, 1.0 for a right diagnosis
-    in the fewest calls. success: service and cause are right."""
+    """subscores: name -> value in 0..1, weighted by WEIGHTS. score: their weighted sum, 1.0 for a right
+    diagnosis in the fewest calls. success: service and cause are right."""
 
     score: float
     success: bool

@@ -1,7 +1,7 @@
 """Service names, and how they are divided between the splits.
 
-A name joins two words, `amber-cart`. Every word occurs in both splits; every *pair* belongs to one of them only.
-So a policy knows the words of a held-out name and has never seen the name.
+A name joins two words, `amber-cart`. Every word occurs in both splits; every *pair* belongs to one of them
+only. So a policy knows the words of a held-out name and has never seen the name.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""The files of the policy apart from its weights: tokenizer, chat template and the small JSON files of a Hugging Face
-model directory."""
+"""The files of the policy apart from its weights: tokenizer, chat template, and the small JSON files of a
+Hugging Face model directory."""
 
 import json
 from collections.abc import Iterable

@@ -24,7 +24,7 @@ class Recipe:
     max_turns: int = 6
     max_tokens_per_turn: int = 32
     checkpoint_every_steps: int = 4
-    # Held-out attempts per task of a gate or a baseline: 120 tasks x 4 give a 95 % interval of about +-4 points.
+    # Held-out attempts per task of a gate or a baseline.
     eval_attempts: int = 4
     # The largest loss of success a family of causes may suffer when a candidate is promoted.
     regression_margin: float = 0.1

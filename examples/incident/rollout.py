@@ -1,8 +1,9 @@
 """Plays many incidents at once in one process: the yardstick of the warm start and of the tests.
 
-The platform's own loop (sampler, engine, environments) does the same over the network; this one needs only torch.
-Rows advance in lock-step over one cache, each appending one token per forward: a forced one (the environment's reply)
-while there is any, else a sampled one. So there is no padding, and the logprobs are those of sampling.
+The platform's own loop (sampler, engine, environments) does the same over the network; this one needs only
+torch. Rows advance in lock-step over one cache, each appending one token per forward: a forced one (the
+environment's reply) while there is any, else a sampled one. So there is no padding, and the logprobs are
+those of sampling.
 """
 
 from collections import deque
@@ -34,8 +35,8 @@ class Limits:
 
 @dataclass(slots=True)
 class Episode:
-    """One played incident. token_ids, sampled, logprobs: [L]; sampled marks what the policy wrote; logprobs are
-    zero elsewhere."""
+    """One played incident. token_ids, sampled, logprobs: [L]; sampled marks what the policy wrote; logprobs
+    are zero elsewhere."""
 
     incident: Incident
     token_ids: list[int] = field(default_factory=list)
@@ -147,7 +148,7 @@ def _draw(
 
 
 def _drop_done(rows: list[_Row], tokens: torch.Tensor, cache: Any) -> tuple[list[_Row], torch.Tensor]:
-    """Leave finished rows out of the batch once a quarter of it is finished: selecting copies the whole cache."""
+    """Leave finished rows out once a quarter of the batch is finished: selecting copies the whole cache."""
     kept = [index for index, row in enumerate(rows) if not row.done]
     if kept and len(kept) > 0.75 * len(rows):
         return rows, tokens

@@ -1,8 +1,8 @@
 """One production incident in a SQLite database, generated from a seed, and the tools that look into it.
 
-The alerting service is never at fault: its stack trace ends in the service that is. That service's logs show a
-symptom, and its deploys say whether the symptom is the cause or only what a bad deployment looks like. So no
-single observation decides the diagnosis. The database holds evidence only; the answer is not in it.
+The alerting service is never at fault: its stack trace ends in the service that is. That service's logs show
+a symptom, and its deploys say whether the symptom is the cause or only what a bad deployment looks like. So
+no single observation decides the diagnosis. The database holds evidence only; the answer is not in it.
 """
 
 import random
@@ -39,8 +39,8 @@ _MINUTES_PER_DAY = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What happened, hidden from the agent. `symptom` is a key of SYMPTOMS; it differs from `cause` only for a
-    bad deployment."""
+    """What happened, hidden from the agent. `symptom` is a key of SYMPTOMS; it differs from `cause` only for
+    a bad deployment."""
 
     split: Split
     seed: int
@@ -151,10 +151,8 @@ def _add_issues(db: sqlite3.Connection, incident: Incident, rng: random.Random) 
 
 def _add_deploys(db: sqlite3.Connection, incident: Incident, rng: random.Random) -> None:
     for name in incident.services:
-        if name == incident.faulty:
-            fresh = incident.cause == BAD_DEPLOY
-        else:
-            fresh = rng.random() < 0.25  # someone always deploys somewhere: only the faulty service's counts
+        # Someone always deploys somewhere: only the faulty service's deploys count.
+        fresh = incident.cause == BAD_DEPLOY if name == incident.faulty else rng.random() < 0.25
         version = rng.randint(11, 58)
         newest = rng.randint(2, 30) if fresh else rng.randint(2, 9) * _MINUTES_PER_DAY
         older = newest + rng.randint(3, 30) * _MINUTES_PER_DAY

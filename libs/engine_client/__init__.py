@@ -9,7 +9,15 @@ from engine_client.errors import (
     GenerationAborted,
     MalformedReply,
 )
-from engine_client.labels import pinned_name, proven_label, unproven_label, version_of_label
+from engine_client.labels import (
+    WeightLabel,
+    parse_label,
+    pinned_name,
+    pinned_version,
+    proven_label,
+    unproven_label,
+    version_of_label,
+)
 from engine_client.types import FinishReason, Generation, SamplingParams, TokenSpan
 
 __all__ = [
@@ -24,7 +32,10 @@ __all__ = [
     "MalformedReply",
     "SamplingParams",
     "TokenSpan",
+    "WeightLabel",
+    "parse_label",
     "pinned_name",
+    "pinned_version",
     "proven_label",
     "unproven_label",
     "version_of_label",

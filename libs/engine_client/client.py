@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from engine_client import replies
 from engine_client.errors import EngineRejected, EngineUnavailable
-from engine_client.labels import pinned_version, version_of_label
+from engine_client.labels import parse_label, pinned_version
 from engine_client.transport import Transport
 from engine_client.types import Generation, SamplingParams
 
@@ -218,20 +218,21 @@ class EngineClient:
 
     async def _proven_version(self, label: str) -> int:
         """The version of a label; waits for the verdict where its canary is still being checked."""
-        version, proven = version_of_label(label)
-        if version is None:
+        stamped = parse_label(label)
+        if stamped is None:
             raise EngineUnavailable(
                 f"engine {self.base_url} serves {label!r}: no version is proven there yet"
             )
-        if proven:
-            return version
         waited_s = 0.0
-        while (now := await self.weight_version()) == label:
+        while not stamped.is_proven:
+            now = await self.weight_version()
+            current = parse_label(now)
+            if now != label and (current is None or current.proven < stamped.version):
+                raise EngineUnavailable(f"tokens came from {label!r}, which were refused; serving {now!r}")
+            if now != label:
+                return stamped.version
             if waited_s >= _PROOF_S:
                 raise EngineUnavailable(f"weights {label!r} were not proven within {_PROOF_S:g} s")
             await asyncio.sleep(_PROOF_POLL_S)
             waited_s += _PROOF_POLL_S
-        current, proven = version_of_label(now)
-        if not proven or current is None or current < version:
-            raise EngineUnavailable(f"tokens came from {label!r}, which were refused; serving {now!r}")
-        return version
+        return stamped.version

@@ -1,14 +1,31 @@
 """How policy versions are spelled on an engine's wire.
 
 vLLM keeps one free-form weight version string and stamps it on the tokens that it samples. Ours is the
-version number once the canary agreed, and `unproven-<number>` between a reload and its proof on engines that
-cannot be asked while they are paused.
+version number once the canary agreed, and `unproven-<number>-after-<number>` between a reload and its proof
+on engines that cannot be asked while they are paused; the second number is the version that was proven last.
 """
 
 import re
+from dataclasses import dataclass
 
-_LABEL = re.compile(r"(unproven-)?(0|[1-9]\d{0,18})")
-_PINNED = re.compile(r"(?P<model>.+)@v(?P<version>0|[1-9]\d{0,18})")
+_NUMBER = r"(?:0|[1-9]\d{0,18})"
+_LABEL = re.compile(rf"(?P<proven>{_NUMBER})|unproven-(?P<loaded>{_NUMBER})-after-(?P<before>{_NUMBER})")
+_PINNED = re.compile(rf"(?P<model>.+)@v(?P<version>{_NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLabel:
+    """What a label says."""
+
+    version: int
+    """Of the loaded weights."""
+    proven: int
+    """The newest version that was proven in this engine; equal to `version` once that is."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the loaded weights are proven."""
+        return self.version == self.proven
 
 
 def proven_label(version: int) -> str:
@@ -16,17 +33,25 @@ def proven_label(version: int) -> str:
     return str(version)
 
 
-def unproven_label(version: int) -> str:
-    """Label of weights that are loaded and not yet proven."""
-    return f"unproven-{version}"
+def unproven_label(version: int, *, after: int) -> str:
+    """Label of weights that are loaded and not yet proven; `after`: the version that served before."""
+    return f"unproven-{version}-after-{after}"
+
+
+def parse_label(label: str) -> WeightLabel | None:
+    """What a label says; None where nobody stamped a version yet (vLLM: `default`)."""
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        return None
+    if found["proven"] is not None:
+        return WeightLabel(int(found["proven"]), int(found["proven"]))
+    return WeightLabel(int(found["loaded"]), int(found["before"]))
 
 
 def version_of_label(label: str) -> tuple[int | None, bool]:
-    """(version, proven) of a label; (None, False) where nobody stamped a version yet (vLLM: `default`)."""
-    found = _LABEL.fullmatch(label)
-    if found is None:
-        return None, False
-    return int(found[2]), found[1] is None
+    """(version, proven) of a label; (None, False) where nobody stamped one."""
+    found = parse_label(label)
+    return (None, False) if found is None else (found.version, found.is_proven)
 
 
 def pinned_name(model: str, version: int) -> str:

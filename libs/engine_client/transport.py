@@ -71,21 +71,37 @@ class Transport:
         data = None if body is None else orjson.dumps(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=_CONNECT_S)
         try:
-            async with self._open().request(
-                method, self.base_url + path, data=data, headers=_headers(), timeout=timeout
-            ) as reply:
-                content = await reply.read()
+            status, content = await self._send(method, path, data, timeout)
+        except aiohttp.ServerDisconnectedError:
+            # A kept connection that the engine closed just now (uvicorn does so after 5 s). Nothing was
+            # answered on it, and everything that we send may be sent twice.
+            return await self._exchange_anew(method, path, data, timeout)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unavailable(f"{method} {path}", error, timeout_s) from error
-        if reply.status >= 400:
-            raise _refusal(reply.status, content, path)
-        return content
+        return _accepted(status, content, path)
+
+    async def _exchange_anew(
+        self, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> bytes:
+        try:
+            status, content = await self._send(method, path, data, timeout)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(f"{method} {path}", error, timeout.total) from error
+        return _accepted(status, content, path)
+
+    async def _send(
+        self, method: str, path: str, data: bytes | None, timeout: aiohttp.ClientTimeout
+    ) -> tuple[int, bytes]:
+        async with self._open().request(
+            method, self.base_url + path, data=data, headers=_headers(), timeout=timeout
+        ) as reply:
+            return reply.status, await reply.read()
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # The engine batches whatever arrives: a cap on connections would only hide requests from it.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
                 skip_auto_headers=("User-Agent", "Accept-Encoding"),
                 auto_decompress=False,
             )
@@ -102,6 +118,12 @@ def _headers() -> dict[str, str]:
     headers = {"content-type": "application/json"}
     propagate.inject(headers)
     return headers
+
+
+def _accepted(status: int, content: bytes, path: str) -> bytes:
+    if status >= 400:
+        raise _refusal(status, content, path)
+    return content
 
 
 def _parse(content: bytes, path: str) -> Any:

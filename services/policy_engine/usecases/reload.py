@@ -60,7 +60,7 @@ class ReloadProtocol:
             raise EngineBroken(f"the engine cannot be paused: {error}") from error
         try:
             await engine.reload_weights(directory)
-            worst, paused_s = await self._prove(engine, new, before, started_s)
+            worst, paused_s = await self._prove(engine, old, new, (before, started_s))
         except (VersionRefused, EngineError) as error:
             await self._go_back(engine, old, proven_while_paused=not isinstance(error, _RefusedAfterResume))
             raise _as_refusal(error, new) from error
@@ -81,15 +81,17 @@ class ReloadProtocol:
             raise _as_refusal(error, policy) from error
 
     async def _prove(
-        self, engine: Engine, new: Policy, before: list[list[float]] | None, started_s: float
+        self, engine: Engine, old: Serving, new: Policy, since: tuple[list[list[float]] | None, float]
     ) -> tuple[float, float]:
+        """`since`: the scores under the old weights, and when sampling stopped."""
+        before, started_s = since
         measured = await engine.score_while_paused(_rows(new))
         if measured is not None:
             worst = judge_canary(new, measured, before)
             await engine.update_weight_version(proven_label(new.target.version))
             await self._resume(engine)
             return worst, self._clock() - started_s
-        await engine.update_weight_version(unproven_label(new.target.version))
+        await engine.update_weight_version(unproven_label(new.target.version, after=old.version))
         await self._resume(engine)
         paused_s = self._clock() - started_s
         try:

@@ -83,8 +83,8 @@ class EngineUnderTest:
         )
 
 
-async def start_engine(kind: str, folder: Path) -> EngineUnderTest:
-    """A process serving version 0 of the suite's model."""
+async def engine_on(kind: str, folder: Path, *, calls_tools: bool = False) -> EngineUnderTest:
+    """A process serving version 0 of the suite's model, or the policy that always calls a tool."""
     settings = PolicyEngineSettings(
         model=MODEL,
         kind="embedded" if kind == "embedded" else "vllm",
@@ -94,7 +94,11 @@ async def start_engine(kind: str, folder: Path) -> EngineUnderTest:
     )
     engine_kind = EmbeddedKind(settings) if kind == "embedded" else VllmKind(settings)
     host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=300.0, log_path=folder / f"{kind}.log")
-    directory = make_policy(folder / "policies" / "v0", seed=700, shape=SHAPE)
+    directory = folder / "policies" / "v0"
+    if calls_tools:
+        make_tool_caller(directory, SHAPE)
+    else:
+        make_policy(directory, seed=700, shape=SHAPE)
     engine = await host.start(policy_of(directory, 0))
     assert isinstance(engine, EngineClient)
     await engine.update_weight_version("0")
@@ -113,7 +117,7 @@ async def running(
 ) -> AsyncIterator[EngineUnderTest]:
     """One process per engine and session."""
     folder = tmp_path_factory.mktemp(f"engine-{request.param}")
-    under_test = await start_engine(request.param, folder)
+    under_test = await engine_on(request.param, folder)
     yield under_test
     await under_test.host.stop()
     shutil.rmtree(folder, ignore_errors=True)
@@ -125,9 +129,3 @@ async def engine(running: EngineUnderTest) -> AsyncIterator[EngineUnderTest]:
     yield running
     async with asyncio.timeout(60):
         await running.restore()
-
-
-@pytest.fixture
-def tool_caller(tmp_path: Path) -> Path:
-    """A policy that always calls a tool; for engines that are started for it."""
-    return make_tool_caller(tmp_path / "caller", SHAPE)

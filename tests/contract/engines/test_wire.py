@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from tests.contract.engines.conftest import MODEL, EngineUnderTest
@@ -58,7 +59,7 @@ async def test_streamed_completions_add_up_to_the_whole(engine: EngineUnderTest)
         "return_token_ids": True,
     }
     _, whole = await engine.post("/v1/completions", body)
-    chunks = await _stream(engine, "/v1/completions", {**body, "stream": True})
+    chunks = await stream_of(engine, "/v1/completions", {**body, "stream": True})
     parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
     assert "".join(part["text"] for part in parts) == whole["choices"][0]["text"]
     assert [token for part in parts for token in part["token_ids"]] == whole["choices"][0]["token_ids"]
@@ -95,7 +96,7 @@ async def test_a_streamed_chat_adds_up_to_the_whole(engine: EngineUnderTest) -> 
     body: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
     _, whole = await engine.post("/v1/chat/completions", body)
     asked = {**body, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
-    chunks = await _stream(engine, "/v1/chat/completions", asked)
+    chunks = await stream_of(engine, "/v1/chat/completions", asked)
     deltas = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
     text = "".join(delta["delta"].get("content") or "" for delta in deltas)
     assert text == whole["choices"][0]["message"]["content"]
@@ -155,8 +156,6 @@ async def test_bad_requests_get_the_error_envelope_and_the_engine_lives(
 
 
 async def test_other_json_and_other_paths_are_refused(engine: EngineUnderTest) -> None:
-    import aiohttp
-
     async with aiohttp.ClientSession() as session:
         broken = await session.post(
             f"{engine.url}/v1/completions", data=b"{bad", headers={"content-type": "application/json"}
@@ -183,9 +182,8 @@ async def test_requests_are_counted(engine: EngineUnderTest) -> None:
     assert await engine.metric("vllm:num_requests_running") == 0
 
 
-async def _stream(engine: EngineUnderTest, path: str, body: Any) -> list[Any]:
-    import aiohttp
-
+async def stream_of(engine: EngineUnderTest, path: str, body: Any) -> list[Any]:
+    """The chunks of a streamed reply, which must end with [DONE]."""
     async with aiohttp.ClientSession() as session, session.post(engine.url + path, json=body) as reply:
         assert reply.status == 200, await reply.text()
         lines = (await reply.text()).split("\n")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
 from checkpoint_registry.ports import GateStore
 from checkpoint_registry.usecases.gating import RunGate
+from sql_store import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +71,16 @@ class GateDriver:
             stopping.cancel()
 
     async def _round(self, woken: set[str]) -> None:
-        models = woken | set(await self._store.models_with_open_jobs())
+        """What a peer or the database keeps us from doing now is done in a later round."""
+        try:
+            models = woken | set(await self._store.models_with_open_jobs())
+        except StoreError as error:
+            self._report(str(error))
+            return
         for model in sorted(models):
             try:
                 await self._drive(model)
-            except (PeerUnavailable, PeerRefused) as error:
+            except (PeerUnavailable, PeerRefused, StoreError) as error:
                 self._report(str(error))
 
     async def _drive(self, model: str) -> None:
@@ -87,5 +93,5 @@ class GateDriver:
     def _report(self, trouble: str) -> None:
         """Once per trouble, not once per poll."""
         if trouble != self._trouble:
-            log.warning("gate_waits_for_planner", extra={"why": trouble})
+            log.warning("gate_waits", extra={"why": trouble})
         self._trouble = trouble

@@ -3,12 +3,13 @@
 from datetime import datetime
 
 from google.protobuf import json_format
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
 from checkpoint_registry import wire
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.events import caused_by, emit
+from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
     evaluation_of,
     evaluation_values,
@@ -73,14 +74,14 @@ class SqlGateStore:
         """See the port."""
 
         def work(connection: Connection) -> bool:
-            job = _job(connection, checkpoint_id)
-            if job is None or job.phase is not JobPhase.QUEUED:
-                return False
-            connection.execute(
+            mine = tables.gate_job.c.checkpoint_id == checkpoint_id
+            started = connection.execute(
                 update(tables.gate_job)
-                .where(tables.gate_job.c.checkpoint_id == checkpoint_id)
-                .values(phase=JobPhase.RUNNING.value, slot=job.model)
+                .where(mine, tables.gate_job.c.phase == JobPhase.QUEUED.value)
+                .values(phase=JobPhase.RUNNING.value, slot=tables.gate_job.c.model)
             )
+            if started.rowcount == 0:
+                return False
             connection.execute(
                 update(tables.checkpoint)
                 .where(
@@ -115,9 +116,8 @@ class SqlGateStore:
 
         def work(connection: Connection) -> None:
             job = _job(connection, checkpoint_id)
-            if job is None or job.phase is JobPhase.DONE:
+            if job is None or not _finish(connection, checkpoint_id):
                 return
-            _finish(connection, checkpoint_id)
             with caused_by(job.traceparent, "hold checkpoint", checkpoint_id):
                 _hold(connection, read_checkpoint(connection, checkpoint_id), reason, at)
 
@@ -153,9 +153,7 @@ class SqlGateStore:
         """See the port."""
 
         def work(connection: Connection) -> None:
-            mine = tables.evaluation.c.run_id == evaluation.run_id
-            if connection.execute(select(tables.evaluation.c.run_id).where(mine)).first() is None:
-                connection.execute(insert(tables.evaluation).values(**evaluation_values(evaluation)))
+            insert_once(connection, tables.evaluation, evaluation_values(evaluation))
             _close_request(connection, evaluation.run_id, RequestState.FINISHED, "", evaluation.finished_at)
 
         await self._db.run(work)
@@ -179,13 +177,9 @@ class SqlGateStore:
 
     async def add_request(self, request: EvaluationRequest) -> None:
         """See the port."""
-
-        def work(connection: Connection) -> None:
-            same = tables.evaluation_request.c.request_id == request.request_id
-            if connection.execute(select(tables.evaluation_request.c.request_id).where(same)).first() is None:
-                connection.execute(insert(tables.evaluation_request).values(**request_values(request)))
-
-        await self._db.run(work)
+        await self._db.run(
+            lambda connection: insert_once(connection, tables.evaluation_request, request_values(request))
+        )
 
     async def close_request(self, run_id: str, state: RequestState, detail: str, at: datetime) -> None:
         """See the port."""
@@ -198,12 +192,15 @@ def _job(connection: Connection, checkpoint_id: str) -> GateJob | None:
     return None if row is None else job_of(row)
 
 
-def _finish(connection: Connection, checkpoint_id: str) -> None:
-    connection.execute(
+def _finish(connection: Connection, checkpoint_id: str) -> bool:
+    """False: another replica finished the job before."""
+    open_job = tables.gate_job.c.phase != JobPhase.DONE.value
+    finished = connection.execute(
         update(tables.gate_job)
-        .where(tables.gate_job.c.checkpoint_id == checkpoint_id)
+        .where(tables.gate_job.c.checkpoint_id == checkpoint_id, open_job)
         .values(phase=JobPhase.DONE.value, slot=None)
     )
+    return finished.rowcount == 1
 
 
 def _close_request(
@@ -220,12 +217,13 @@ def _close_request(
 
 
 def _conclude(connection: Connection, judgement: Judgement, at: datetime) -> None:
-    job = _job(connection, judgement.candidate_checkpoint_id)
+    candidate = read_checkpoint(connection, judgement.candidate_checkpoint_id)
+    job = _job(connection, candidate.checkpoint_id)
     if job is None or job.phase is JobPhase.DONE:
         return
-    candidate = read_checkpoint(connection, judgement.candidate_checkpoint_id)
     _require_revision(connection, candidate.model, judgement.head_revision)
-    _finish(connection, candidate.checkpoint_id)
+    if not _finish(connection, candidate.checkpoint_id):
+        return
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
     connection.execute(
         update(tables.checkpoint)

@@ -83,21 +83,16 @@ def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
 
 
 def _lock_head(connection: Connection, model: str) -> HeadMove:
-    """The last line of the audit, which is head."""
-    query = (
-        select(tables.head_move)
-        .join(
-            tables.model,
-            (tables.model.c.model == tables.head_move.c.model)
-            & (tables.model.c.head_revision == tables.head_move.c.revision),
-        )
-        .where(tables.model.c.model == model)
-        .with_for_update()
-    )
-    row = connection.execute(query).mappings().first()
-    if row is None:
+    """The last line of the audit, which is head; the model's row stays locked until the transaction ends."""
+    lock = select(tables.model.c.head_revision).where(tables.model.c.model == model).with_for_update()
+    revision = connection.execute(lock).scalar()
+    if revision is None:
         raise UnknownModel(model)
-    return move_of(row)
+    # A statement of its own: Postgres would not see the line that a writer we waited for has added.
+    query = select(tables.head_move).where(
+        tables.head_move.c.model == model, tables.head_move.c.revision == revision
+    )
+    return move_of(connection.execute(query).mappings().one())
 
 
 def _audit(move: HeadMove) -> dict[str, object]:

@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
     checkpoint_of,
     checkpoint_values,
@@ -31,27 +32,25 @@ class SqlModelStore:
         """See the port."""
 
         def work(connection: Connection) -> bool:
-            existing = _versions(connection, base.model, 0)
-            if existing:
-                if existing[0].digest == base.digest:
-                    return False
-                raise ModelExists(
-                    f"model {base.model!r} exists with weights {existing[0].digest[:12]}, "
-                    f"not {base.digest[:12]}; choose another slug"
-                )
-            connection.execute(
-                insert(tables.model).values(
-                    model=base.model,
-                    forked_from_checkpoint_id=forked_from,
-                    head_checkpoint_id=base.checkpoint_id,
-                    head_version=base.version,
-                    head_revision=1,
-                    created_at=base.created_at,
-                )
+            row = {
+                "model": base.model,
+                "forked_from_checkpoint_id": forked_from,
+                "head_checkpoint_id": base.checkpoint_id,
+                "head_version": base.version,
+                "head_revision": 1,
+                "created_at": base.created_at,
+            }
+            if insert_once(connection, tables.model, row):
+                connection.execute(insert(tables.checkpoint).values(**checkpoint_values(base)))
+                first_move(connection, base, base.created_at)
+                return True
+            (existing,) = _versions(connection, base.model, 0)
+            if existing.digest == base.digest:
+                return False
+            raise ModelExists(
+                f"model {base.model!r} exists with weights {existing.digest[:12]}, "
+                f"not {base.digest[:12]}; choose another slug"
             )
-            connection.execute(insert(tables.checkpoint).values(**checkpoint_values(base)))
-            first_move(connection, base, base.created_at)
-            return True
 
         return await self._db.run(work)
 
@@ -96,18 +95,17 @@ class SqlModelStore:
 
         def work(connection: Connection) -> bool:
             _require_model(connection, checkpoint.model)
-            existing = _versions(connection, checkpoint.model, checkpoint.version)
-            if existing:
-                if existing[0].digest == checkpoint.digest:
-                    return False
-                raise CheckpointConflict(
-                    f"{checkpoint.model}@v{checkpoint.version} is recorded with weights "
-                    f"{existing[0].digest[:12]} and was announced again with "
-                    f"{checkpoint.digest[:12]}; versions are never reused"
-                )
-            connection.execute(insert(tables.checkpoint).values(**checkpoint_values(checkpoint)))
-            connection.execute(insert(tables.gate_job).values(**job_values(job), slot=None))
-            return True
+            if insert_once(connection, tables.checkpoint, checkpoint_values(checkpoint)):
+                connection.execute(insert(tables.gate_job).values(**job_values(job), slot=None))
+                return True
+            (existing,) = _versions(connection, checkpoint.model, checkpoint.version)
+            if existing.digest == checkpoint.digest:
+                return False
+            raise CheckpointConflict(
+                f"{checkpoint.model}@v{checkpoint.version} is recorded with weights "
+                f"{existing.digest[:12]} and was announced again with "
+                f"{checkpoint.digest[:12]}; versions are never reused"
+            )
 
         return await self._db.run(work)
 
@@ -153,8 +151,8 @@ class SqlLeaseStore:
                 "expires_at": lease.expires_at,
             }
             mine = tables.engine_lease.c.engine_id == lease.engine_id
-            if connection.execute(update(tables.engine_lease).where(mine).values(**values)).rowcount == 0:
-                connection.execute(insert(tables.engine_lease).values(engine_id=lease.engine_id, **values))
+            if not insert_once(connection, tables.engine_lease, {"engine_id": lease.engine_id, **values}):
+                connection.execute(update(tables.engine_lease).where(mine).values(**values))
 
         await self._db.run(work)
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -111,9 +110,9 @@ def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> 
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench(sql_url: str) -> AsyncIterator[Bench]:
     """A registry that holds model `incident` at version 0 and a training run with a gate."""
-    database = Database(f"sqlite:///{tmp_path / 'registry.sqlite'}")
+    database = Database(sql_url)
     await database.start()
     await migrate(database, "checkpoint_registry")
     bench = Bench(database, Clock())

@@ -8,8 +8,8 @@ import pytest
 from checkpoint_registry.domain.evidence import Evidence, Tally
 from checkpoint_registry.domain.gate import GateRule, judge
 
-TRIALS = 200
-RULE = GateRule(bootstrap_reps=200)
+TRIALS = 120
+RULE = GateRule(bootstrap_reps=150)
 
 
 def draw(

@@ -28,8 +28,8 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @pytest.fixture
-async def keys(tmp_path: Path) -> AsyncIterator[SqlKeyStore]:
-    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+async def keys(sql_url: str) -> AsyncIterator[SqlKeyStore]:
+    database = Database(sql_url)
     store = SqlKeyStore(database)
     tables = Tables(database, store, bootstrap_key=None, bootstrap_key_file=None, now=lambda: NOW)
     await tables.start()

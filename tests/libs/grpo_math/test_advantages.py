@@ -1,0 +1,160 @@
+"""Advantages: numbers worked by hand, and every edge of the definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_math import advantages as adv
+from grpo_math.errors import GrpoMathError, UnknownName
+
+DATA = Path(__file__).parents[2] / "parity" / "data"
+NAN = math.nan
+
+groups = st.integers(2, 6).flatmap(
+    lambda size: st.lists(
+        st.lists(st.floats(-5, 5, allow_nan=False), min_size=size, max_size=size), min_size=1, max_size=4
+    )
+)
+
+
+def rewards(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def close(found: Tensor, expected: list[list[float]], tolerance: float = 1e-6) -> bool:
+    return torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=tolerance, rtol=0)
+
+
+def test_a_better_than_average_rollout_gets_positive_credit() -> None:
+    assert adv.dr_grpo(rewards([1.0, 0.0, 0.0, 1.0])).tolist() == [[0.5, -0.5, -0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dr_grpo", [[0.5, -0.5, -0.5, 0.5]]),
+        ("grpo", [[0.86587542, -0.86587542, -0.86587542, 0.86587542]]),
+        ("rloo", [[0.66666667, -0.66666667, -0.66666667, 0.66666667]]),
+        ("max_rl", [[1.0, -1.0, -1.0, 1.0]]),
+    ],
+)
+def test_hand_worked_values(name: str, expected: list[list[float]]) -> None:
+    assert close(adv.advantage_function(name)(rewards([1, 0, 0, 1])), expected)
+
+
+def test_graded_rewards_by_hand() -> None:
+    found = adv.grpo(rewards([0.2, 0.9, 0.4, 0.7]))
+    assert close(found, [[-1.125356, 1.125356, -0.482296, 0.482296]])
+
+
+def test_a_missing_member_leaves_mean_and_spread_and_gets_nothing() -> None:
+    assert close(adv.grpo(rewards([1, NAN, 0, 1])), [[0.577250, 0.0, -1.154501, 0.577250]])
+    assert close(adv.rloo(rewards([1, NAN, 0])), [[1.0, 0.0, -1.0]])
+
+
+def test_rloo_is_the_distance_to_the_mean_of_the_others() -> None:
+    values = [0.3, 0.9, 0.1]
+    expected = [value - (sum(values) - value) / 2 for value in values]
+    assert close(adv.rloo(rewards(values)), [expected])
+
+
+def test_batch_divides_by_the_spread_of_raw_rewards() -> None:
+    table = rewards([1, 0, 0, 1], [0, 0, 0, 0], [0.2, 0.9, 0.4, 0.7])
+    spread = float(table.std())
+    found = adv.batch(table)
+    assert close(found[:1], [[0.5 / (spread + 1e-4) * sign for sign in (1, -1, -1, 1)]])
+    assert found[1].tolist() == [0.0] * 4
+
+
+def test_normalize_then_sum_keeps_a_reward_of_small_variance_alive() -> None:
+    loud, quiet = [100.0, 0.0, 100.0, 0.0], [0.01, 0.01, 0.0, 0.0]
+    stacked = torch.tensor([[loud], [quiet]], dtype=torch.float64)
+    found = adv.normalize_then_sum(stacked, torch.tensor([1.0, 1.0]))[0]
+    assert found[0] > found[2] > 0 > found[1] > found[3] or found[0] > found[1] >= found[2] > found[3]
+    assert math.isclose(float(found[0]), -float(found[3]), rel_tol=1e-2)
+
+
+def test_self_play_compares_solvers_within_a_task_and_proposers_with_each_other() -> None:
+    solver, proposer = adv.hierarchical(rewards([1, 0], [1, 1]), torch.tensor([0.5, 0.0]))
+    assert solver.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+    assert proposer.tolist() == [0.25, -0.25]
+
+
+def test_batch_whitened_weighs_rows_by_their_tokens() -> None:
+    found = adv.batch_whitened(rewards([1, 0]), num_tokens=torch.tensor([[3, 1]]))
+    mean = (3 * 0.5 - 0.5) / 4
+    deviation = math.sqrt((3 * (0.5 - mean) ** 2 + (-0.5 - mean) ** 2) / 3)
+    assert close(found, [[(0.5 - mean) / deviation, (-0.5 - mean) / deviation]])
+
+
+@pytest.mark.parametrize("name", sorted(adv.ADVANTAGES))
+@given(value=st.floats(0, 1), size=st.integers(1, 8))
+def test_a_tied_group_is_exactly_zero(name: str, value: float, size: int) -> None:
+    assert adv.advantage_function(name)(rewards([value] * size)).tolist() == [[0.0] * size]
+
+
+@pytest.mark.parametrize("name", sorted(adv.ADVANTAGES))
+def test_a_single_survivor_is_zero(name: str) -> None:
+    assert adv.advantage_function(name)(rewards([1, NAN, NAN])).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", sorted(adv.ADVANTAGES))
+def test_an_empty_group_is_zero(name: str) -> None:
+    assert adv.advantage_function(name)(rewards([NAN, NAN])).tolist() == [[0.0, 0.0]]
+
+
+@given(table=groups, shift=st.floats(-3, 3))
+def test_a_shift_of_all_rewards_changes_nothing(table: list[list[float]], shift: float) -> None:
+    base = rewards(*table)
+    assert torch.allclose(adv.dr_grpo(base), adv.dr_grpo(base + shift), atol=1e-9)
+
+
+@given(table=groups, scale=st.floats(0.1, 10))
+def test_a_scale_scales_dr_grpo(table: list[list[float]], scale: float) -> None:
+    base = rewards(*table)
+    assert torch.allclose(scale * adv.dr_grpo(base), adv.dr_grpo(scale * base), atol=1e-8)
+
+
+@given(table=groups)
+def test_credits_of_a_group_sum_to_zero(table: list[list[float]]) -> None:
+    for name in ("dr_grpo", "rloo"):
+        assert adv.advantage_function(name)(rewards(*table)).sum(dim=1).abs().max() < 1e-9
+
+
+@given(table=groups)
+def test_groups_without_spread_are_the_ones_that_cannot_teach(table: list[list[float]]) -> None:
+    spread = adv.has_spread(rewards(*table)).tolist()
+    assert spread == [len(set(row)) > 1 for row in table]
+
+
+def test_trl_advantages_are_reproduced() -> None:
+    recorded = np.load(DATA / "parity_trl.npz")
+    manifest = json.loads((DATA / "parity_trl.json").read_text())
+    plain = torch.tensor(recorded["in/rewards"], dtype=torch.float64)
+    missing = plain.clone()
+    missing[0, 1] = NAN
+    for key in manifest["advantages"]:
+        scale, which, _ = key.split("/")
+        name = {"group": "grpo", "batch": "batch", "none": "dr_grpo"}[scale]
+        found = adv.advantage_function(name)(plain if which == "plain" else missing)
+        assert np.abs(found.flatten().numpy() - recorded[f"adv/{key}"]).max() < 2e-6, key
+
+
+def test_refusals_name_the_value_and_the_way_out() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'grpo'"):
+        adv.advantage_function("grop")
+    with pytest.raises(GrpoMathError, match="rewards >= 0"):
+        adv.max_rl(rewards([-1, 1]))
+    with pytest.raises(GrpoMathError, match="finite"):
+        adv.dr_grpo(rewards([math.inf, 1]))
+    with pytest.raises(GrpoMathError, match=r"\[P, G\]"):
+        adv.dr_grpo(torch.ones(3))

@@ -10,7 +10,7 @@ from nats.js.api import StreamConfig
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import FAST, eyes_on, failed, running
 
-from event_bus import BusUnavailable, EventTooLarge, PubAck, QueueFull, UnknownEvent
+from event_bus import BusError, BusUnavailable, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from event_bus.codec import encode, headers_for, headers_size
 from event_bus.topology import EVENTS, MAX_EVENT_BYTES, TASKS
 from upcycle.api.common.v1.common_pb2 import BlobRef
@@ -120,6 +120,16 @@ async def test_nothing_confirms_where_no_stream_listens(nats_server: NatsFactory
         with pytest.raises(BusUnavailable, match="publish again with the same id"):
             await bus.publish(failed("x"), model="m", event_id="one")
         assert 0.5 < time.monotonic() - started < 3
+
+
+async def test_a_stream_that_is_not_the_expected_one_is_no_confirmation(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        await eyes.jetstream.delete_stream(EVENTS)
+        await eyes.jetstream.add_stream(StreamConfig(name="OTHER", subjects=["up.evt.>"]))
+        with pytest.raises(BusError, match="stream EVENTS refuses"):
+            await bus.publish(failed("x"), model="m", event_id="one")
+        assert await eyes.stored("OTHER") == []
 
 
 async def test_a_publish_waits_for_its_stream_as_it_would_for_a_new_leader(nats_server: NatsFactory) -> None:

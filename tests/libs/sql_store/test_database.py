@@ -58,10 +58,10 @@ async def test_read_then_write_loses_no_update(sql_url: str) -> None:
         n = connection.execute(lock).scalar_one()
         connection.execute(counters.update().values(n=n + 1))
 
-    async with opened(sql_url) as db:
+    async with opened(sql_url) as db, opened(sql_url) as other:
         await db.run(lambda connection: counters.create(connection))
         await db.run(lambda connection: connection.execute(insert(counters).values(id=1, n=0)))
-        await asyncio.gather(*(db.run(increment) for _ in range(50)))
+        await asyncio.gather(*(one.run(increment) for one in (db, other) for _ in range(25)))
         assert await db.run(lambda connection: connection.execute(select(counters.c.n)).scalar_one()) == 50
 
 

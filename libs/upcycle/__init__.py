@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from upcycle.agents import create_agent
     from upcycle.environment import Environment
     from upcycle.errors import UpcycleError
+    from upcycle.evaluation import evaluation_of as eval
     from upcycle.graders import Rubric
     from upcycle.rewards import EvaluationResult, SubScore
     from upcycle.scenario import Answer, Scenario
@@ -25,7 +27,9 @@ _HOME = {
     "Task": "upcycle.tasks",
     "Taskset": "upcycle.tasks",
     "UpcycleError": "upcycle.errors",
+    "create_agent": "upcycle.agents",
 }
+_MODULES = ("agents", "eval", "graders", "tasks")
 
 __all__ = [
     "Answer",
@@ -37,11 +41,15 @@ __all__ = [
     "Task",
     "Taskset",
     "UpcycleError",
+    "create_agent",
+    "eval",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Resolve a public name on first use; an unknown one is an AttributeError that lists the valid ones."""
+    if name in _MODULES:
+        return import_module(f"upcycle.{name}")
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from upcycle.errors import TasksetInvalid, UnknownName
 
 if TYPE_CHECKING:
+    from upcycle.agents import Agent
     from upcycle.api.taskset.v1.taskset_pb2 import Taskset as WireTaskset
+    from upcycle.evaluation import Job, Run
     from upcycle.scenario import Scenario
 
 Split = Literal["train", "held_out"]
@@ -147,6 +149,19 @@ class Taskset:
         from upcycle.taskset_files import save_taskset
 
         save_taskset(self, Path(path))
+
+    async def run(self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None) -> "list[Run]":
+        """Play every task with an agent, `job.group` times each; the runs are also added to the job.
+
+        runtime: where (a Platform or its Addresses); by default the platform that is found.
+        """
+        from upcycle.evaluation import evaluate
+
+        group, label = (job.group, job.label) if job is not None else (1, "")
+        runs = await evaluate(self, agent, group=group, runtime=runtime, label=label)
+        if job is not None:
+            job.runs.extend(runs)
+        return runs
 
     def to_wire(self) -> "WireTaskset":
         """As the protobuf message that `RegisterTaskset` takes."""

@@ -63,6 +63,7 @@ class Runner:
         self.bus = bus
         self.registry = registry
         self.nats = server
+        self.address = ""
         self.tasksets: Any = None
         self.environments: Any = None
 
@@ -131,6 +132,7 @@ async def _run(
     await bus.start()
     stack.push_async_callback(bus.stop)
     runner = Runner(service, bus, registry, nats)
+    runner.address = server.address
     runner.tasksets = TasksetServiceStub(channel)
     runner.environments = EnvironmentServiceStub(channel)
     return runner

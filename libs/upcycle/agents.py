@@ -1,0 +1,92 @@
+"""Agents: a name for the policy that plays, and how it is sampled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from upcycle.errors import UpcycleError
+from upcycle.evaluation import EvalContext, Run, evaluate
+
+if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
+
+_SAMPLING = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode", "seed")
+
+# Fields of `completion_kwargs` that ask for what the platform records anyway.
+_ALWAYS_ON = frozenset({"return_token_ids", "logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model of the platform as a player. version: exactly this one; None: the promoted head.
+
+    sampling: fields of SamplingConfig (temperature, top_p, max_turns, …); what is unset takes the platform's
+    defaults.
+    """
+
+    model: str
+    version: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    async def run(self, context: EvalContext) -> Run:
+        """Play what the context holds; returns the first run, all are in `context.runs`."""
+        runs = await evaluate(context.taskset, self, group=context.group, runtime=context.runtime)
+        context.runs.extend(runs)
+        return runs[0]
+
+    def run_spec(self, taskset: str, group: int, label: str) -> "RunSpec":
+        """The evaluation run that `SubmitRun` takes."""
+        from upcycle.api.common.v1 import common_pb2
+        from upcycle.api.taskset.v1 import taskset_pb2
+
+        policy = common_pb2.PolicySelector(model=self.model)
+        if self.version is None:
+            policy.channel = common_pb2.CHANNEL_HEAD
+        else:
+            policy.pinned_version = self.version
+        return taskset_pb2.RunSpec(
+            taskset=taskset,
+            purpose=common_pb2.PURPOSE_EVAL,
+            policy=policy,
+            group_size=group,
+            sampling=taskset_pb2.SamplingConfig(**self.sampling),
+            label=label,
+        )
+
+
+def create_agent(
+    model: str,
+    *,
+    version: int | None = None,
+    completion_kwargs: Mapping[str, Any] | None = None,
+    **sampling: Any,
+) -> Agent:
+    """An agent for a model slug; `incident@v12` pins a version.
+
+    completion_kwargs: accepted for code written against chat completions: `temperature`, `top_p`,
+    `max_tokens`, and `extra_body` with `return_token_ids`, which is always on here. Raises UpcycleError for
+    anything else.
+    """
+    slug, at, pinned = model.partition("@v")
+    if at:
+        if version is not None or not pinned.isdigit():
+            raise UpcycleError(
+                f"model {model!r} names a version that cannot be used", "write <model>@v<number>"
+            )
+        version = int(pinned)
+    wanted = {**_from_completion_kwargs(completion_kwargs or {}), **sampling}
+    unknown = sorted(set(wanted) - set(_SAMPLING))
+    if unknown:
+        raise UpcycleError(f"unknown sampling field {unknown[0]!r}", f"use {', '.join(_SAMPLING)}")
+    return Agent(slug, version, wanted)
+
+
+def _from_completion_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {
+        **{key: value for key, value in kwargs.items() if key != "extra_body"},
+        **kwargs.get("extra_body", {}),
+    }
+    asked = {key: value for key, value in flat.items() if key not in _ALWAYS_ON}
+    if "max_tokens" in asked:
+        asked["max_tokens_per_turn"] = asked.pop("max_tokens")
+    return asked

@@ -1,0 +1,274 @@
+"""Run tasks on a platform and read what came of them: thin clients of TasksetService and TrajectoryService.
+
+The platform samples and grades; nothing runs in the caller's process. Every evaluation is also training
+data: its trajectories stay in the store, with tokens and log-probabilities.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from upcycle.errors import UpcycleError
+from upcycle.scenario import ToolUse, Transcript, Turn
+from upcycle.tasks import Task, Taskset
+
+if TYPE_CHECKING:
+    from upcycle.agents import Agent
+    from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
+    from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+    from upcycle.platform import Addresses, Platform
+
+# Trajectories are read this many at a time, and waited for this long: the store's index follows the run's
+# end.
+READ_CONCURRENCY = 16
+INDEX_WAIT_S = 15.0
+# Registering imports the environment on the runner's side.
+REGISTER_TIMEOUT_S = 120.0
+
+_DIGEST_CHARS = 8
+
+
+class EvaluationFailed(UpcycleError):
+    """The run ended without a result for every episode, or was cancelled."""
+
+    kind = "evaluation_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One played and graded episode. trace_id: its id in the trajectory store. failure: why there is no
+    reward (reward is then 0 and means nothing)."""
+
+    task_slug: str
+    reward: float
+    success: bool
+    trace_id: str
+    episode_id: str
+    failure: str = ""
+    trajectory: Transcript | None = field(default=None, repr=False)
+    answer: str = field(default="", repr=False)
+
+    @property
+    def is_error(self) -> bool:
+        """No reward exists for this episode."""
+        return bool(self.failure)
+
+
+class Job:
+    """Several evaluations of one model under one heading; `runs` grows with each.
+
+    session = await Job.start("incident", group=8)
+    await taskset.run(agent, job=session)
+    rewards = [run.reward for run in session.runs]
+    """
+
+    def __init__(self, model: str, group: int, label: str) -> None:
+        self.model = model
+        self.group = group
+        self.label = label
+        self.runs: list[Run] = []
+
+    @classmethod
+    async def start(cls, model: str, *, group: int = 1, label: str = "") -> Self:
+        """group: plays of each task."""
+        if group < 1:
+            raise UpcycleError(f"group is {group}", "play each task at least once")
+        return cls(model, group, label or f"job-{uuid.uuid4().hex[:8]}")
+
+
+class EvalContext:
+    """`async with upcycle.eval(task) as ctx: run = await agent.run(ctx)`."""
+
+    def __init__(self, tasks: Task | Taskset | Sequence[Task], *, group: int, runtime: Any = None) -> None:
+        self.taskset = as_taskset(tasks)
+        self.group = group
+        self.runtime = runtime
+        self.runs: list[Run] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held between calls."""
+
+    @property
+    def reward(self) -> float:
+        """Mean over the episodes that have a reward. Raises EvaluationFailed when none has."""
+        rewards = [run.reward for run in self.runs if not run.is_error]
+        if not rewards:
+            raise EvaluationFailed("no episode was graded yet", "await agent.run(ctx) first")
+        return sum(rewards) / len(rewards)
+
+
+def evaluation_of(
+    tasks: Task | Taskset | Sequence[Task], *, group: int = 1, runtime: "Platform | Addresses | None" = None
+) -> EvalContext:
+    """What `upcycle.eval(…)` is: a task, several, or a taskset, each to be played `group` times.
+
+    runtime: where (a Platform or its Addresses); by default the platform that is found.
+    """
+    return EvalContext(tasks, group=group, runtime=runtime)
+
+
+def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
+    """One task, several, or a taskset, as a taskset."""
+    if isinstance(tasks, Taskset):
+        return tasks
+    rows = [tasks] if isinstance(tasks, Task) else list(tasks)
+    digest = Taskset("tasks", rows, split="held_out").digest
+    # Never drawn by a trainer: what somebody just evaluates must not become training data unasked.
+    return Taskset(f"adhoc-{digest[:12]}", rows, split="held_out")
+
+
+async def evaluate(
+    taskset: Taskset,
+    agent: "Agent",
+    *,
+    group: int = 1,
+    runtime: "Platform | Addresses | None" = None,
+    label: str = "",
+    trajectories: bool = True,
+    timeout_s: float = 3600.0,
+) -> list[Run]:
+    """Play every task `group` times with the agent's policy and wait for the rewards; runs in order of tasks.
+
+    trajectories: also read what the agent did. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and
+    RemoteError for what the platform refuses.
+    """
+    async with connected(runtime) as platform:
+        name = await register(platform, taskset)
+        run_id = await _submit(platform, agent.run_spec(name, group, label))
+        results = await _wait(platform, run_id, timeout_s)
+        runs = [_run(result) for result in results]
+        if trajectories:
+            limit = asyncio.Semaphore(READ_CONCURRENCY)
+            runs = list(await asyncio.gather(*(_with_trajectory(platform, run, limit) for run in runs)))
+    order = {task.slug: position for position, task in enumerate(taskset)}
+    return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
+
+
+async def register(platform: "Platform", taskset: Taskset) -> str:
+    """Register a taskset; returns its name, which carries the digest where the plain name is taken."""
+    from grpc_edge import RemoteConflict, remote_errors
+    from upcycle.api.taskset.v1 import service_pb2
+
+    names = (taskset.name, f"{taskset.name}-{taskset.digest[:_DIGEST_CHARS]}")
+    for name in names:
+        message = taskset.to_wire()
+        message.name = name
+        try:
+            with remote_errors(f"register taskset {name!r}"):
+                request = service_pb2.RegisterTasksetRequest(taskset=message)
+                await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
+        except RemoteConflict:
+            continue
+        return name
+    raise EvaluationFailed(f"the names {names} are taken by other tasksets", "rename the taskset")
+
+
+@asynccontextmanager
+async def connected(runtime: "Platform | Addresses | None") -> AsyncIterator["Platform"]:
+    """An open platform as it is; addresses, or those that are found, as a platform for this block."""
+    from upcycle.platform import Addresses, Platform
+
+    if runtime is None or isinstance(runtime, Addresses):
+        async with Platform(runtime) as platform:
+            yield platform
+    else:
+        yield runtime
+
+
+async def _submit(platform: "Platform", spec: "RunSpec") -> str:
+    from grpc_edge import remote_errors
+    from upcycle.api.taskset.v1 import service_pb2
+
+    with remote_errors(f"submit a run of {spec.policy.model!r}"):
+        request = service_pb2.SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
+        return (await platform.tasksets.SubmitRun(request)).run.run_id
+
+
+async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequence[EpisodeResult]":
+    from grpc_edge import remote_errors
+    from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+
+    with remote_errors(f"watch {run_id}"):
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for _update in platform.tasksets.WatchRun(service_pb2.WatchRunRequest(run_id=run_id)):
+                    continue
+        except TimeoutError as error:
+            raise EvaluationFailed(
+                f"{run_id} was not over within {timeout_s:g} s", f"see `upcycle why {run_id}`"
+            ) from error
+        done = await platform.tasksets.GetRun(service_pb2.GetRunRequest(run_id=run_id, include_results=True))
+    if done.run.state != taskset_pb2.RUN_STATE_COMPLETED:
+        state = taskset_pb2.RunState.Name(done.run.state).removeprefix("RUN_STATE_").lower()
+        raise EvaluationFailed(f"{run_id} is {state}: {done.run.failure}", f"see `upcycle why {run_id}`")
+    return done.results
+
+
+def _run(result: "EpisodeResult") -> Run:
+    from upcycle.api.taskset.v1 import taskset_pb2
+
+    has_reward = result.status == taskset_pb2.EPISODE_STATUS_GRADED
+    return Run(
+        task_slug=result.task_slug,
+        reward=result.reward,
+        success=result.success,
+        trace_id=f"traj-{result.episode_id}",
+        episode_id=result.episode_id,
+        failure="" if has_reward else result.failure_kind or "cancelled",
+    )
+
+
+async def _with_trajectory(platform: "Platform", run: Run, limit: asyncio.Semaphore) -> Run:
+    if run.is_error:
+        return run
+    async with limit:
+        body = await _read_body(platform, run.trace_id)
+    return Run(
+        run.task_slug,
+        run.reward,
+        run.success,
+        run.trace_id,
+        run.episode_id,
+        "",
+        transcript_of(body),
+        body.answer,
+    )
+
+
+async def _read_body(platform: "Platform", trajectory_id: str) -> "TrajectoryBody":
+    from grpc_edge import RemoteNotFound, remote_errors
+    from upcycle.api.trajectory.v1 import service_pb2
+
+    request = service_pb2.GetTrajectoryRequest(trajectory_id=trajectory_id)
+    async with asyncio.timeout(INDEX_WAIT_S):
+        while True:
+            try:
+                with remote_errors(f"read {trajectory_id}"):
+                    return (await platform.trajectories.GetTrajectory(request)).body
+            except RemoteNotFound:
+                await asyncio.sleep(0.2)
+
+
+def transcript_of(body: "TrajectoryBody") -> Transcript:
+    """What a person reads of a stored trajectory."""
+    import json
+
+    turns = []
+    for turn in body.turns:
+        results = {result.call_id: result for result in turn.tool_results}
+        uses = []
+        for call in turn.tool_calls:
+            result = results.get(call.call_id)
+            text, failed = (result.content, result.is_error) if result is not None else ("", False)
+            uses.append(ToolUse(call.name, json.loads(call.arguments_json or "{}"), text, failed))
+        turns.append(Turn(turn.text, tuple(uses)))
+    return Transcript(tuple(turns))

@@ -1,0 +1,120 @@
+"""The SDK as a client of the running service: the code of the guides, with `upcycle` as the package."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
+from tests.services.scenario_runner.test_service import play_to_grade, sampling
+
+import upcycle
+from grpc_edge import GrpcServer, RemoteNotFound
+from upcycle.agents import create_agent
+from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
+from upcycle.api.trajectory.v1.service_pb2_grpc import (
+    TrajectoryServiceServicer,
+    add_TrajectoryServiceServicer_to_server,
+)
+from upcycle.environment import load_environment
+from upcycle.errors import UpcycleError
+from upcycle.eval import EvaluationFailed, Job
+from upcycle.platform import Addresses
+from upcycle.tasks import Task, Taskset
+
+
+class Bodies(TrajectoryServiceServicer):
+    """Answers with a two-turn trajectory, the first time with "not yet"."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    async def GetTrajectory(self, request: Any, context: Any) -> service_pb2.GetTrajectoryResponse:
+        if request.trajectory_id not in self.asked:
+            self.asked.add(request.trajectory_id)
+            await context.abort(grpc.StatusCode.NOT_FOUND, "not indexed yet")
+        call = trajectory_pb2.ToolCall(call_id="c", name="add", arguments_json='{"a": 1}')
+        result = trajectory_pb2.ToolResult(call_id="c", content="3")
+        turns = [
+            trajectory_pb2.Turn(text="let me add", tool_calls=[call], tool_results=[result]),
+            trajectory_pb2.Turn(text="3"),
+        ]
+        body = trajectory_pb2.TrajectoryBody(turns=turns, answer="3")
+        return service_pb2.GetTrajectoryResponse(body=body)
+
+
+@pytest.fixture
+async def platform(runner: Runner) -> AsyncIterator[Addresses]:
+    """Addresses of a platform with a runner, a sampler and a store."""
+    # Only the method that the SDK calls; the generated base answers UNIMPLEMENTED to the others.
+    store = Bodies()  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0).add(add_TrajectoryServiceServicer_to_server, store)
+    await server.start()
+    nobody = "127.0.0.1:1"
+    peers = {
+        "tasksets": runner.address,
+        "trajectories": server.address,
+        "training": nobody,
+        "registry": nobody,
+    }
+    async with sampling(runner, lambda request: play_to_grade(runner, request)):
+        yield Addresses({**peers, "environments": runner.address, "gateway": nobody}, "test")
+    await server.stop()
+
+
+def sums(*pairs: tuple[int, int]) -> list[Task]:
+    env = load_environment(ENVIRONMENTS / "arith.py")
+    return [env.scenarios["sum"].task(a=a, b=b, slug=f"{a}+{b}") for a, b in pairs]
+
+
+async def test_one_task_is_evaluated_as_in_the_guides(platform: Addresses) -> None:
+    agent = create_agent("incident")
+    async with upcycle.eval(sums((1, 2))[0], runtime=platform) as ctx:
+        result = await agent.run(ctx)
+    assert (result.reward, result.success, result.is_error) == (1.0, True, False)
+    assert ctx.reward == 1.0
+    assert result.trajectory is not None
+    assert [turn.text for turn in result.trajectory.turns] == ["let me add", "3"]
+    assert result.trajectory.tool_calls[0].arguments == {"a": 1}
+    assert result.answer == "3"
+    assert result.trace_id == f"traj-{result.episode_id}"
+
+
+async def test_a_taskset_in_a_job_with_groups(platform: Addresses) -> None:
+    taskset = Taskset("my-sums", sums((2, 2), (1, 5)))
+    agent = create_agent("incident", completion_kwargs={"extra_body": {"return_token_ids": True}})
+    session = await Job.start("incident", group=2)
+    for _ in range(2):
+        start = len(session.runs)
+        await taskset.run(agent, runtime=platform, job=session)
+        batch = session.runs[start:]
+        assert [(run.task_slug, run.reward) for run in batch] == [
+            ("2+2", 1.0),
+            ("2+2", 0.25),
+            ("1+5", 1.0),
+            ("1+5", 0.25),
+        ]
+    other = Taskset("my-sums", sums((7, 7)))  # the name is taken: registered beside it
+    assert [run.task_slug for run in await other.run(agent, runtime=platform)] == ["7+7"]
+
+
+async def test_refusals_reach_the_caller(platform: Addresses) -> None:
+    with pytest.raises(RemoteNotFound, match="no model 'nobody'"):
+        await Taskset("s", sums((1, 1))).run(create_agent("nobody"), runtime=platform)
+    async with upcycle.eval(sums((1, 1)), runtime=platform) as ctx:
+        with pytest.raises(EvaluationFailed, match="no episode was graded"):
+            assert ctx.reward
+    with pytest.raises(UpcycleError, match="unknown sampling field 'temprature'"):
+        create_agent("incident", temprature=1.0)
+    with pytest.raises(UpcycleError, match="names a version"):
+        create_agent("incident@vtwo")
+
+
+def test_an_agent_can_pin_a_version_and_a_way_of_sampling() -> None:
+    agent = create_agent(
+        "incident@v12", completion_kwargs={"max_tokens": 64, "temperature": 0.5}, max_turns=3
+    )
+    spec = agent.run_spec("ts", 4, "label")
+    assert (spec.policy.model, spec.policy.pinned_version, spec.group_size) == ("incident", 12, 4)
+    sampled = spec.sampling
+    assert (sampled.temperature, sampled.max_tokens_per_turn, sampled.max_turns) == (0.5, 64, 3)

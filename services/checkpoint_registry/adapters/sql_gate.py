@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
 from checkpoint_registry import wire
-from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters import metrics, tables
 from checkpoint_registry.adapters.events import caused_by, emit
 from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
@@ -114,18 +114,27 @@ class SqlGateStore:
     async def hold(self, checkpoint_id: str, reason: str, at: datetime) -> None:
         """See the port."""
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> GateJob | None:
             job = _job(connection, checkpoint_id)
             if job is None or not _finish(connection, checkpoint_id):
-                return
+                return None
             with caused_by(job.traceparent, "hold checkpoint", checkpoint_id):
                 _hold(connection, read_checkpoint(connection, checkpoint_id), reason, at)
+            return job
 
-        await self._db.run(work)
+        held = await self._db.run(work)
+        if held is not None:
+            metrics.decided(held, "held", at)
 
     async def conclude(self, judgement: Judgement, at: datetime) -> None:
         """See the port."""
-        await self._db.run(lambda connection: _conclude(connection, judgement, at))
+        concluded = await self._db.run(lambda connection: _conclude(connection, judgement, at))
+        if concluded is None:
+            return
+        job, move = concluded
+        metrics.decided(job, "promoted" if judgement.verdict.passed else "held", at)
+        if move is not None:
+            metrics.head_moved(move, job.version)
 
     async def evaluations(
         self, checkpoint_id: str, taskset_digest: str, profile_key: str
@@ -216,14 +225,17 @@ def _close_request(
     )
 
 
-def _conclude(connection: Connection, judgement: Judgement, at: datetime) -> None:
+def _conclude(
+    connection: Connection, judgement: Judgement, at: datetime
+) -> tuple[GateJob, HeadMove | None] | None:
+    """None: another replica concluded it before."""
     candidate = read_checkpoint(connection, judgement.candidate_checkpoint_id)
     job = _job(connection, candidate.checkpoint_id)
     if job is None or job.phase is JobPhase.DONE:
-        return
+        return None
     _require_revision(connection, candidate.model, judgement.head_revision)
     if not _finish(connection, candidate.checkpoint_id):
-        return
+        return None
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
     connection.execute(
         update(tables.checkpoint)
@@ -231,10 +243,12 @@ def _conclude(connection: Connection, judgement: Judgement, at: datetime) -> Non
         .values(gate_json=report)
     )
     with caused_by(job.traceparent, "judge checkpoint", candidate.checkpoint_id):
-        _announce(connection, candidate, judgement, at)
+        return job, _announce(connection, candidate, judgement, at)
 
 
-def _announce(connection: Connection, candidate: Checkpoint, judgement: Judgement, at: datetime) -> None:
+def _announce(
+    connection: Connection, candidate: Checkpoint, judgement: Judgement, at: datetime
+) -> HeadMove | None:
     emit(
         connection,
         wire.evaluated(candidate, judgement, at),
@@ -244,9 +258,9 @@ def _announce(connection: Connection, candidate: Checkpoint, judgement: Judgemen
     reason = judgement.verdict.reason
     if not judgement.verdict.passed:
         _hold(connection, candidate, reason, at)
-        return
+        return None
     move = HeadMove(candidate.model, 0, "", candidate.checkpoint_id, GATE_ACTOR, reason, at)
-    move_head(connection, candidate, revision=judgement.head_revision, move=move)
+    return move_head(connection, candidate, revision=judgement.head_revision, move=move)
 
 
 def _require_revision(connection: Connection, model: str, revision: int) -> None:

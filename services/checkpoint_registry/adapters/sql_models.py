@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters import metrics, tables
 from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
     checkpoint_of,
@@ -114,9 +114,12 @@ class SqlModelStore:
     ) -> HeadMove:
         """See the port."""
         move = HeadMove(target.model, 0, "", target.checkpoint_id, actor, reason, at)
-        return await self._db.run(
+        done = await self._db.run(
             lambda connection: move_head(connection, target, revision=expected_revision, move=move)
         )
+        if done.moved_at == at:
+            metrics.head_moved(done, target.version)
+        return done
 
     async def head_moves(self, model: str) -> list[HeadMove]:
         """See the port."""

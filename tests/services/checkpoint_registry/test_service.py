@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+from prometheus_client import REGISTRY
 
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -301,6 +302,14 @@ async def test_saved_candidates_are_judged_and_announced(stack: Stack) -> None:
         assert [checkpoint.is_head for checkpoint in listed] == [False, True, False]
         assert listed[1].gate.passed
         assert len(stack.planner.requests) == 3
+        assert sample("upcycle_registry_head_version", model="loop") == 1
+        assert sample("upcycle_registry_head_moves_total", model="loop", direction="forward", by="gate") == 1
+        assert sample("upcycle_registry_gate_decisions_total", model="loop", outcome="held") == 1
+
+
+def sample(name: str, **labels: str) -> float | None:
+    """A series of this process, where the registry runs too."""
+    return REGISTRY.get_sample_value(name, labels)
 
 
 async def test_a_restart_resumes_a_judgement(stack: Stack) -> None:

@@ -335,8 +335,9 @@ async def test_without_an_object_store_the_ledger_goes_on_and_reads_say_why(
 
 
 async def test_a_full_disk_holds_facts_back_until_there_is_room(
-    nats_server: NatsFactory, db: Database, index: SqlIndex
+    nats_server: NatsFactory, sqlite_db: Database
 ) -> None:
+    db, index = sqlite_db, SqlIndex(sqlite_db)
     server = nats_server()
     await provision(server.url)
     bus = EventBus(BusSettings(url=server.url), client_name="test", timings=FAST)

@@ -1,15 +1,15 @@
 """The projection on a real SQLite file: counters equal a recount, pages and feed miss nothing."""
 
+import asyncio
 import random
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from google.protobuf.message import Message
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
@@ -85,13 +85,13 @@ async def test_counters_equal_a_recount_after_every_batch(index: SqlIndex, db: D
 
 
 async def test_a_projection_survives_a_restart_and_a_replay_from_the_beginning(
-    index: SqlIndex, db: Database, tmp_path: Path
+    index: SqlIndex, db: Database, sql_url: str
 ) -> None:
     history = _history(random.Random(5), 40)
     await index.project(facts(*history))
     before = await index.ledger("", 1000)
     await db.stop()
-    again = Database(f"sqlite:///{tmp_path}/store.sqlite")
+    again = Database(sql_url)
     await again.start()
     await migrate(again, "trajectory_store")
     reopened = SqlIndex(again)
@@ -152,9 +152,8 @@ async def test_the_feed_shows_each_change_once_in_commit_order(index: SqlIndex) 
     assert await index.changes(Filter(), positions[-1], 100) == []
 
 
-async def test_a_full_disk_is_typed_and_nothing_is_lost_after_room_is_made(
-    index: SqlIndex, db: Database
-) -> None:
+async def test_a_full_disk_is_typed_and_nothing_is_lost_after_room_is_made(sqlite_db: Database) -> None:
+    db, index = sqlite_db, SqlIndex(sqlite_db)
     await index.project(facts(events.requested(0)))
     pages = await db.run(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar_one())
     await db.run(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count={pages + 2}"))
@@ -191,3 +190,27 @@ async def test_the_projection_folds_thousands_of_facts_a_second_and_the_ledger_a
     assert rate > 1000, f"{rate:.0f} facts/s"
     assert answer_s < 0.1
     print(f"{rate:.0f} facts/s, ledger in {answer_s * 1000:.1f} ms")
+
+
+async def test_two_replicas_that_fold_the_same_facts_at_once_count_them_once(
+    index: SqlIndex, sql_url: str
+) -> None:
+    other_db = Database(sql_url)
+    await other_db.start()
+    other = SqlIndex(other_db)
+    history = _history(random.Random(11), 80)
+    batches = [facts(*history[start : start + 20]) for start in range(0, len(history), 20)]
+    await asyncio.gather(*(one.project(batch) for batch in batches for one in (index, other)))
+    ledger = await index.ledger("", 1000)
+    assert ledger == await other.ledger("", 1000)
+    assert ledger.requested == len(await index.page(Filter(), None, 1000)) + sum(
+        row.record is None for row in ledger.unsettled
+    ) + await _settled_without_record(other_db)
+    positions = [change.position for change in await index.changes(Filter(), 0, 1000)]
+    assert positions == sorted(set(positions))
+    await other_db.stop()
+
+
+async def _settled_without_record(db: Database) -> int:
+    query = select(func.count()).where(EPISODES.c.settled, EPISODES.c.body_key.is_(None))
+    return int(await db.run(lambda connection: connection.execute(query).scalar_one()))

@@ -44,23 +44,22 @@ def load_module(path: Path) -> ModuleType:
 
 
 def load_environment(path: Path | str, name: str | None = None) -> Environment:
-    """The environment that a file declares (or imports). name: which one, if it has several.
+    """The environment that a file declares (or imports). name: of its variable or its own, if the file has
+    several.
 
     Raises UnknownName or DefinitionError.
     """
     module = load_module(Path(path))
-    found = {value.name: value for value in vars(module).values() if isinstance(value, Environment)}
+    attributes = {key: value for key, value in vars(module).items() if isinstance(value, Environment)}
+    found = {value.name: value for value in attributes.values()}
+    known = ", ".join(found) or "none"
     if name is not None:
-        if name not in found:
-            raise UnknownName(
-                f"{path} declares no environment {name!r}", f"it has {', '.join(found) or 'none'}"
-            )
-        return found[name]
+        environment = attributes.get(name) or found.get(name)
+        if environment is None:
+            raise UnknownName(f"{path} declares no environment {name!r}", f"it has {known}")
+        return environment
     if len(found) != 1:
-        raise DefinitionError(
-            f"{path} declares {len(found)} environments ({', '.join(found) or 'none'})",
-            "name the one to load",
-        )
+        raise DefinitionError(f"{path} declares {len(found)} environments ({known})", "name the one to load")
     return next(iter(found.values()))
 
 

@@ -43,7 +43,7 @@ class CallSchema:
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments converted to the annotated types. Raises ArgumentsInvalid naming the argument."""
         unknown = sorted(set(arguments) - set(self.annotations))
-        missing = sorted(self.required - set(arguments))
+        missing = [name for name in self.annotations if name in self.required and name not in arguments]
         if unknown or missing:
             problem = f"unknown argument {unknown[0]!r}" if unknown else f"missing argument {missing[0]!r}"
             raise ArgumentsInvalid(

@@ -1,0 +1,108 @@
+"""Loading environments from files, and what importing the SDK costs."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from upcycle.environment import load_environment
+from upcycle.errors import DefinitionError, UnknownName
+
+SOURCE = "from upcycle import Environment\nenv = Environment('{name}')\n"
+
+
+def test_the_only_environment_of_a_file(environment_file: Path) -> None:
+    env = load_environment(environment_file)
+    assert env.name == "small-incident"
+    assert env.source == str(environment_file)
+    assert load_environment(environment_file) is env
+
+
+def test_one_of_several_by_name_of_variable_or_environment(tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(SOURCE.format(name="first") + "other = Environment('second')\n")
+    assert load_environment(path, "env").name == "first"
+    assert load_environment(path, "second").name == "second"
+    with pytest.raises(DefinitionError, match=r"declares 2 environments \(first, second\)"):
+        load_environment(path)
+    with pytest.raises(UnknownName, match="it has first, second"):
+        load_environment(path, "third")
+
+
+def test_files_that_declare_none(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="no such file"):
+        load_environment(tmp_path / "missing.py")
+    path = tmp_path / "empty.py"
+    path.write_text("")
+    with pytest.raises(DefinitionError, match="declares 0 environments"):
+        load_environment(path)
+
+
+def test_a_file_that_fails_to_import_can_be_mended_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "mended.py"
+    path.write_text("raise RuntimeError('broken')")
+    with pytest.raises(RuntimeError, match="broken"):
+        load_environment(path)
+    path.write_text(SOURCE.format(name="mended") + "# other length, so that no stale bytecode is used\n")
+    assert load_environment(path).name == "mended"
+
+
+def test_a_file_in_a_package_is_imported_by_its_dotted_name(tmp_path: Path) -> None:
+    package = tmp_path / "upcycle_test_project" / "incident"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "world.py").write_text("NAME = 'packaged'\n")
+    (package / "env.py").write_text(
+        "from upcycle import Environment\n"
+        "from upcycle_test_project.incident.world import NAME\n"
+        "env = Environment(NAME)\n"
+    )
+    assert load_environment(package / "env.py").name == "packaged"
+    assert "upcycle_test_project.incident.env" in sys.modules
+    assert "world" not in sys.modules
+
+
+def test_importing_the_sdk_is_light() -> None:
+    program = (
+        "import sys, time\n"
+        "started = time.process_time()\n"
+        "from upcycle import Environment, Taskset, EvaluationResult\n"
+        "cost = time.process_time() - started\n"
+        "heavy = {'torch', 'grpc', 'google.protobuf', 'pydantic', 'mcp', 'aiohttp', 'opentelemetry'}\n"
+        "print(cost, sorted(heavy & set(sys.modules)))\n"
+    )
+    costs = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        cost, heavy = done.stdout.split(maxsplit=1)
+        assert heavy.strip() == "[]"
+        costs.append(float(cost))
+    assert min(costs) < 0.15
+
+
+def test_unknown_names_of_the_package_list_the_known_ones() -> None:
+    import upcycle
+
+    with pytest.raises(AttributeError, match=r"it offers .*Environment"):
+        upcycle.Enviroment  # noqa: B018
+    assert "Taskset" in dir(upcycle)
+
+
+def test_serving_prints_its_port_and_ends_on_sigterm(environment_file: Path) -> None:
+    command = [sys.executable, "-m", "upcycle.environment.serve", str(environment_file), "--no-mcp"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("UPCYCLE_SERVE_PORT=")
+        assert 0 < int(line.partition("=")[2]) < 65536
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(10) == 0
+        assert time.monotonic() - started < 5
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,153 @@
+"""Tasks and tasksets: content-hashed, unique, immutable, the same from every kind of file."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upcycle import Environment, Task, Taskset
+from upcycle.environment import load_environment
+from upcycle.errors import ArgumentsInvalid, TasksetInvalid, UnknownName
+from upcycle.tasks import EnvironmentRef, task_digest, taskset_digest
+from upcycle.wire import taskset_from_wire
+
+
+@pytest.fixture
+def env(environment_file: Path) -> Environment:
+    return load_environment(environment_file)
+
+
+def test_a_task_is_its_content(env: Environment) -> None:
+    investigate = env.scenarios["investigate"]
+    one = investigate.task(query="500s", slug="first", family="http")
+    assert (one.slug, one.family, one.args, one.scenario) == (
+        "first",
+        "http",
+        {"query": "500s"},
+        "investigate",
+    )
+    assert one.environment == EnvironmentRef("small-incident", path=env.source)
+    # printf '%s' '["small-incident","investigate",{"query":"500s"}]' | sha256sum
+    assert one.digest == "20cac8ef051fd85fe54275a9cf6d21e7c0d2fca2f9f4f727cee2546c203c0c5d"
+    assert investigate(query="500s").digest == one.digest
+    assert investigate(query="500s").slug == f"investigate-{one.digest[:12]}"
+    assert investigate(query="501s").digest != one.digest
+    assert investigate(query="500s", expected="pool").digest != one.digest
+    moved = dataclasses.replace(one, environment=EnvironmentRef("small-incident", url="tcp://elsewhere:1"))
+    assert moved.digest == one.digest
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.slug = "other"  # type: ignore[misc]
+
+
+def test_digests_do_not_depend_on_how_arguments_are_written() -> None:
+    assert task_digest("e", "s", '{"b": 1, "a": [1, 2]}') == task_digest("e", "s", '{"a":[1,2],"b":1}')
+    assert task_digest("e", "s", '{"a": 1}') != task_digest("e", "s", '{"a": "1"}')
+    assert taskset_digest("train", ["x", "y"]) != taskset_digest("train", ["y", "x"])
+    assert taskset_digest("train", ["x"]) != taskset_digest("held_out", ["x"])
+
+
+def test_arguments_are_checked_where_the_task_is_written(env: Environment) -> None:
+    with pytest.raises(ArgumentsInvalid, match="missing argument 'query'"):
+        env.scenarios["investigate"].task()
+    with pytest.raises(ArgumentsInvalid, match="expected a string, got 3"):
+        env.scenarios["investigate"].task(query=3)
+    with pytest.raises(TasksetInvalid, match="limit 65536"):
+        env.scenarios["investigate"].task(query="x" * 70_000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"slug": " "},
+        {"slug": "a\nb"},
+        {"slug": "x" * 201},
+        {"family": ""},
+        {"scenario": ""},
+        {"args_json": "[]"},
+        {"args_json": "{"},
+    ],
+)
+def test_a_malformed_task_is_refused(fields: dict[str, str]) -> None:
+    given = {"slug": "s", "scenario": "sum", **fields}
+    with pytest.raises(TasksetInvalid):
+        Task(EnvironmentRef("e", path="/e.py"), **given)
+
+
+def test_a_taskset_has_unique_slugs_one_environment_and_a_split(env: Environment) -> None:
+    one, two = env.scenarios["investigate"](query="1"), env.scenarios["investigate"](query="2")
+    taskset = Taskset("mine", [one, two], split="held_out")
+    assert len(taskset) == 2
+    assert list(taskset) == [one, two]
+    assert taskset.digest == taskset_digest("held_out", [one.digest, two.digest])
+    assert Taskset("other name", [one, two], split="held_out").digest == taskset.digest
+    elsewhere = dataclasses.replace(two, environment=EnvironmentRef("another", path="/x.py"))
+    bad: list[tuple[list[Any], str, str]] = [
+        ([one, one], "train", "occurs twice"),
+        ([], "train", "0 tasks"),
+        ([one, elsewhere], "train", "one taskset per environment"),
+        ([one, "two"], "train", "not a Task"),
+        ([one], "test", "'train' or 'held_out'"),
+    ]
+    for tasks, split, text in bad:
+        with pytest.raises(TasksetInvalid, match=text):
+            Taskset("mine", tasks, split=split)  # type: ignore[arg-type]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        taskset.split = "train"  # type: ignore[misc]
+
+
+def test_files_of_every_kind_hold_the_same_taskset(env: Environment, tmp_path: Path) -> None:
+    tasks = [env.scenarios["investigate"](query=str(n), slug=f"q{n}") for n in range(3)]
+    taskset = Taskset("mine", tasks, split="held_out")
+    for name in ("t.json", "t.jsonl"):
+        taskset.save(tmp_path / name)
+        assert Taskset.load(tmp_path / name) == taskset
+        assert Taskset.load(tmp_path / name).digest == taskset.digest
+    assert taskset_from_wire(taskset.to_wire()) == taskset
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text("".join(json.dumps(task.to_json()) + "\n" for task in tasks))
+    assert [task.slug for task in Taskset.load(bare)] == ["q0", "q1", "q2"]
+
+
+def test_a_tasks_py_offers_its_tasksets_tasks_and_lists(environment_file: Path) -> None:
+    path = environment_file.parent / "tasks.py"
+    path.write_text(
+        "from env import env\n"
+        "from upcycle import Taskset\n"
+        "ask = env.scenarios['investigate']\n"
+        "train = Taskset('training', [ask(query='a')])\n"
+        "held = [ask(query='b'), ask(query='c')]\n"
+    )
+    assert [task.args["query"] for task in Taskset.load(path, "training")] == ["a"]
+    assert len(Taskset.load(path, "held")) == 2
+    with pytest.raises(UnknownName, match="it has held, training"):
+        Taskset.load(path)
+    with pytest.raises(UnknownName, match="no taskset 'test'"):
+        Taskset.load(path, "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("t.json", "[1]", "not a taskset"),
+        ("t.json", "{nope", "not JSON"),
+        ("t.json", '{"tasks": [], "colour": 1}', "unknown field 'colour'"),
+        ("t.json", '{"tasks": [{"scenario": "s"}]}', "needs 'scenario' and 'environment'"),
+        ("t.jsonl", '{"name": "n"}\n{"scenario": "s", "colour": 1}', "unknown field 'colour'"),
+        ("t.jsonl", '{"name": "n", "environment": {"name": ""}}\n{"scenario": "s"}', "malformed"),
+        ("t.yaml", "", "cannot load a taskset from '.yaml'"),
+        ("t.py", "x = 1", "defines no tasks"),
+    ],
+)
+def test_files_that_hold_no_taskset_say_why(tmp_path: Path, name: str, content: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(TasksetInvalid, match=text):
+        Taskset.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for name in ("t.json", "t.py"):
+        with pytest.raises(UnknownName, match="no such file"):
+            Taskset.load(tmp_path / name)

@@ -18,12 +18,13 @@ from checkpoint_registry.ports import Judge
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from event_bus import Delivery, Later, Poison
+from sql_store import StoreError
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
 
 EVENTS: Sequence[type[Message]] = (CheckpointSaved, RunFinished)
-_PEER_RETRY_S = 2.0
+_RETRY_S = 2.0
 
 
 class RegistryHandlers:
@@ -35,13 +36,19 @@ class RegistryHandlers:
         self._judge = judge
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Dispatches by type."""
-        if isinstance(delivery.message, CheckpointSaved):
-            await self._on_checkpoint_saved(delivery.message, _traceparent())
-        elif isinstance(delivery.message, RunFinished):
-            await self._on_run_finished(delivery.message)
+        """Dispatches by type. An outage around us is no failure of the event."""
+        try:
+            await self._dispatch(delivery.message)
+        except (PeerUnavailable, StoreError) as error:
+            raise Later(_RETRY_S, str(error)) from error
+
+    async def _dispatch(self, message: Message) -> None:
+        if isinstance(message, CheckpointSaved):
+            await self._on_checkpoint_saved(message, _traceparent())
+        elif isinstance(message, RunFinished):
+            await self._on_run_finished(message)
         else:
-            raise Poison(f"{type(delivery.message).__name__} is nothing that the registry consumes")
+            raise Poison(f"{type(message).__name__} is nothing that the registry consumes")
 
     async def _on_checkpoint_saved(self, event: CheckpointSaved, traceparent: str) -> None:
         try:
@@ -56,8 +63,6 @@ class RegistryHandlers:
             return
         try:
             evaluation = await self._evidence.collect(event.run_id)
-        except PeerUnavailable as error:
-            raise Later(_PEER_RETRY_S, str(error)) from error
         except PeerRefused as error:
             raise Poison(str(error)) from error
         if evaluation is not None:

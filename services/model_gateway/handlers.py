@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from model_gateway.usecases.access import Access
 from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.promotions import Promotions
 from model_gateway.usecases.relay import Answer, OpenStream, Relay
+
+log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _CLIENT_CLOSED = 499
@@ -105,6 +108,12 @@ class OpenAiHandlers:
         except (asyncio.CancelledError, ConnectionResetError):
             exchange.status = exchange.status or _CLIENT_CLOSED
             raise
+        except Exception:
+            log.exception("request_failed", extra={"request_id": exchange.request_id})
+            if exchange.first_byte_s is not None:
+                raise
+            message = f"internal error; the gateway's log has it under {exchange.request_id}"
+            response = refusal(GatewayError(message), exchange)
         finally:
             self._in_flight -= 1
             telemetry.IN_FLIGHT.dec()

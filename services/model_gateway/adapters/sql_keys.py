@@ -1,4 +1,7 @@
-"""API keys in SQL, with a short memory: a key that was created or revoked elsewhere counts within seconds."""
+"""API keys in SQL, with a short memory: a key that was created or revoked elsewhere counts within seconds.
+
+While the database is away, keys that were seen before stay as they were.
+"""
 
 import secrets
 import time
@@ -10,8 +13,9 @@ from typing import Final
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from model_gateway.adapters import tables
+from model_gateway.domain.errors import KeysUnavailable
 from model_gateway.domain.keys import ApiKey, format_key, hash_secret
-from sql_store import Database
+from sql_store import Database, StoreError
 
 _REMEMBERED_S: Final = 2.0
 _MAX_REMEMBERED: Final = 4096
@@ -32,7 +36,12 @@ class SqlKeyStore:
         remembered = self._remembered.get(key_id)
         if remembered is not None and time.monotonic() - remembered[0] < _REMEMBERED_S:
             return remembered[1]
-        found = await self._db.run(lambda connection: _find(connection, key_id))
+        try:
+            found = await self._db.run(lambda connection: _find(connection, key_id))
+        except StoreError as error:
+            if remembered is not None:
+                return remembered[1]
+            raise KeysUnavailable(f"keys cannot be read now: {error}") from error
         self._remembered[key_id] = (time.monotonic(), found)
         self._remembered.move_to_end(key_id)
         while len(self._remembered) > _MAX_REMEMBERED:

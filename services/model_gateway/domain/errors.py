@@ -35,6 +35,12 @@ class NotAuthenticated(GatewayError):
         super().__init__("send a valid API key as `Authorization: Bearer up_...`")
 
 
+class KeysUnavailable(GatewayError):
+    """Nobody can be authenticated now; that is our trouble, not the caller's."""
+
+    status, kind, code = 503, "server_error", "keys_unavailable"
+
+
 class NotAllowed(GatewayError):
     """A valid key that may not do this."""
 

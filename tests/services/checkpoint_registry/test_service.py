@@ -175,6 +175,7 @@ async def stack(
     settings = CheckpointRegistrySettings(
         grpc_port=free_port,
         gate_poll_s=0.2,
+        max_import_bytes=4096,
         bus=BusSettings(url=nats_url),
         s3=s3_settings,
         sql=SqlSettings(data_dir=tmp_path / "sql"),
@@ -261,6 +262,37 @@ async def test_a_bad_import_changes_nothing(
             await upload(stub, model, files)
         assert str(stack.settings.sql.data_dir) not in refused.value.message
         assert not (await stub.ListModels(pb.ListModelsRequest())).models
+
+
+async def test_an_upload_has_a_header_and_whole_files(stack: Stack) -> None:
+    header = pb.ImportModelRequest(header=pb.ImportHeader(model="odd"))
+
+    def chunk(name: str, data: bytes = b"{}") -> pb.ImportModelRequest:
+        return pb.ImportModelRequest(chunk=pb.FileChunk(name=name, data=data))
+
+    async def refused(messages: list[pb.ImportModelRequest], why: str) -> None:
+        async def send() -> AsyncIterator[pb.ImportModelRequest]:
+            for message in messages:
+                yield message
+
+        with pytest.raises(RemoteRefused, match=why), remote_errors("import"):
+            await stub.ImportModel(send())
+
+    async with stack.registry() as stub:
+        await refused([], "first message")
+        await refused([chunk("config.json")], "first message")
+        await refused([header, header], "chunks of files only")
+        await refused([header, chunk("a.json"), chunk("b.json"), chunk("a.json")], "two places")
+        await refused([header, chunk("/etc/passwd")], "plain relative path")
+        await refused([header, chunk("a.json", b"x" * 5000)], "larger than 4096 bytes")
+
+
+async def test_a_poisoned_checkpoint_leaves_the_rest_running(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        await stack.save("never-imported", 1, common_pb2.BlobRef(key="k", sha256="s", size_bytes=1))
+        base = (await upload(stub, "sound", policy())).base
+        await stack.save("sound", 1, base.manifest)
+        assert (await stack.fact(events_pb2.CheckpointPromoted, "sound")).version == 1
 
 
 async def test_a_fork_shares_files_and_has_its_own_tree(stack: Stack) -> None:

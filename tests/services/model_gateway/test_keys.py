@@ -19,7 +19,7 @@ from tests.services.model_gateway.engine_double import EngineDouble, engine
 from model_gateway.adapters.sql_keys import SqlKeyStore
 from model_gateway.adapters.sql_tables import BadBootstrapKey, Tables
 from model_gateway.cli import run_command
-from model_gateway.domain.errors import NotAuthenticated
+from model_gateway.domain.errors import KeysUnavailable, NotAuthenticated
 from model_gateway.domain.keys import bearer, check, parse_key
 from sql_store import Database
 
@@ -67,6 +67,16 @@ async def test_a_revoked_key_is_nobodys(keys: SqlKeyStore) -> None:
     assert not await keys.revoke(key.key_id, NOW)
     with pytest.raises(NotAuthenticated):
         check(parse_key(text), await keys.find(key.key_id))
+
+
+async def test_known_keys_outlive_an_outage_of_the_database(keys: SqlKeyStore) -> None:
+    key, _ = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
+    assert await keys.find(key.key_id) == key
+    await keys._db.stop()
+    keys._remembered[key.key_id] = (0.0, key)
+    assert await keys.find(key.key_id) == key
+    with pytest.raises(KeysUnavailable):
+        await keys.find("stranger1234")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""MCP in both directions, with real servers: a program on stdio, streamable HTTP, our own tools served."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from mcp import Client
+
+from upcycle import Environment
+from upcycle.environment import load_environment
+from upcycle.environment.channel import ControlChannel
+from upcycle.environment.channel.tunnels import Forwarder
+from upcycle.environment.serve import serve
+from upcycle.errors import DefinitionError, ToolFailed
+
+WEATHER = str(Path(__file__).with_name("mcp_weather.py"))
+STDIO = {"command": sys.executable, "args": [WEATHER]}
+
+
+@asynccontextmanager
+async def opened(env: Environment) -> AsyncIterator[Environment]:
+    await env.open()
+    try:
+        yield env
+    finally:
+        await env.close()
+
+
+@pytest.fixture
+def weather_url() -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, WEATHER, "http"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+async def use_weather(env: Environment) -> None:
+    spec = env.tools["forecast"].spec
+    assert spec.description == "Tomorrow's weather."
+    assert spec.parameters["properties"]["city"]["type"] == "string"
+    assert (await env.call_tool("forecast", {"city": "Kiel"})).text == "rain in Kiel"
+    failed = await env.call_tool("broken", {})
+    assert failed.is_error
+    assert "broken" in failed.text
+
+
+async def test_a_program_on_stdio_lends_its_tools() -> None:
+    env = Environment("attached")
+    env.connect_mcp_config({"weather": STDIO})
+    assert env.attaches_tools
+    assert not env.tools  # nothing is started by declaring
+    async with opened(env):
+        await use_weather(env)
+
+
+async def test_a_server_on_streamable_http_lends_its_tools(weather_url: str) -> None:
+    env = Environment("attached")
+    env.connect_mcp_config({"weather": {"url": weather_url, "headers": {"x-test": "1"}}})
+    async with opened(env):
+        await use_weather(env)
+
+
+async def test_a_name_that_is_taken_is_prefixed() -> None:
+    env = Environment("attached")
+
+    @env.tool()
+    def forecast(city: str) -> str:
+        return f"our own word on {city}"
+
+    env.connect_mcp_config({"weather": STDIO})
+    async with opened(env):
+        assert (await env.call_tool("forecast", {"city": "x"})).text == "our own word on x"
+        assert (await env.call_tool("weather__forecast", {"city": "x"})).text == "rain in x"
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    env = Environment("attached")
+    env.connect_mcp_config({"away": {"url": "http://127.0.0.1:9/mcp"}})
+    with pytest.raises(ToolFailed, match="MCP server 'away'"):
+        await env.open()
+
+
+@pytest.mark.parametrize(
+    ("server", "text"),
+    [
+        ({}, "neither 'command' nor 'url'"),
+        ({"command": "x", "urls": "y"}, "unknown field 'urls'"),
+        ({"url": "x", "env": {}}, "unknown field 'env'"),
+    ],
+)
+def test_a_malformed_config_is_refused(server: dict[str, object], text: str) -> None:
+    with pytest.raises(DefinitionError, match=text):
+        Environment("e").connect_mcp_config({"one": server})
+
+
+async def test_our_tools_as_an_mcp_server(environment_file: Path) -> None:
+    env = load_environment(environment_file)
+    async with Client(env.serve_mcp()) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert tools["search_logs"].description == "Find log lines."
+        result = await client.call_tool("search_logs", {"service": "db", "limit": 1})
+        assert not result.is_error
+        assert "db: line 0" in str(result.content)
+        assert (await client.call_tool("broken", {})).is_error
+
+
+async def test_a_served_environment_offers_its_tools_through_the_tunnel(
+    environment_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = load_environment(environment_file)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(env, host="127.0.0.1", port=0, with_mcp=True, stop=stop))
+    url = f"tcp://127.0.0.1:{await _port(capfd)}"
+    channel = await ControlChannel.connect(url)
+    welcome = await channel.hello()
+    (binding,) = welcome.bindings
+    assert (binding["name"], binding["protocol"]) == ("mcp", "mcp/2025-11-25")
+    async with Forwarder(url, "mcp") as forwarder, Client(forwarder.local(binding["url"])) as client:
+        result = await client.call_tool("search_logs", {"service": "web", "limit": 1})
+        assert "web: line 0" in str(result.content)
+    await channel.close()
+    stop.set()
+    await asyncio.wait_for(serving, 10)
+
+
+async def _port(capfd: pytest.CaptureFixture[str]) -> int:
+    printed = ""
+    async with asyncio.timeout(10):
+        while "\n" not in printed:
+            await asyncio.sleep(0.02)
+            printed += capfd.readouterr().out
+    return int(printed.partition("UPCYCLE_SERVE_PORT=")[2].split()[0])

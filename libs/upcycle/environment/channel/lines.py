@@ -23,6 +23,7 @@ class LineProtocol(asyncio.Protocol):
         self.closed = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport | None = None
         self._raw_sink: asyncio.Transport | None = None
+        self._raw_source: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio's callback."""
@@ -62,10 +63,14 @@ class LineProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """asyncio's callback."""
         self._writable.clear()
+        if self._raw_source is not None:
+            self._raw_source.pause_reading()
 
     def resume_writing(self) -> None:
         """asyncio's callback."""
         self._writable.set()
+        if self._raw_source is not None:
+            self._raw_source.resume_reading()
 
     async def read_line(self) -> bytes:
         """The next line without its newline. Raises FrameTooLarge, or ChannelClosed at the end."""
@@ -89,14 +94,20 @@ class LineProtocol(asyncio.Protocol):
         if not self._writable.is_set():
             await self._writable.wait()
 
-    def splice(self, sink: asyncio.Transport) -> None:
-        """From now on every byte goes to `sink`, what was buffered first."""
-        self._raw_sink = sink
+    def splice(self, other: "LineProtocol") -> None:
+        """From now on every byte goes to the other connection, what was buffered first, as fast as it takes
+        them.
+
+        When one of the two ends, so does the other.
+        """
+        if self.transport is None or other.transport is None:
+            raise ChannelClosed("a connection ended before it was spliced")
+        self._raw_sink, other._raw_source = other.transport, self.transport
         rest = b"".join(line + b"\n" for line in self._lines) + bytes(self._partial)
         self._lines.clear()
         self._partial.clear()
         if rest:
-            sink.write(rest)
+            other.transport.write(rest)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -212,15 +212,14 @@ class Connection:
         where = urlsplit(binding.url)
         try:
             async with asyncio.timeout(TUNNEL_CONNECT_TIMEOUT_S):
-                far, far_lines = await asyncio.get_running_loop().create_connection(
+                _, far = await asyncio.get_running_loop().create_connection(
                     LineProtocol, where.hostname or "127.0.0.1", where.port or 80
                 )
         except (OSError, TimeoutError) as error:
             raise ChannelError(frames.SERVER_ERROR, f"cannot reach capability {name!r}: {error}") from error
         await self._send(frames.result_frame(frame.get("id"), {"capability": name}))
-        if self._lines.transport is not None:
-            far_lines.splice(self._lines.transport)
-            self._lines.splice(far)
+        far.splice(self._lines)
+        self._lines.splice(far)
         await self._lines.closed
 
     def _current(self) -> Session:

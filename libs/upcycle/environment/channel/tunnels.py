@@ -1,6 +1,7 @@
 """A capability of a served environment as an address on this machine: each connection is tunnelled."""
 
 import asyncio
+import logging
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -9,6 +10,8 @@ from upcycle.environment.channel.frames import ChannelClosed, ChannelError
 from upcycle.environment.channel.lines import LineProtocol
 
 OPEN_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class Forwarder:
@@ -24,7 +27,16 @@ class Forwarder:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        loop = asyncio.get_running_loop()
+
+        class Accepted(LineProtocol):
+            def connection_made(accepted, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                task = loop.create_task(self._tunnel(accepted))
+                self._connections.add(task)
+                task.add_done_callback(self._connections.discard)
+
+        self._server = await loop.create_server(Accepted, "127.0.0.1", 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -42,22 +54,17 @@ class Forwarder:
         user = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
         return urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{port}"))
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+    async def _tunnel(self, near: LineProtocol) -> None:
         try:
             far = await self._open_tunnel()
-            far_writer = far.transport
-            if far_writer is None:
-                return
-            far.splice(writer.transport)  # type: ignore[arg-type]
-            while data := await reader.read(1 << 16):
-                await far.send(data)
-            far_writer.close()
-        except (ChannelError, ChannelClosed, OSError, TimeoutError):
-            writer.close()
+            far.splice(near)
+            near.splice(far)
+            await near.closed
+        except (ChannelError, ChannelClosed, OSError, TimeoutError) as error:
+            log.warning("tunnel_refused", extra={"capability": self._capability, "error": str(error)})
+        finally:
+            if near.transport is not None:
+                near.transport.close()
 
     async def _open_tunnel(self) -> LineProtocol:
         async with asyncio.timeout(OPEN_TIMEOUT_S):

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sql_store import Database, StoreError, StoreFull, enqueue
 from trajectory_store import wire
 from trajectory_store.adapters.rows import episode_of, row_of
-from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER
+from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER, UNCHECKED, UNSETTLED
 from trajectory_store.domain import (
     Delta,
     Episode,
@@ -96,12 +96,7 @@ class SqlIndex:
 
     async def unchecked(self, limit: int) -> list[Episode]:
         """Bodies nobody has looked at."""
-        query = (
-            select(EPISODES)
-            .where(~EPISODES.c.body_checked, EPISODES.c.body_key.is_not(None))
-            .order_by(EPISODES.c.recorded_us)
-            .limit(limit)
-        )
+        query = select(EPISODES).where(UNCHECKED).order_by(EPISODES.c.recorded_us).limit(limit)
         return await self._run(lambda connection: _episodes(connection, query))
 
     async def checked(self, episode_ids: Sequence[str]) -> None:
@@ -222,7 +217,7 @@ def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
     one_run = (lambda table: table.c.run_id == run_id) if run_id else (lambda table: true())
     counts = select(LEDGER.c.state, LEDGER.c.reason, func.sum(LEDGER.c.count)).where(one_run(LEDGER))
     alarms = select(func.sum(ALARMS.c.conflicts), func.sum(ALARMS.c.trained_twice)).where(one_run(ALARMS))
-    unsettled = and_(~EPISODES.c.settled, one_run(EPISODES))
+    unsettled = and_(UNSETTLED, one_run(EPISODES))
     oldest = select(func.min(EPISODES.c.since_us)).where(unsettled)
     named = select(EPISODES).where(unsettled).order_by(EPISODES.c.since_us).limit(num_unsettled)
     conflicts, trained_twice = connection.execute(alarms).one()

@@ -18,6 +18,10 @@ from sqlalchemy import (
 from sql_store import outbox_table
 
 METADATA = MetaData()
+
+# Queries must use these very texts: SQLite takes a partial index only for the condition it was made with.
+UNSETTLED = text("NOT settled")
+UNCHECKED = text("NOT body_checked AND body_key IS NOT NULL")
 OUTBOX = outbox_table(METADATA)
 
 EPISODES = Table(
@@ -69,14 +73,14 @@ EPISODES = Table(
         "ix_episodes_unsettled",
         "run_id",
         "since_us",
-        sqlite_where=text("NOT settled"),
-        postgresql_where=text("NOT settled"),
+        sqlite_where=UNSETTLED,
+        postgresql_where=UNSETTLED,
     ),
     Index(
         "ix_episodes_unchecked",
         "recorded_us",
-        sqlite_where=text("NOT body_checked AND body_key IS NOT NULL"),
-        postgresql_where=text("NOT body_checked AND body_key IS NOT NULL"),
+        sqlite_where=UNCHECKED,
+        postgresql_where=UNCHECKED,
     ),
 )
 

@@ -9,7 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from google.protobuf.message import Message
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, event, func, select
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
@@ -214,3 +214,36 @@ async def test_two_replicas_that_fold_the_same_facts_at_once_count_them_once(
 async def _settled_without_record(db: Database) -> int:
     query = select(func.count()).where(EPISODES.c.settled, EPISODES.c.body_key.is_(None))
     return int(await db.run(lambda connection: connection.execute(query).scalar_one()))
+
+
+async def test_what_is_asked_often_is_answered_from_an_index(sqlite_db: Database) -> None:
+    """At a million episodes a scan takes half a second; SQLite says what it would do."""
+    statements: list[str] = []
+
+    def spy(connection: Connection) -> None:
+        def note(_: object, __: object, statement: str, *___: object) -> None:
+            statements.append(statement)
+
+        event.listen(connection.engine, "before_cursor_execute", note)
+
+    index = SqlIndex(sqlite_db)
+    await sqlite_db.run(spy)
+    await index.ledger("", 1000)
+    await index.ledger("run-1", 1000)
+    await index.unchecked(32)
+    await index.page(Filter(run_id="run-1"), None, 10)
+    await index.page(Filter(), None, 10)
+    await index.changes(Filter(), 5, 10)
+    selects = [statement for statement in statements if "FROM episodes" in statement]
+    assert len(selects) == 8
+
+    def plans(connection: Connection) -> dict[str, str]:
+        found = {}
+        for statement in selects:
+            values = (1,) * statement.count("?")
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            found[statement] = "; ".join(str(row[3]) for row in rows)
+        return found
+
+    for statement, plan in (await sqlite_db.run(plans)).items():
+        assert "USING" in plan, f"{plan}: {statement}"

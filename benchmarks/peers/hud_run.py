@@ -1,6 +1,7 @@
 """Episodes per second of HUD 0.6.21's SubprocessRuntime with an agent that answers at once; one JSON line.
 
-Runs in an environment of its own (`pip install hud==0.6.21 'typer<0.29'`): python hud_run.py EPISODES CONCURRENCY
+Runs in an environment of its own (`pip install hud==0.6.21 'typer<0.29'`):
+python hud_run.py EPISODES CONCURRENCY
 """
 
 import asyncio
@@ -36,7 +37,9 @@ async def main() -> None:
     job = await Taskset("bench", tasks).run(Instant(), runtime=runtime, max_concurrent=concurrency)
     seconds = time.perf_counter() - began
     rewards = [run.reward for run in job.runs]
-    print(json.dumps({"episodes": len(rewards), "seconds": seconds, "mean_reward": sum(rewards) / len(rewards)}))
+    print(
+        json.dumps({"episodes": len(rewards), "seconds": seconds, "mean_reward": sum(rewards) / len(rewards)})
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""Episodes through the whole platform with an engine that costs nothing, beside a bare loop and HUD.
+
+Every episode: planned, queued on the bus, played in an isolated process of its own, recorded in the object
+store, graded, indexed, settled in the ledger.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from benchmarks import hud
+from benchmarks.echo import echo, taskset
+from benchmarks.figures import Figure, Limit, against, percentile
+from benchmarks.options import Options
+from benchmarks.stacks import Bench, BenchmarkFailed, evaluation, instant_bench
+from upcycle.api.taskset.v1.taskset_pb2 import Run
+from upcycle.api.trajectory.v1.service_pb2 import (
+    GetLedgerRequest,
+    ListTrajectoriesRequest,
+    TrajectoryFilter,
+)
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
+from upcycle.scenario import Answer
+
+CONCURRENCIES = (4, 16)
+TARGET_RATIO = 30.0
+_LEDGER_S = 60.0
+
+
+async def measure(options: Options) -> list[Figure]:
+    """Throughput at each concurrency beside HUD's, then what one episode waits for."""
+    figures = []
+    for concurrency in CONCURRENCIES:
+        theirs = await hud.throughput(
+            options.sized(48, 6), concurrency, repeats=options.repeats(3), folder=options.scratch
+        )
+        ours = await _throughput(options, ROLLOUT_SAMPLER_EVAL_SLOTS=str(concurrency))
+        figures.append(
+            Figure(
+                f"whole platform, {concurrency} at once",
+                "episodes/s",
+                ours,
+                against(f"HUD {hud.VERSION} SubprocessRuntime", ours, theirs, "episodes/s"),
+                Limit(TARGET_RATIO, "×", at_most=False, of_ratio=True),
+            )
+        )
+    as_shipped = await _throughput(options)
+    figures.append(Figure("whole platform, default settings", "episodes/s", as_shipped))
+    return [*figures, *await _overheads(options)]
+
+
+async def _throughput(options: Options, **env: str) -> tuple[float, ...]:
+    """Episodes per second from SubmitRun to a run that is completed, repeated."""
+    count = options.sized(512, 32)
+    rates = []
+    async with instant_bench(**env) as bench:
+        await bench.register(tasks := taskset(count))
+        await _play(bench, tasks.name, count)
+        for _ in range(options.repeats(5)):
+            began = time.perf_counter()
+            await _play(bench, tasks.name, count)
+            rates.append(count / (time.perf_counter() - began))
+    return tuple(rates)
+
+
+async def _play(bench: Bench, name: str, count: int) -> Run:
+    """One evaluation; all of it graded, all of it right."""
+    run = await bench.complete(evaluation(name))
+    graded = run.counts.by_state["evaluated"]
+    if graded != count or run.success_rate != 1.0:
+        raise BenchmarkFailed(f"{graded} of {count} episodes were graded, success {run.success_rate:g}")
+    return run
+
+
+async def _overheads(options: Options) -> list[Figure]:
+    """Seconds from requested to graded with one episode in flight, beside the same scenarios in a loop."""
+    count, repeats = options.sized(200, 8), options.repeats(3)
+    spans: list[list[float]] = []
+    async with instant_bench(SCENARIO_RUNNER_EVAL_EPISODES_IN_FLIGHT="1") as bench:
+        await bench.register(tasks := taskset(count))
+        await _play(bench, tasks.name, count)
+        for _ in range(repeats):
+            run = await _play(bench, tasks.name, count)
+            spans.append([span * 1e3 for span in await _requested_to_graded(bench, run)])
+    bare = [1e3 / await _bare_loop(count) for _ in range(repeats)]
+    note = f"the same scenarios in a bare loop: {min(bare):.3f} ms"
+    return [
+        Figure(
+            f"overhead of one episode, requested to graded, p{percent}",
+            "ms",
+            tuple(percentile(run_spans, percent) for run_spans in spans),
+            note=note,
+        )
+        for percent in (50, 99)
+    ]
+
+
+async def _requested_to_graded(bench: Bench, run: Run) -> list[float]:
+    """Seconds per episode, by the store's own time stamps."""
+    await _settled(bench, run.run_id)
+    return [
+        summary.graded_at.ToMicroseconds() / 1e6 - summary.ledger.requested_at.ToMicroseconds() / 1e6
+        for summary in await _summaries(bench, run.run_id)
+    ]
+
+
+async def _settled(bench: Bench, run_id: str) -> None:
+    async with asyncio.timeout(_LEDGER_S):
+        while True:
+            request = GetLedgerRequest(run_id=run_id)
+            ledger = await bench.platform.trajectories.GetLedger(request, timeout=10)
+            if ledger.requested and not ledger.in_flight:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def _summaries(bench: Bench, run_id: str) -> Sequence[TrajectorySummary]:
+    request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=run_id), page_size=1000)
+    listed = await bench.platform.trajectories.ListTrajectories(request, timeout=30)
+    return listed.trajectories
+
+
+async def _bare_loop(count: int) -> float:
+    """Episodes per second in this process: no isolation, no record, no queue."""
+    began = time.perf_counter()
+    for number in range(count):
+        play = echo.play({"number": number})
+        await play.start()
+        result = await play.grade(Answer(str(number)))
+        assert result.score == 1.0
+    return count / (time.perf_counter() - began)

@@ -1,0 +1,140 @@
+"""The whole platform, as real processes, for the time of a measurement."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_stack import Stack, StackSettings
+from local_stack.importing import import_policy
+from service_kit.leash import leashed
+from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PolicySelector
+from upcycle.api.registry.v1.registry_pb2 import ENGINE_STATE_READY, EngineLease
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, RenewEngineLeaseRequest
+from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetRequest
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec, SamplingConfig
+from upcycle.cli import watching
+from upcycle.platform import Addresses, Platform
+from upcycle.tasks import Taskset
+from upcycle.wire import taskset_to_wire
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+POLICY_DIR = REPOSITORY / "examples" / "incident" / "policy"
+MODEL = "incident"
+RUN_LIMIT_S = 600.0
+_RENEW_S, _TTL_S = 10.0, 60.0
+
+
+class BenchmarkFailed(Exception):
+    """What was measured did not do what it is measured for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A running platform and a client of it."""
+
+    stack: Stack
+    platform: Platform
+    addresses: Addresses
+
+    async def register(self, taskset: Taskset) -> None:
+        """Make a taskset known."""
+        request = RegisterTasksetRequest(taskset=taskset_to_wire(taskset))
+        await self.platform.tasksets.RegisterTaskset(request, timeout=60)
+
+    async def complete(self, spec: RunSpec) -> Run:
+        """Submit a run and follow it to its end. Raises BenchmarkFailed where it does not complete."""
+        run = await watching.submit(self.platform, spec)
+        done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+        if done.state != RUN_STATE_COMPLETED:
+            raise BenchmarkFailed(f"run {done.run_id} did not complete: {done.failure}")
+        return done
+
+
+@asynccontextmanager
+async def bench(
+    *, model: str | None = None, extra_env: Mapping[str, str] | None = None
+) -> AsyncIterator[Bench]:
+    """Everything up, in a folder that is removed afterwards. model: start policy engines for it, on the
+    incident policy."""
+    with tempfile.TemporaryDirectory(prefix="upcycle-bench-") as folder:
+        settings = StackSettings(
+            data_dir=Path(folder),
+            model=model,
+            model_dir=POLICY_DIR if model else None,
+            environment_roots=(REPOSITORY,),
+            ephemeral_ports=True,
+            extra_env=extra_env or {},
+        )
+        async with Stack(settings) as stack:
+            addresses = Addresses(stack.peers, "the benchmark's stack", stack.gateway_key_file)
+            async with Platform(addresses) as platform:
+                yield Bench(stack, platform, addresses)
+
+
+@asynccontextmanager
+async def instant_bench(**extra_env: str) -> AsyncIterator[Bench]:
+    """The platform with the engine that answers at once on channel `latest`."""
+    async with bench(extra_env=extra_env) as running:
+        await import_policy(running.stack.peers["registry"], MODEL, POLICY_DIR, timeout_s=60)
+        async with _instant_engine() as url:
+            await _renew(running.platform, url)
+            renewing = asyncio.create_task(_keep_renewing(running.platform, url))
+            try:
+                yield running
+            finally:
+                renewing.cancel()
+
+
+def evaluation(taskset: str, *, max_tokens: int = 32) -> RunSpec:
+    """One episode of each task, by the newest weights."""
+    return RunSpec(
+        taskset=taskset,
+        purpose=PURPOSE_EVAL,
+        policy=PolicySelector(model=MODEL, channel=CHANNEL_LATEST),
+        group_size=1,
+        sampling=SamplingConfig(temperature=1.0, max_turns=6, max_tokens_per_turn=max_tokens),
+        episode_deadline_s=120,
+    )
+
+
+@asynccontextmanager
+async def _instant_engine() -> AsyncIterator[str]:
+    argv = leashed((sys.executable, "-m", "benchmarks.instant_engine", str(POLICY_DIR)))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        async with asyncio.timeout(30):
+            said = json.loads(await process.stdout.readline())
+        yield f"http://127.0.0.1:{said['port']}"
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def _keep_renewing(platform: Platform, url: str) -> None:
+    while True:
+        await asyncio.sleep(_RENEW_S)
+        await _renew(platform, url)
+
+
+async def _renew(platform: Platform, url: str) -> None:
+    base = (await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).base
+    lease = EngineLease(
+        engine_id="instant",
+        base_url=url,
+        model=MODEL,
+        channel=CHANNEL_LATEST,
+        version=base.version,
+        digest=base.digest,
+        state=ENGINE_STATE_READY,
+        engine_kind="instant",
+        manifest=base.manifest,
+    )
+    await platform.registry.RenewEngineLease(RenewEngineLeaseRequest(lease=lease, ttl_s=_TTL_S), timeout=10)

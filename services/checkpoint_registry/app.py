@@ -15,6 +15,7 @@ from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import ManageModels
+from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from event_bus.topology import CHECKPOINT_REGISTRY
 from grpc_edge import GrpcServer, Peer
@@ -62,8 +63,10 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     models, gates, leases = SqlModelStore(database), SqlGateStore(database), SqlLeaseStore(database)
     wakeups = Wakeups()
     evidence = GatherEvidence(gates, models, tasksets, _evidence_policy(settings), now=utc_now)
-    gate = RunGate(gates, models, tasksets, evidence, _gate_policy(settings), now=utc_now)
-    driver = GateDriver(gate, gates, wakeups, poll_s=settings.gate_poll_s)
+    gate = RunGate(gates, models, tasksets, evidence, GatePolicy(settings.gate_min_family_tasks), now=utc_now)
+    rollback = RollbackPolicy(settings.auto_rollback, settings.rollback_confidence)
+    head = WatchHead(gates, models, rollback, now=utc_now)
+    driver = GateDriver(gate, head, (models, gates), wakeups, poll_s=settings.gate_poll_s)
     policies = BlobPolicyStore(
         blobs,
         staging_dir=settings.staging_dir or settings.sql.data_dir / "import",
@@ -91,14 +94,6 @@ def _evidence_policy(settings: CheckpointRegistrySettings) -> EvidencePolicy:
         min_coverage=settings.gate_min_coverage,
         max_tries=settings.gate_max_tries,
         first_retry_s=settings.gate_first_retry_s,
-    )
-
-
-def _gate_policy(settings: CheckpointRegistrySettings) -> GatePolicy:
-    return GatePolicy(
-        min_family_tasks=settings.gate_min_family_tasks,
-        auto_rollback=settings.auto_rollback,
-        rollback_confidence=settings.rollback_confidence,
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
-from checkpoint_registry.ports import GateStore
+from checkpoint_registry.ports import GateStore, ModelStore
 from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.rollback import WatchHead
 from sql_store import StoreError
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,22 @@ class Wakeups:
 class GateDriver:
     """Runs the gate for every model that has a candidate under way."""
 
-    def __init__(self, gate: RunGate, store: GateStore, wakeups: Wakeups, *, poll_s: float) -> None:
+    def __init__(
+        self,
+        gate: RunGate,
+        head: WatchHead,
+        stores: tuple[ModelStore, GateStore],
+        wakeups: Wakeups,
+        *,
+        poll_s: float,
+    ) -> None:
         self._gate = gate
-        self._store = store
+        self._head = head
+        self._models, self._jobs = stores
         self._wakeups = wakeups
         self._poll_s = poll_s
+        self._is_first_round = True
+        self._unfinished: set[str] = set()
         self._trouble: str | None = None
 
     def ready(self) -> str | None:
@@ -72,18 +84,30 @@ class GateDriver:
 
     async def _round(self, woken: set[str]) -> None:
         """What a peer or the database keeps us from doing now is done in a later round."""
+        self._unfinished |= woken
         try:
-            models = woken | set(await self._store.models_with_open_jobs())
+            self._unfinished |= await self._due()
         except StoreError as error:
             self._report(str(error))
             return
-        for model in sorted(models):
+        for model in sorted(self._unfinished):
             try:
                 await self._drive(model)
             except (PeerUnavailable, PeerRefused, StoreError) as error:
                 self._report(str(error))
+            else:
+                self._unfinished.discard(model)
+
+    async def _due(self) -> set[str]:
+        """Models with a candidate under way; at first all: evidence may have come just before a crash."""
+        due = set(await self._jobs.models_with_open_jobs())
+        if self._is_first_round:
+            due |= {model.model for model in await self._models.models()}
+            self._is_first_round = False
+        return due
 
     async def _drive(self, model: str) -> None:
+        await self._head.consider(model)
         for _ in range(_MAX_STEPS):
             if not await self._gate.advance(model):
                 self._trouble = None

@@ -62,11 +62,9 @@ class RegistryHandlers:
         if event.purpose != common_pb2.PURPOSE_EVAL:
             return
         try:
-            evaluation = await self._evidence.collect(event.run_id)
+            await self._evidence.collect(event.run_id)
         except PeerRefused as error:
             raise Poison(str(error)) from error
-        if evaluation is not None:
-            await self._gate.consider_rollback(evaluation)
         self._judge.wake([event.model])
 
 

@@ -9,10 +9,10 @@ import logging
 from dataclasses import dataclass, replace
 
 from checkpoint_registry.domain.errors import HeadMoved
-from checkpoint_registry.domain.evidence import Evaluation, Evidence, combine
-from checkpoint_registry.domain.gate import GateRule, Verdict, is_significantly_worse, judge
-from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob, GateSpec, JobPhase, Judgement
-from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove, Model, checkpoint_id_of
+from checkpoint_registry.domain.evidence import Evidence
+from checkpoint_registry.domain.gate import GateRule, Verdict, judge
+from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
+from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
 from checkpoint_registry.ports import Clock, GateStore, ModelStore, Tasksets
 from checkpoint_registry.usecases.evidence import EvaluationGivenUp, GatherEvidence
 
@@ -24,12 +24,10 @@ class GatePolicy:
     """What the deployment decides about the gate; the run's GateConfig decides the rest."""
 
     min_family_tasks: int = 8
-    auto_rollback: bool = True
-    rollback_confidence: float = 0.99
 
 
 class RunGate:
-    """Moves candidates through the gate, and head back when later evidence turns against it."""
+    """Moves candidates through the gate."""
 
     def __init__(
         self,
@@ -74,61 +72,6 @@ class RunGate:
         if running:
             return await self._advance_running(running[0])
         return await self._store.start_job(queued[-1].checkpoint_id) if queued else bool(fresh)
-
-    async def consider_rollback(self, evaluation: Evaluation) -> HeadMove | None:
-        """Takes head back to where it came from when fresh evidence shows that it is worse than that.
-
-        Only what the gate promoted is taken back; a head that a person set stays where the person put it.
-        """
-        if not self._policy.auto_rollback:
-            return None
-        head = await self._models.checkpoint(evaluation.checkpoint_id)
-        model = await self._models.model(head.model)
-        moves = await self._models.head_moves(head.model)
-        if model.head_checkpoint_id != head.checkpoint_id or not moves:
-            return None
-        promotion = moves[-1]
-        job = await self._store.job(head.checkpoint_id)
-        if not _is_gated(promotion, head, job, evaluation):
-            return None
-        previous, now = await self._both_sides(promotion, evaluation)
-        worse = await asyncio.to_thread(
-            is_significantly_worse, now, previous, self._policy.rollback_confidence
-        )
-        if not worse:
-            return None
-        return await self._roll_back(model, promotion, now, previous)
-
-    async def _both_sides(self, promotion: HeadMove, evaluation: Evaluation) -> tuple[Evidence, Evidence]:
-        """Of the head before, and of head since it was promoted: what promoted it was the best of many."""
-        digest, profile = evaluation.taskset_digest, evaluation.profile_key
-        before = await self._store.evaluations(promotion.from_checkpoint_id, digest, profile)
-        since = [
-            run
-            for run in await self._store.evaluations(promotion.to_checkpoint_id, digest, profile)
-            if run.finished_at > promotion.moved_at
-        ]
-        return combine(promotion.from_checkpoint_id, before), combine(promotion.to_checkpoint_id, since)
-
-    async def _roll_back(
-        self, model: Model, promotion: HeadMove, now: Evidence, previous: Evidence
-    ) -> HeadMove | None:
-        target = await self._models.checkpoint(promotion.from_checkpoint_id)
-        reason = (
-            f"evidence turned: v{model.head_version} now succeeds on {_rate(now):.1%}, "
-            f"v{target.version} before it on {_rate(previous):.1%}; runs {', '.join(now.run_ids)}"
-        )
-        try:
-            return await self._models.move_head(
-                target,
-                expected_revision=model.head_revision,
-                actor=GATE_ACTOR,
-                reason=reason,
-                at=self._now(),
-            )
-        except HeadMoved:
-            log.info("rollback_dropped_head_moved", extra={"model": model.model})
-            return None
 
     async def _read_spec(self, job: GateJob) -> None:
         """NEW to QUEUED with the gate that the run asks for, or done when it asks for none."""
@@ -205,20 +148,3 @@ class RunGate:
             reason = f"held: older than head v{model.head_version}; {verdict.reason}"
             return replace(verdict, passed=False, reason=reason)
         return verdict
-
-
-def _is_gated(promotion: HeadMove, head: Checkpoint, job: GateJob | None, evaluation: Evaluation) -> bool:
-    """Whether the evaluation is fresh evidence about a promotion that the gate made on this taskset."""
-    return (
-        promotion.actor == GATE_ACTOR
-        and promotion.to_checkpoint_id == head.checkpoint_id
-        and promotion.from_checkpoint_id < checkpoint_id_of(head.model, head.version)
-        and job is not None
-        and job.taskset_digest == evaluation.taskset_digest
-        and evaluation.finished_at > promotion.moved_at
-    )
-
-
-def _rate(evidence: Evidence) -> float:
-    successes = sum(tally.successes for tally in evidence.tallies.values())
-    return successes / evidence.attempts

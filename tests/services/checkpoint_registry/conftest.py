@@ -13,6 +13,7 @@ from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState, checkpoint_id_of
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
+from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from sql_store import Database, migrate
 from sql_store.outbox import OUTBOX
 
@@ -40,7 +41,7 @@ class Bench:
     database: Database
     clock: Clock
     planner: PlannerDouble = field(default_factory=PlannerDouble)
-    policy: GatePolicy = field(default_factory=GatePolicy)
+    rollback: RollbackPolicy = field(default_factory=RollbackPolicy)
 
     def __post_init__(self) -> None:
         self.models = SqlModelStore(self.database)
@@ -52,7 +53,10 @@ class Bench:
         """New use cases over the same tables, as after a crash."""
         evidence_policy = EvidencePolicy(first_retry_s=1.0)
         self.evidence = GatherEvidence(self.gates, self.models, self.planner, evidence_policy, now=self.clock)
-        self.gate = RunGate(self.gates, self.models, self.planner, self.evidence, self.policy, now=self.clock)
+        self.gate = RunGate(
+            self.gates, self.models, self.planner, self.evidence, GatePolicy(), now=self.clock
+        )
+        self.watch = WatchHead(self.gates, self.models, self.rollback, now=self.clock)
 
     async def save(self, version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
         saved = checkpoint(version, run_id, digest=digest)
@@ -61,6 +65,7 @@ class Bench:
 
     async def drive(self) -> None:
         """Until there is nothing to do without the planner."""
+        await self.watch.consider(MODEL)
         for _ in range(50):
             if not await self.gate.advance(MODEL):
                 return
@@ -74,9 +79,7 @@ class Bench:
         await self.report(run_id)
 
     async def report(self, run_id: str) -> None:
-        evaluation = await self.evidence.collect(run_id)
-        if evaluation is not None:
-            await self.gate.consider_rollback(evaluation)
+        await self.evidence.collect(run_id)
         await self.drive()
 
     async def state(self, version: int) -> CheckpointState:

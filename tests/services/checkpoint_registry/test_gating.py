@@ -7,7 +7,7 @@ from tests.services.checkpoint_registry.planner_double import GATE, PROFILE, eva
 from checkpoint_registry.domain.errors import CheckpointConflict, PeerUnavailable, UnknownModel
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState
 from checkpoint_registry.domain.runs import RunOutcome, TasksetView
-from checkpoint_registry.usecases.gating import GatePolicy
+from checkpoint_registry.usecases.rollback import RollbackPolicy
 
 
 async def promote(bench: Bench, version: int, rate: float, *, head_rate: float | None = None) -> None:
@@ -320,6 +320,17 @@ async def test_head_rolls_back_when_the_evidence_turns(bench: Bench) -> None:
     assert await bench.head() == 0
 
 
+async def test_evidence_that_was_stored_before_a_crash_still_counts(bench: Bench) -> None:
+    await promote(bench, 1, 0.9, head_rate=0.5)
+    bench.clock.forward(60)
+    bench.planner.runs["run-later"] = evaluation_run("run-later", MODEL, 1, PROFILE)
+    bench.planner.finish("run-later", 0.1, bench.clock())
+    await bench.evidence.collect("run-later")
+    bench.restart()
+    await bench.drive()
+    assert await bench.head() == 0
+
+
 async def test_head_stays_when_it_is_merely_unlucky(bench: Bench) -> None:
     await promote(bench, 1, 0.9, head_rate=0.5)
     await later_evaluation(bench, 1, 0.5, "run-later")
@@ -335,7 +346,7 @@ async def test_a_head_set_by_hand_is_not_rolled_back(bench: Bench) -> None:
 
 
 async def test_rollback_can_be_switched_off(bench: Bench) -> None:
-    bench.policy = GatePolicy(auto_rollback=False)
+    bench.rollback = RollbackPolicy(enabled=False)
     bench.restart()
     await promote(bench, 1, 0.9, head_rate=0.5)
     await later_evaluation(bench, 1, 0.0, "run-later")

@@ -1,0 +1,93 @@
+"""Takes head back when later evidence turns against what the gate promoted."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from checkpoint_registry.domain.errors import HeadMoved, UnknownModel
+from checkpoint_registry.domain.evidence import Evidence, combine
+from checkpoint_registry.domain.gate import is_significantly_worse
+from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
+from checkpoint_registry.domain.models import HeadMove, Model
+from checkpoint_registry.ports import Clock, GateStore, ModelStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPolicy:
+    """Whether, and how sure one must be (one-sided)."""
+
+    enabled: bool = True
+    confidence: float = 0.99
+
+
+class WatchHead:
+    """Looks at what is stored, not at what just arrived, so no lost event and no restart hides evidence."""
+
+    def __init__(self, store: GateStore, models: ModelStore, policy: RollbackPolicy, *, now: Clock) -> None:
+        self._store = store
+        self._models = models
+        self._policy = policy
+        self._now = now
+        # Runs that were judged for a model already; forgetting them costs time, not correctness.
+        self._judged: dict[str, tuple[str, ...]] = {}
+
+    async def consider(self, model_name: str) -> HeadMove | None:
+        """Moves head back to where it came from when evidence since its promotion shows that it is worse.
+
+        Only what the gate promoted is taken back; a head that a person set stays where the person put it.
+        """
+        if not self._policy.enabled:
+            return None
+        try:
+            model = await self._models.model(model_name)
+        except UnknownModel:
+            return None
+        promotion = (await self._models.head_moves(model_name))[-1]
+        job = await self._store.job(model.head_checkpoint_id)
+        # Checkpoint ids of a model sort as their versions do.
+        went_forward = promotion.from_checkpoint_id < promotion.to_checkpoint_id
+        if job is None or promotion.actor != GATE_ACTOR or not went_forward:
+            return None
+        now, before = await self._both_sides(promotion, job)
+        if not now.run_ids or self._judged.get(model_name) == now.run_ids:
+            return None
+        worse = await asyncio.to_thread(is_significantly_worse, now, before, self._policy.confidence)
+        self._judged[model_name] = now.run_ids
+        return await self._roll_back(model, promotion, now, before) if worse else None
+
+    async def _both_sides(self, promotion: HeadMove, job: GateJob) -> tuple[Evidence, Evidence]:
+        """Of head since it was promoted, as what promoted it was the best of many; and of the head before."""
+        digest, profile = job.taskset_digest, job.profile.key() if job.profile else ""
+        runs = await self._store.evaluations(promotion.to_checkpoint_id, digest, profile)
+        since = [run for run in runs if run.finished_at > promotion.moved_at]
+        before = await self._store.evaluations(promotion.from_checkpoint_id, digest, profile)
+        return combine(promotion.to_checkpoint_id, since), combine(promotion.from_checkpoint_id, before)
+
+    async def _roll_back(
+        self, model: Model, promotion: HeadMove, now: Evidence, before: Evidence
+    ) -> HeadMove | None:
+        target = await self._models.checkpoint(promotion.from_checkpoint_id)
+        reason = (
+            f"evidence turned: v{model.head_version} now succeeds on {_rate(now):.1%}, "
+            f"v{target.version} before it on {_rate(before):.1%}; runs {', '.join(now.run_ids)}"
+        )
+        try:
+            move = await self._models.move_head(
+                target,
+                expected_revision=model.head_revision,
+                actor=GATE_ACTOR,
+                reason=reason,
+                at=self._now(),
+            )
+        except HeadMoved:
+            log.info("rollback_dropped_head_moved", extra={"model": model.model})
+            return None
+        log.warning("head_rolled_back", extra={"model": model.model, "reason": reason})
+        return move
+
+
+def _rate(evidence: Evidence) -> float:
+    successes = sum(tally.successes for tally in evidence.tallies.values())
+    return successes / evidence.attempts

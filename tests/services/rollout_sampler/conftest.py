@@ -133,6 +133,27 @@ def policy_dirs(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
     return [write_policy(tmp_path_factory.mktemp(f"v{version}"), float(version)) for version in (3, 4)]
 
 
+def _settings(
+    nats_url: str, s3: S3Settings, fleet: Fleet, registry: Registry, folder: Path
+) -> SamplerSettings:
+    return SamplerSettings(
+        http_port=0,
+        train_slots=8,
+        eval_slots=4,
+        drain_s=5,
+        episode_timeout_s=20,
+        late_start_s=5,
+        patience_s=5,
+        turn_timeout_s=5,
+        environment_patience_s=1,
+        engine_lease_age_s=0.2,
+        cache_dir=folder / "formats",
+        bus=BusSettings(url=nats_url),
+        s3=s3,
+        peers=PeerSettings(environments=fleet.address, registry=registry.address),
+    )
+
+
 @pytest.fixture
 async def world(
     nats_server: NatsFactory, s3_settings: S3Settings, policy_dirs: Sequence[Path], tmp_path: Path
@@ -145,22 +166,7 @@ async def world(
             moment = datetime(2026, 1, version, tzinfo=UTC)
             await publish(blobs, folder, PolicyFacts(model=MODEL, version=version, created_at=moment))
         fleet, registry = await _started(resources, Fleet()), await _started(resources, Registry())
-        settings = SamplerSettings(
-            http_port=0,
-            train_slots=8,
-            eval_slots=4,
-            drain_s=5,
-            episode_timeout_s=20,
-            late_start_s=5,
-            patience_s=5,
-            turn_timeout_s=5,
-            environment_patience_s=1,
-            engine_lease_age_s=0.2,
-            cache_dir=tmp_path / "formats",
-            bus=BusSettings(url=server.url),
-            s3=s3_settings,
-            peers=PeerSettings(environments=fleet.address, registry=registry.address),
-        )
+        settings = _settings(server.url, s3_settings, fleet, registry, tmp_path)
         bus = await _started(resources, EventBus(settings.bus, client_name="test", timings=FAST))
         world = World(
             bus=bus,

@@ -181,6 +181,16 @@ async def test_unknown_ids_and_bad_requests_are_typed(store: Store) -> None:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def exported(store: Store, form: pb.ExportFormat.ValueType) -> list[dict[str, object]]:
+    request = pb.ExportTrajectoriesRequest(filter=pb.TrajectoryFilter(run_id="run-1"), format=form)
+    lines: list[dict[str, object]] = []
+    async for message in store.api.ExportTrajectories(request):
+        assert message.jsonl == "" or message.jsonl.endswith("\n")
+        assert message.quarantined == 0
+        lines += map(json.loads, message.jsonl.splitlines())
+    return lines
+
+
 async def test_export_streams_triples_and_whole_records(store: Store) -> None:
     for number in range(5):
         ref = await store.keep_body(number)
@@ -193,16 +203,7 @@ async def test_export_streams_triples_and_whole_records(store: Store) -> None:
 
     await until(is_graded)
 
-    async def export(form: pb.ExportFormat.ValueType) -> list[dict[str, object]]:
-        request = pb.ExportTrajectoriesRequest(filter=pb.TrajectoryFilter(run_id="run-1"), format=form)
-        lines: list[dict[str, object]] = []
-        async for message in store.api.ExportTrajectories(request):
-            assert message.jsonl == "" or message.jsonl.endswith("\n")
-            assert message.quarantined == 0
-            lines += map(json.loads, message.jsonl.splitlines())
-        return lines
-
-    triples = await export(pb.EXPORT_FORMAT_TRIPLES)
+    triples = await exported(store, pb.EXPORT_FORMAT_TRIPLES)
     assert [line["reward"] for line in triples] == [0.75, 0.5, 0.25, 0.0]
     assert triples[0]["prompt"] == [{"role": "user", "content": "Why is checkout down?"}]
     assert triples[0]["completion"] == [
@@ -220,7 +221,7 @@ async def test_export_streams_triples_and_whole_records(store: Store) -> None:
         {"role": "tool", "tool_call_id": "c0", "content": "oom killed ☠"},
         {"role": "assistant", "content": "OOM"},
     ]
-    records = await export(pb.EXPORT_FORMAT_RECORDS)
+    records = await exported(store, pb.EXPORT_FORMAT_RECORDS)
     assert len(records) == 5
     assert json.dumps(records[0]).count("sampled_logprobs") == 2
 

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -65,6 +66,7 @@ class Lane:
         self._drawn = np.zeros(limits.num_slots, dtype=np.int64)
         self._epoch = 0
         self._touched: list[Sequence] = []
+        self._any_minimum = False
 
     @property
     def busy(self) -> bool:
@@ -73,6 +75,7 @@ class Lane:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
+        self._any_minimum = self._any_minimum or sequence.spec.min_tokens > 0
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> bool:
@@ -100,6 +103,7 @@ class Lane:
         self._slots.forget(owned_too=recompute_running)
         if recompute_running:
             for sequence in self.running.values():
+                sequence.computed = 0
                 self._slots.epoch[sequence.slot] = self._epoch
                 self._slots.planned[sequence.slot] = len(sequence.tokens)
 
@@ -108,8 +112,11 @@ class Lane:
         self._touched = []
         if admit:
             self._admit()
-        prefilling = [s for s in self.running.values() if len(s.tokens) - self._slots.kv_len[s.slot] > 1]
-        decoding = [s for s in self.running.values() if len(s.tokens) - self._slots.kv_len[s.slot] == 1]
+        prefilling: list[Sequence] = []
+        decoding: list[Sequence] = []
+        for sequence in self.running.values():
+            pending = len(sequence.tokens) - sequence.computed
+            (decoding if pending == 1 else prefilling).append(sequence)
         if prefilling:
             self._prefill(prefilling)
         if decoding:
@@ -148,10 +155,11 @@ class Lane:
             if placement.copy_from is not None:
                 self._cache.copy_prefix(placement.copy_from, placement.slot, placement.num_cached)
             self._slots.take(sequence, placement, self._epoch)
+            self._cache.begin(placement.slot, placement.num_cached)
             self._sampling.set(placement.slot, sequence.spec)
             self._drawn[placement.slot] = 0
             self._last_token[placement.slot] = sequence.tokens[-1]
-            sequence.num_cached = placement.num_cached
+            sequence.num_cached = sequence.computed = placement.num_cached
             self.running[placement.slot] = sequence
             self.counts.prompt_tokens += sequence.num_prompt
             self.counts.cached_tokens += placement.num_cached
@@ -162,45 +170,46 @@ class Lane:
         chosen: list[Sequence] = []
         chunks: list[list[int]] = []
         for sequence in sequences:
-            done = int(self._slots.kv_len[sequence.slot])
-            chunk = sequence.tokens[done : done + budget]
+            chunk = sequence.tokens[sequence.computed : sequence.computed + budget]
             chosen.append(sequence)
             chunks.append(chunk)
             budget -= len(chunk)
             if budget <= 0:
                 break
         slots = [sequence.slot for sequence in chosen]
-        starts = [int(self._slots.kv_len[slot]) for slot in slots]
+        starts = [sequence.computed for sequence in chosen]
         hidden = self._pass(self._cache, slots, starts, chunks)
         ends = np.cumsum([len(chunk) for chunk in chunks])
         for sequence, start, chunk, end in zip(chosen, starts, chunks, ends, strict=True):
-            self._slots.kv_len[sequence.slot] = start + len(chunk)
-            self._slots.tokens[sequence.slot, start : start + len(chunk)] = chunk
+            done = sequence.computed = start + len(chunk)
+            self._slots.kv_len[sequence.slot] = done
+            self._slots.tokens[sequence.slot, start:done] = chunk
+            self._cache.extend(sequence.slot, start, done)
             if sequence.spec.num_prompt_logprobs is not None:
                 self._score_prompt(sequence, start, hidden[int(end) - len(chunk) : int(end)])
-        complete = [i for i, s in enumerate(chosen) if self._slots.kv_len[s.slot] == len(s.tokens)]
+        complete = [i for i, s in enumerate(chosen) if s.computed == len(s.tokens)]
         if complete:
             self._draw([chosen[i] for i in complete], hidden[torch.from_numpy(ends[complete] - 1)])
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """One token for each sequence whose last token is the only one without keys and values."""
+        sequences.sort(key=_slot_of)
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
         positions = self._slots.kv_len[slots]
         high = int(slots.max()) + 1
-        lengths = np.ones(high, dtype=np.int64)
-        lengths[slots] = positions + 1
-        slot_T, position_T = torch.from_numpy(slots), torch.from_numpy(positions)
-        in_order = high == len(sequences) and bool((slots == np.arange(high)).all())
         tokens = self._last_token[slots]
-        attend = DecodeAttention.over(
-            torch.from_numpy(lengths), None if in_order else slot_T, int(positions.max()) + 1
+        self._cache.extend_each(slots, positions)
+        # Row i is slot i when the running sequences fill the lowest slots: no rows to move then.
+        in_order = high == len(sequences)
+        attend = DecodeAttention(
+            None if in_order else torch.from_numpy(slots), self._cache.visible(high, int(positions.max()) + 1)
         )
-        batch = Batch(
-            torch.from_numpy(tokens), position_T, self._cache.write_index(slot_T, position_T), attend
-        )
-        hidden = self.network.hidden(batch, self._cache)
+        position_T, write = torch.from_numpy(positions), self._cache.write_index(slots, positions)
+        hidden = self.network.hidden(Batch(torch.from_numpy(tokens), position_T, write, attend), self._cache)
         self._slots.tokens[slots, positions] = tokens
         self._slots.kv_len[slots] = positions + 1
+        for sequence in sequences:
+            sequence.computed += 1
         self._draw(sequences, hidden)
 
     def _pass(
@@ -208,27 +217,22 @@ class Lane:
     ) -> torch.Tensor:
         """Run chunks[p] from position starts[p] in slots[p]; hidden states of all tokens, row after row."""
         counts = [len(chunk) for chunk in chunks]
-        slot_T = torch.tensor(slots).repeat_interleave(torch.tensor(counts))
-        position_T = torch.cat(
-            [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+        positions = np.concatenate(
+            [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
         )
         groups = self.network.config.num_heads // self.network.config.num_kv_heads
         batch = Batch(
             torch.tensor([token for chunk in chunks for token in chunk]),
-            position_T,
-            cache.write_index(slot_T, position_T),
+            torch.from_numpy(positions),
+            cache.write_index(np.repeat(slots, counts), positions),
             PrefillAttention.over(slots, starts, counts, groups),
         )
         return self.network.hidden(batch, cache)
 
     def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
-        banned = [
-            tuple(s.spec.stop_token_ids) if s.num_sampled < s.spec.min_tokens else () for s in sequences
-        ]
-        sampled = self._sampling.sample(
-            self.network.logits(hidden), slots, self._drawn[slots], banned if any(banned) else ()
-        )
+        banned = self._banned(sequences) if self._any_minimum else ()
+        sampled = self._sampling.sample(self.network.logits(hidden), slots, self._drawn[slots], banned)
         self._drawn[slots] += 1
         self._last_token[slots] = sampled.token_ids
         self.counts.sampled_tokens += len(sequences)
@@ -241,6 +245,10 @@ class Lane:
                 sequence.tops.append(sampled.top(row, sequence.spec.num_top_logprobs))
             sequence.append(token, logprob, self.label)
             self._after_token(sequence, token)
+
+    def _banned(self, sequences: list[Sequence]) -> list[tuple[int, ...]]:
+        """Stop tokens of sequences that have not reached their minimum length."""
+        return [tuple(s.spec.stop_token_ids) if s.num_sampled < s.spec.min_tokens else () for s in sequences]
 
     def _after_token(self, sequence: Sequence, token: int) -> None:
         spec = sequence.spec
@@ -289,3 +297,6 @@ class Lane:
                 TopLogprobs([token, *top.indices.tolist()], [value, *top.values.tolist()], rank)
             )
         sequence.scored = start + len(following)
+
+
+_slot_of = attrgetter("slot")

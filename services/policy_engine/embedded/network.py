@@ -26,17 +26,36 @@ class KeyValueCache:
         shape = (config.num_layers, 2, num_slots, config.num_kv_heads, max_len, config.head_dim)
         # numpy asks for zeroed pages lazily; torch.zeros would write (and so commit) all of them.
         self.data = torch.from_numpy(np.zeros(shape, dtype=np.float32))
-        self.num_slots = num_slots
         self.max_len = max_len
-        self._heads = config.num_kv_heads
-        kinds = torch.arange(2).view(1, 2, 1) * (num_slots * config.num_kv_heads * max_len)
-        heads = torch.arange(config.num_kv_heads).view(1, 1, -1) * max_len
-        self._offsets = (kinds + heads).view(1, -1)
+        # What decoding may attend to, 0 or -inf; position 0 always, so that no row is without any.
+        self._visible = np.full((num_slots, 1, 1, max_len), -np.inf, dtype=np.float32)
+        self._visible[..., 0] = 0.0
+        self._visible_T = torch.from_numpy(self._visible)
+        heads, kinds = config.num_kv_heads, num_slots * config.num_kv_heads * max_len
+        own = np.arange(num_slots)[:, None, None] * (heads * max_len)
+        inner = np.arange(2)[:, None] * kinds + np.arange(heads) * max_len
+        self._first_row = (own + inner).reshape(num_slots, 2 * heads)
 
-    def write_index(self, slots: Tensor, positions: Tensor) -> Tensor:
+    def write_index(self, slots: np.ndarray, positions: np.ndarray) -> Tensor:
         """Flat rows, for `rows_of`, where key and value of token t go: [T * 2K]."""
-        start = slots * (self._heads * self.max_len) + positions
-        return (start[:, None] + self._offsets).flatten()
+        return torch.from_numpy((self._first_row[slots] + positions[:, None]).reshape(-1))
+
+    def begin(self, slot: int, length: int) -> None:
+        """A sequence moves in with `length` positions computed."""
+        self._visible[slot, 0, 0, :length] = 0.0
+        self._visible[slot, 0, 0, max(length, 1) :] = -np.inf
+
+    def extend(self, slot: int, start: int, end: int) -> None:
+        """Positions start..end are being computed."""
+        self._visible[slot, 0, 0, start:end] = 0.0
+
+    def extend_each(self, slots: np.ndarray, positions: np.ndarray) -> None:
+        """One more position per slot."""
+        self._visible[slots, 0, 0, positions] = 0.0
+
+    def visible(self, num_slots: int, max_len: int) -> Tensor:
+        """The attention mask of the first slots: [S', 1, 1, max_len]."""
+        return self._visible_T[:num_slots, :, :, :max_len]
 
     def rows_of(self, layer: int) -> Tensor:
         """One layer as [2 S K L, D], which `write_index` points into."""
@@ -74,20 +93,25 @@ class Network:
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), 1.0 / config.rope_theta**half)
         self._rotation = torch.polar(torch.ones_like(angles), angles)  # [L, D / 2] complex
+        # Mean of squares as a matrix product: half the time of torch's own rms_norm on a CPU.
+        self._mean_H = torch.full((config.hidden_size, 1), 1.0 / config.hidden_size)
+        self._eps = torch.full((1, 1), config.norm_eps)
 
     def hidden(self, batch: Batch, cache: KeyValueCache) -> Tensor:
         """Last hidden states, normed: [T, H]. Writes keys and values of the batch into the cache."""
-        weights, eps = self.weights, self.config.norm_eps
+        weights = self.weights
         rotation = self._rotation.index_select(0, batch.positions).unsqueeze(1)
         states = weights.embedding.index_select(0, batch.token_ids)
         for index, layer in enumerate(weights.layers):
-            normed = F.rms_norm(states, states.shape[1:], layer.input_norm, eps)
-            attended = self._attend(normed, layer, index, rotation, batch, cache)
+            attended = self._attend(self._normed(states), layer, index, rotation, batch, cache)
             states = torch.addmm(states, attended, layer.out)
-            normed = F.rms_norm(states, states.shape[1:], layer.post_norm, eps)
-            gate, up = torch.mm(normed, layer.gate_up).chunk(2, dim=1)
+            gate, up = torch.mm(self._normed(states), layer.gate_up).chunk(2, dim=1)
             states = torch.addmm(states, F.silu(gate).mul_(up), layer.down)
-        return F.rms_norm(states, states.shape[1:], weights.final_norm, eps)
+        return self._normed(states)
+
+    def _normed(self, states: Tensor) -> Tensor:
+        """RMS norm without its weight, which is part of the next matrix: [T, H] -> [T, H]."""
+        return states * torch.addmm(self._eps, states * states, self._mean_H).rsqrt_()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, H] -> [T, V]."""
@@ -111,7 +135,8 @@ class Network:
         qkv = qkv.view(tokens, rotated + config.num_kv_heads, config.head_dim)
         qk = qkv[:, :rotated]
         if config.has_qk_norm:
-            qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps))
+            size = torch.linalg.vector_norm(qk, dim=2, keepdim=True)
+            qk.mul_(torch.addcmul(self._eps, size, size, value=1.0 / config.head_dim).rsqrt_())
         qk.mul_(layer.qk_scale)
         torch.view_as_complex(qk.view(tokens, rotated, config.head_dim // 2, 2)).mul_(rotation)
         cache.rows_of(index).index_copy_(
@@ -122,35 +147,25 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttention:
-    """One new token per row; row i of the pass sits in slot `slots[i]`, all slots below `num_slots`."""
+    """One new token per row; row i of the pass sits in slot `slots[i]`, all slots are below S'."""
 
-    lengths: Tensor  # [S'] tokens to attend to per slot, S' = num_slots; 1 for slots without a token
     slots: Tensor | None  # [T], or None when row i is slot i
-    num_slots: int
-    max_len: int
     mask: Tensor  # [S', 1, 1, max_len] 0 or -inf
-
-    @classmethod
-    def over(cls, lengths: Tensor, slots: Tensor | None, max_len: int) -> "DecodeAttention":
-        """Build the mask for `lengths`."""
-        beyond = torch.arange(max_len) >= lengths.unsqueeze(1)
-        mask = torch.zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None, :]
-        return cls(lengths, slots, lengths.shape[0], max_len, mask)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         _, heads, dim = query.shape
-        kv_heads = keys.shape[1]
+        num_slots, _, _, max_len = self.mask.shape
         if self.slots is not None:
-            spread = query.new_zeros(self.num_slots, heads, dim)
-            query = spread.index_copy_(0, self.slots, query)
+            query = query.new_zeros(num_slots, heads, dim).index_copy_(0, self.slots, query)
+        kv_heads = keys.shape[1]
         # The G query heads of one key-value head attend to the same positions: G queries of one head.
         found = F.scaled_dot_product_attention(
-            query.view(self.num_slots, kv_heads, heads // kv_heads, dim),
-            keys[: self.num_slots, :, : self.max_len],
-            values[: self.num_slots, :, : self.max_len],
+            query.view(num_slots, kv_heads, heads // kv_heads, dim),
+            keys[:num_slots, :, :max_len],
+            values[:num_slots, :, :max_len],
             attn_mask=self.mask,
             scale=1.0,
-        ).reshape(self.num_slots, heads * dim)
+        ).reshape(num_slots, heads * dim)
         return found if self.slots is None else found.index_select(0, self.slots)
 
 

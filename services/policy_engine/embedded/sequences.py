@@ -40,6 +40,8 @@ class Sequence:
     error: str | None = None
     num_cached: int = 0
     slot: int = -1
+    computed: int = 0
+    """Tokens whose keys and values are in the slot."""
     scored: int = 0
     """Prompt positions whose logprobs are recorded."""
     created_s: float = field(default_factory=time.monotonic)

@@ -1,8 +1,8 @@
 """A HF directory's weights in the layout that the forward pass wants.
 
-Compared with the checkpoint: projections of equal input are fused, matrices are transposed for `x @ W`, and
-the two halves of each rotary head are interleaved, so that rotation is one complex product. Scores do not
-change: queries and keys are permuted alike.
+Compared with the checkpoint: norm weights and projections of equal input are fused, matrices are
+transposed for `x @ W`, and the two halves of each rotary head are interleaved, so that rotation is one
+complex product. Scores do not change: queries and keys are permuted alike.
 """
 
 import json
@@ -42,14 +42,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One block. H hidden, N query heads, K key-value heads, D head size, F feed-forward size."""
+    """One block. H hidden, N query heads, K key-value heads, D head size, F feed-forward size.
 
-    input_norm: Tensor  # [H]
+    Norm weights are multiplied into the matrices that follow them.
+    """
+
     qkv: Tensor  # [H, (N + 2K) D]
     qkv_bias: Tensor | None  # [(N + 2K) D]
     qk_scale: Tensor  # [N + K, D]; norm weights, with 1/sqrt(D) in the queries' part
     out: Tensor  # [N D, H]
-    post_norm: Tensor  # [H]
     gate_up: Tensor  # [H, 2 F]
     down: Tensor  # [F, H]
 
@@ -61,8 +62,7 @@ class Weights:
     config: ModelConfig
     embedding: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [H]
-    head: Tensor  # [H, V]
+    head: Tensor  # [H, V], the final norm's weight in it
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -114,7 +114,7 @@ def load_weights(directory: Path) -> Weights:
         head = embedding
     else:
         head = source.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    return Weights(config, embedding, layers, final_norm, head.t().contiguous())
+    return Weights(config, embedding, layers, (head * final_norm).t().contiguous())
 
 
 def _read_all(directory: Path) -> dict[str, Tensor]:
@@ -159,16 +159,17 @@ def _layer(source: _Source, config: ModelConfig, index: int) -> LayerWeights:
     up = source.take(f"{prefix}mlp.up_proj.weight", (inner, hidden))
     out = source.take(f"{prefix}self_attn.o_proj.weight", (hidden, config.num_heads * config.head_dim))
     down = source.take(f"{prefix}mlp.down_proj.weight", (hidden, inner))
+    input_norm = source.take(f"{prefix}input_layernorm.weight", (hidden,))
+    post_norm = source.take(f"{prefix}post_attention_layernorm.weight", (hidden,))
+    qkv = _fused_qkv(source, config, prefix, "weight", (hidden,))
     return LayerWeights(
-        input_norm=source.take(f"{prefix}input_layernorm.weight", (hidden,)),
-        qkv=_fused_qkv(source, config, prefix, "weight", (hidden,)).t().contiguous(),
+        qkv=(qkv * input_norm).t().contiguous(),
         qkv_bias=_fused_qkv(source, config, prefix, "bias", ())
         if source.has(f"{prefix}self_attn.q_proj.bias")
         else None,
         qk_scale=_qk_scale(source, config, prefix),
         out=out.t().contiguous(),
-        post_norm=source.take(f"{prefix}post_attention_layernorm.weight", (hidden,)),
-        gate_up=torch.cat((gate, up)).t().contiguous(),
+        gate_up=(torch.cat((gate, up)) * post_norm).t().contiguous(),
         down=down.t().contiguous(),
     )
 

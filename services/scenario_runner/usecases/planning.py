@@ -34,7 +34,7 @@ MAX_DETAIL_CHARS = 2000
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """eval_episodes_in_flight: bound of one evaluation. groups_per_transaction: how long a transaction gets.
-    ending_grace_s: how long graded episodes of an ended run wait for the trainer's last word."""
+    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer's last word."""
 
     eval_episodes_in_flight: int = 256
     groups_per_transaction: int = 8
@@ -81,14 +81,23 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
 
 
 def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
-    """Plan nothing more, cancel what nobody has graded. Graded episodes of a training run get a grace
-    period, in which the trainer says what became of them."""
+    """Plan nothing more and cancel what is unsettled.
+
+    A trainer that completed its last step has said everything before, so all of it is cancelled at once. A
+    run that ends otherwise leaves graded episodes a grace period: the trainer may be in the middle of a step.
+    """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
     ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
     unit.update_run(ended)
-    planned = [row for row in unit.unsettled(run.run_id) if row.state is EpisodeState.PLANNED]
-    _cancel(unit, ended, planned, reason)
+    has_last_word = ending is RunState.COMPLETED
+    unsettled = unit.unsettled(run.run_id)
+    _cancel(
+        unit,
+        ended,
+        [row for row in unsettled if has_last_word or row.state is EpisodeState.PLANNED],
+        reason,
+    )
 
 
 def conclude(unit: PlanUnit, run_id: str) -> bool:

@@ -82,6 +82,14 @@ class World:
     async def sweep(self, *, queue_is_idle: bool = False) -> None:
         await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
 
+    async def cancel(self) -> None:
+        def end(unit: PlanUnit) -> None:
+            run = unit.run(self.run_id)
+            assert run is not None
+            end_run(unit, run, RunState.CANCELLED, "run_cancelled")
+
+        await self.do(end)
+
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))
         assert run is not None
@@ -208,20 +216,36 @@ async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: Wo
     assert (await world.announced())[f"episode.cancelled/{group}-e001-a0"] == 1
 
 
-async def test_the_last_step_ends_a_run_and_graded_leftovers_get_a_grace_period(world: World) -> None:
+async def test_the_last_step_ends_a_run_at_once(world: World) -> None:
     await world.submit(train_spec(steps=1), num_tasks=3)
     await world.plan_all()
-    graded = f"{world.run_id}-g00001-e000-a0"
-    await world.hear(world.graded(graded), Advanced(world.run_id, 1, 1))
+    trained, graded = f"{world.run_id}-g00000", f"{world.run_id}-g00001-e000-a0"
+    members = [f"{trained}-e00{n}-a0" for n in range(2)]
+    await world.hear(*map(world.graded, members), world.graded(graded), world.settled(trained, members))
+    await world.hear(Advanced(world.run_id, 1, 1))
     run = await world.run()
-    assert (run.state, run.ending, run.policy_version) == (RunState.DRAINING, RunState.COMPLETED, 1)
+    assert (run.state, run.policy_version) == (RunState.COMPLETED, 1)
+    counts = await world.do(lambda unit: unit.counts(world.run_id))
+    assert {state.value: count for state, count in counts.by_state.items()} == {"trained": 2, "cancelled": 6}
+    assert (await world.announced())[f"run.finished/{world.run_id}"] == 1
+    assert await world.plan_all() == 0
+
+
+async def test_graded_leftovers_of_a_cancelled_run_get_a_grace_period(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    graded = f"{world.run_id}-g00001-e000-a0"
+    await world.hear(world.graded(graded))
+    await world.cancel()
+    run = await world.run()
+    assert (run.state, run.ending) == (RunState.DRAINING, RunState.CANCELLED)
     assert [row.episode_id for row in await world.episodes() if row.is_unsettled] == [graded]
     assert await world.plan_all() == 0
     await world.sweep()
     assert (await world.run()).state is RunState.DRAINING
     world.now += timedelta(seconds=21)
     await world.sweep()
-    assert (await world.run()).state is RunState.COMPLETED
+    assert (await world.run()).state is RunState.CANCELLED
     assert not [row for row in await world.episodes() if row.is_unsettled]
 
 
@@ -246,12 +270,7 @@ async def test_a_cancelled_run_is_over_at_once_when_nothing_is_graded(world: Wor
     await world.submit(train_spec(), num_tasks=3)
     await world.plan_all()
 
-    def cancel(unit: PlanUnit) -> None:
-        run = unit.run(world.run_id)
-        assert run is not None
-        end_run(unit, run, RunState.CANCELLED, "run_cancelled")
-
-    await world.do(cancel)
+    await world.cancel()
     await world.sweep()
     run = await world.run()
     assert run.state is RunState.CANCELLED

@@ -23,7 +23,7 @@ from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 log = logging.getLogger(__name__)
 
 _FAILURES_BEFORE_GIVING_UP: Final = 3
-_RECHECK_AFTER_S: Final = 30.0
+_SENT_AGAIN_AFTER_S: Final = 10.0
 
 
 class Facts(Protocol):
@@ -72,11 +72,15 @@ class EpisodeHandler:
             log.exception("episode_gave_up", extra={"episode_id": task.episode_id})
             return Failed(FailureKind.SAMPLER_ERROR, f"{type(error).__name__}: {error}")
 
-    def _came_before(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> bool:
-        """A redelivery, or a command that the planner sent again: its record may be there already."""
+    @staticmethod
+    def _came_before(task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> bool:
+        """A redelivery, or a command that the planner sent again long after the episode was requested.
+
+        Its record may be there already; a first command that only waited in the queue has none to look for.
+        """
         if delivery.num_delivered > 1 or task.requested_at is None:
             return True
-        return (self._now() - task.requested_at).total_seconds() > _RECHECK_AFTER_S
+        return (delivery.published_at - task.requested_at).total_seconds() > _SENT_AGAIN_AFTER_S
 
     async def _announce(self, task: EpisodeTask, outcome: PlayOutcome) -> None:
         model = task.policy.model

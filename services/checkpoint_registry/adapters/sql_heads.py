@@ -50,29 +50,10 @@ def move_head(
         from_checkpoint_id=head.to_checkpoint_id,
         to_checkpoint_id=target.checkpoint_id,
     )
-    changed = connection.execute(
-        update(tables.model)
-        .where(tables.model.c.model == target.model, tables.model.c.head_revision == head.revision)
-        .values(
-            head_checkpoint_id=target.checkpoint_id,
-            head_version=target.version,
-            head_revision=done.revision,
-        )
-    )
-    if changed.rowcount != 1:
-        raise HeadMoved(target.model, head.revision, head.revision + 1)
+    _set_head(connection, target, done)
     connection.execute(insert(tables.head_move).values(**_audit(done)))
-    before = read_checkpoint(connection, done.from_checkpoint_id)
-    forward = target.version > before.version
     _mark(connection, target, done.reason)
-    event = wire.head_moved(target, done, forward=forward)
-    verb = "promoted" if forward else "rolled_back"
-    emit(
-        connection,
-        event,
-        model=target.model,
-        event_id=f"checkpoint.{verb}/{target.model}/{done.revision}",
-    )
+    _announce(connection, target, done)
     return done
 
 
@@ -93,6 +74,33 @@ def _lock_head(connection: Connection, model: str) -> HeadMove:
         tables.head_move.c.model == model, tables.head_move.c.revision == revision
     )
     return move_of(connection.execute(query).mappings().one())
+
+
+def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> None:
+    """The compare-and-set proper, in case a database does not lock rows."""
+    before = move.revision - 1
+    changed = connection.execute(
+        update(tables.model)
+        .where(tables.model.c.model == move.model, tables.model.c.head_revision == before)
+        .values(
+            head_checkpoint_id=target.checkpoint_id,
+            head_version=target.version,
+            head_revision=move.revision,
+        )
+    )
+    if changed.rowcount != 1:
+        raise HeadMoved(move.model, before, move.revision)
+
+
+def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> None:
+    forward = target.version > read_checkpoint(connection, move.from_checkpoint_id).version
+    verb = "promoted" if forward else "rolled_back"
+    emit(
+        connection,
+        wire.head_moved(target, move, forward=forward),
+        model=move.model,
+        event_id=f"checkpoint.{verb}/{move.model}/{move.revision}",
+    )
 
 
 def _audit(move: HeadMove) -> dict[str, object]:

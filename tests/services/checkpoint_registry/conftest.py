@@ -1,21 +1,29 @@
 """A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
 
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 from tests.services.checkpoint_registry.planner_double import PlannerDouble
+from tests.services.checkpoint_registry.running_registry import PlannerStub, Stack
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState, checkpoint_id_of
+from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
+from event_bus import EventBus
+from grpc_edge import GrpcServer
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from sql_store import Database, migrate
 from sql_store.outbox import OUTBOX
+from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
 MODEL = "incident"
 START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
@@ -125,3 +133,37 @@ async def bench(sql_url: str) -> AsyncIterator[Bench]:
         yield bench
     finally:
         await database.stop()
+
+
+@pytest.fixture
+async def stack(
+    nats_url: str, s3_settings: S3Settings, tmp_path: Path, free_port: int
+) -> AsyncIterator[Stack]:
+    # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
+    planner = PlannerStub({0: 0.3, 1: 0.9, 2: 0.3})  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
+    await server.start()
+    bus = EventBus(BusSettings(url=nats_url), client_name="test")
+    await bus.start()
+    planner.bus = bus
+    settings = CheckpointRegistrySettings(
+        grpc_port=free_port,
+        gate_poll_s=0.2,
+        max_import_bytes=4096,
+        bus=BusSettings(url=nats_url),
+        s3=s3_settings,
+        sql=SqlSettings(data_dir=tmp_path / "sql"),
+        peers=PeerSettings(tasksets=server.address),
+    )
+    try:
+        yield Stack(settings, bus, planner)
+    finally:
+        await bus.stop()
+        await server.stop()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -142,27 +142,30 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
             await service.stop()
 
 
+async def user(
+    client: openai.AsyncOpenAI, seen: Counter[tuple[str, str]], stop: asyncio.Event, *, stream: bool
+) -> None:
+    """Asks again and again; any failure fails the test."""
+    while not stop.is_set():
+        raw: Any = await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=ASK, stream=stream, max_tokens=16, temperature=1.0
+        )
+        if stream:
+            assert [chunk async for chunk in raw.parse()]
+        else:
+            assert raw.parse().usage.completion_tokens > 0
+        seen[raw.headers["x-upcycle-version"], raw.headers["x-upcycle-digest"]] += 1
+
+
 @pytest.mark.slow
 async def test_promotions_under_load_fail_no_request_and_are_served_at_once(serving: Serving) -> None:
     manifests = [await serving.import_base()]
-    seen: list[tuple[str, str]] = []
+    seen: Counter[tuple[str, str]] = Counter()
     stop = asyncio.Event()
-
-    async def user(client: openai.AsyncOpenAI, stream: bool) -> None:
-        while not stop.is_set():
-            raw: Any = await client.chat.completions.with_raw_response.create(
-                model=MODEL, messages=ASK, stream=stream, max_tokens=16, temperature=1.0
-            )
-            if stream:
-                assert [chunk async for chunk in raw.parse()]
-            else:
-                assert raw.parse().usage.completion_tokens > 0
-            seen.append((raw.headers["x-upcycle-version"], raw.headers["x-upcycle-digest"]))
-
     async with serving.client() as client:
         # The first request waits for the engine to be there at all.
         await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
-        users = [asyncio.create_task(user(client, stream=index % 2 == 0)) for index in range(8)]
+        users = [asyncio.create_task(user(client, seen, stop, stream=index % 2 == 0)) for index in range(8)]
         for version in (1, 2, 3):
             manifests.append(await serving.save(version, manifests[-1]))
             await serving.promote(version)
@@ -175,10 +178,9 @@ async def test_promotions_under_load_fail_no_request_and_are_served_at_once(serv
         body = reply.model_dump()
         assert body["choices"][0]["prompt_token_ids"] == body["prompt_token_ids"]
         assert len(body["choices"][0]["token_ids"]) == len(body["choices"][0]["logprobs"]["content"])
-    counted = Counter(seen)
     expected = {(str(version), manifest.digest) for version, manifest in enumerate(manifests)}
-    assert counted.keys() <= expected
-    assert ("3", manifests[3].digest) in counted
+    assert seen.keys() <= expected
+    assert ("3", manifests[3].digest) in seen
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
         said = await (await session.get(f"{serving.url}/upcycle/v1/serving")).json()
     (model,) = said["models"]

@@ -1,0 +1,186 @@
+"""A whole registry with what surrounds it: a planner behind gRPC, a bus, policies to import."""
+
+import asyncio
+import hashlib
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import Message
+
+from checkpoint_registry.app import build_app
+from checkpoint_registry.settings import CheckpointRegistrySettings
+from event_bus import EventBus
+from grpc_edge import connect, remote_errors
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import service_pb2 as taskset_service
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import (
+    TasksetServiceServicer,
+)
+from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+
+if TYPE_CHECKING:  # generated for type checkers only
+    from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub as Stub
+
+DIGEST = "d" * 64
+TRAINING_RUN = "run-00000000beef"
+
+
+class PlannerStub(TasksetServiceServicer):
+    """TasksetService, as far as the registry calls it; evaluations end at once with a rate per version."""
+
+    def __init__(self, rates: dict[int, float]) -> None:
+        self.rates = rates
+        self.runs: dict[str, taskset_pb2.Run] = {}
+        self.requests: list[str] = []
+        self.bus: EventBus | None = None
+
+    async def GetTaskset(
+        self, request: taskset_service.GetTasksetRequest, context: Any
+    ) -> taskset_service.GetTasksetResponse:
+        tasks = [taskset_pb2.Task(slug=f"t{index}") for index in range(40)]
+        return taskset_service.GetTasksetResponse(
+            taskset=taskset_pb2.Taskset(
+                name=request.name, digest=DIGEST, split=common_pb2.SPLIT_HELD_OUT, tasks=tasks
+            )
+        )
+
+    async def GetRun(
+        self, request: taskset_service.GetRunRequest, context: Any
+    ) -> taskset_service.GetRunResponse:
+        if request.run_id == TRAINING_RUN:
+            spec = taskset_pb2.RunSpec(
+                purpose=common_pb2.PURPOSE_TRAIN,
+                gate=taskset_pb2.GateConfig(taskset="held-out", attempts=2, regression_margin=0.1),
+            )
+            return taskset_service.GetRunResponse(run=taskset_pb2.Run(run_id=TRAINING_RUN, spec=spec))
+        run = self.runs.get(request.run_id)
+        if run is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
+            raise AssertionError
+        results = list(self._results(run.spec)) if request.include_results else []
+        return taskset_service.GetRunResponse(run=run, results=results)
+
+    def _results(self, spec: taskset_pb2.RunSpec) -> Iterator[taskset_pb2.EpisodeResult]:
+        version = spec.policy.pinned_version
+        for index in range(40 * spec.group_size):
+            yield taskset_pb2.EpisodeResult(
+                task_slug=f"t{index % 40}",
+                family=f"family-{index % 4}",
+                status=taskset_pb2.EPISODE_STATUS_GRADED,
+                success=(index * 7919) % 100 < 100 * self.rates[version],
+                sampled_by=common_pb2.VersionSpan(oldest=version, newest=version),
+            )
+
+    async def SubmitRun(
+        self, request: taskset_service.SubmitRunRequest, context: Any
+    ) -> taskset_service.SubmitRunResponse:
+        run_id = "run-" + hashlib.sha256(request.request_id.encode()).hexdigest()[:12]
+        if run_id not in self.runs:
+            self.requests.append(request.request_id)
+            self.runs[run_id] = taskset_pb2.Run(
+                run_id=run_id,
+                spec=request.spec,
+                state=taskset_pb2.RUN_STATE_COMPLETED,
+                taskset_digest=DIGEST,
+            )
+            self.runs[run_id].finished_at.GetCurrentTime()
+            await self._announce(run_id, request.spec)
+        return taskset_service.SubmitRunResponse(run=self.runs[run_id])
+
+    async def ordered(self, number: int) -> None:
+        """Waits until so many evaluations were ordered."""
+        for _ in range(500):
+            if len(self.requests) >= number:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"{len(self.requests)} of {number} evaluations were ordered within 10 s")
+
+    async def _announce(self, run_id: str, spec: taskset_pb2.RunSpec) -> None:
+        assert self.bus is not None
+        finished = taskset_events.RunFinished(
+            run_id=run_id, model=spec.policy.model, purpose=common_pb2.PURPOSE_EVAL, policy=spec.policy
+        )
+        await self.bus.publish(finished, model=spec.policy.model, event_id=f"run.finished/{run_id}")
+
+
+@dataclass
+class Stack:
+    """A registry under test and what surrounds it."""
+
+    settings: CheckpointRegistrySettings
+    bus: EventBus
+    planner: PlannerStub
+    facts: list[Message] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def registry(self) -> "AsyncIterator[Stub]":
+        service = build_app(self.settings)
+        await service.start()
+        channel = connect(f"127.0.0.1:{self.settings.grpc_port}")
+        try:
+            yield RegistryServiceStub(channel)
+        finally:
+            await channel.close()
+            assert await service.stop()
+
+    async def fact(self, kind: type[Message], model: str) -> Any:
+        """The newest fact of a kind about a model, waited for."""
+        for _ in range(400):
+            if (found := await self.bus.last(kind, model=model)) is not None:
+                return found.message
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"no {kind.__name__} about {model} within 20 s")
+
+    async def save(self, model: str, version: int, manifest: common_pb2.BlobRef) -> None:
+        saved = CheckpointSaved(
+            checkpoint_id=f"ckpt-{model}-v{version:08d}",
+            model=model,
+            version=version,
+            parent_checkpoint_id=f"ckpt-{model}-v{version - 1:08d}",
+            digest=f"{version:064x}",
+            manifest=manifest,
+            run_id=TRAINING_RUN,
+            step=version,
+        )
+        saved.saved_at.GetCurrentTime()
+        await self.bus.publish(saved, model=model, event_id=f"checkpoint.saved/{model}/{version}")
+
+
+def weights(fill: int) -> bytes:
+    header = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + bytes([fill]) * 16
+
+
+def policy(fill: int = 0) -> dict[str, bytes]:
+    return {
+        "config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "model.safetensors": weights(fill),
+    }
+
+
+async def upload(
+    stub: "Stub", model: str, files: dict[str, bytes], *, if_not_exists: bool = False
+) -> pb.ImportModelResponse:
+    async def messages() -> AsyncIterator[pb.ImportModelRequest]:
+        header = pb.ImportHeader(model=model, if_not_exists=if_not_exists)
+        yield pb.ImportModelRequest(header=header)
+        for name, data in files.items():
+            for start in range(0, max(len(data), 1), 10):
+                chunk = pb.FileChunk(name=name, data=data[start : start + 10])
+                yield pb.ImportModelRequest(chunk=chunk)
+
+    with remote_errors("import"):
+        response: pb.ImportModelResponse = await stub.ImportModel(messages())
+    return response

@@ -35,7 +35,7 @@ class LearnerOptions:
 
     device: str = "cpu"
     num_threads: int = 2
-    microbatch_tokens: int = 8192
+    microbatch_tokens: int = 4096
     share_prefixes: bool = True
 
 

@@ -101,17 +101,19 @@ class Sandbox:
             (resource.RLIMIT_AS, limits.address_space_bytes),
             (resource.RLIMIT_FSIZE, limits.file_size_bytes),
             (resource.RLIMIT_NOFILE, limits.open_files),
-            (resource.RLIMIT_CPU, limits.cpu_s),
             (resource.RLIMIT_NPROC, self._max_processes),
         ):
             if value:
                 _lower(kind, value)
+        if limits.cpu_s:
+            # The soft limit's own signal tells this end from any other; the hard one is for who ignores it.
+            _lower(resource.RLIMIT_CPU, limits.cpu_s, spare=5)
 
 
-def _lower(kind: int, value: int) -> None:
+def _lower(kind: int, value: int, *, spare: int = 0) -> None:
     _, hard = resource.getrlimit(kind)
-    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (bound, bound))
+    bound = value + spare if hard == resource.RLIM_INFINITY else min(value + spare, hard)
+    resource.setrlimit(kind, (min(value, bound), bound))
 
 
 def _count_processes(uid: int) -> int:

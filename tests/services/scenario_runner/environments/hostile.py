@@ -172,3 +172,41 @@ async def unshares() -> AsyncGenerator[Any, Any]:
     refused = libc.unshare(0x10000000) == -1 and libc.ptrace(0, 0, 0, 0) == -1
     yield f"refused={refused}"
     yield 1.0
+
+
+@env.tool()
+def flood() -> str:
+    """Forks until the system refuses, at most 400 times; every child sleeps."""
+    count = 0
+    try:
+        for _ in range(400):
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+            count += 1
+    except OSError as error:
+        return f"{count} then {type(error).__name__}"
+    return f"{count} and no end"
+
+
+@env.tool()
+def fill_disk(megabytes: int) -> str:
+    """Writes one large file into the episode's folder."""
+    with open("large", "wb") as large:
+        for _ in range(megabytes):
+            large.write(b"x" * (1 << 20))
+    return "written"
+
+
+@env.tool()
+def open_files(count: int) -> str:
+    """Holds files open."""
+    held = [open(os.devnull) for _ in range(count)]  # noqa: SIM115 - held on purpose
+    return f"{len(held)}"
+
+
+@env.tool()
+def identity() -> str:
+    """Who this process is and what it may touch."""
+    folder = os.stat(".")
+    return f"{os.getuid()} {oct(folder.st_mode & 0o777)} {folder.st_uid}"

@@ -1,7 +1,10 @@
 """Whole episodes through the real service: what is stored is what was sampled, token for token."""
 
 import json
+import random
+from typing import Any
 
+import pytest
 from tests.services.rollout_sampler.conftest import World, until
 from tests.services.rollout_sampler.stand_ins import MODEL, tool_call
 
@@ -170,3 +173,30 @@ async def test_episodes_spread_over_the_engines_of_the_channel(world: World) -> 
     await world.ask(*(world.request(number) for number in range(24)))
     await world.outcomes(24)
     assert all(len(engine.requests) >= 4 for engine in engines)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_and_impossible_tokens_are_recorded_as_they_came(world: World, seed: int) -> None:
+    """Broken UTF-8, stray control tokens, an id outside the vocabulary: all of it is what the policy did."""
+    rng = random.Random(seed)
+    sampled: list[list[int]] = []
+
+    def garbage(reply: dict[str, Any]) -> dict[str, Any]:
+        choice = reply["choices"][0]
+        ids = [rng.randrange(world.chat.vocab_size) for _ in choice["token_ids"]]
+        ids[0] = 10_000_000 if len(sampled) == 1 else ids[0]
+        choice["token_ids"] = ids
+        sampled.append(ids)
+        return reply
+
+    engine = await world.engine(lambda _, __: "x" * 60)
+    engine.change_reply = garbage
+    await world.sampler()
+    await world.ask(world.request())
+    (fact,) = await world.outcomes(1)
+    assert isinstance(fact, TrajectoryRecorded)
+    body = await world.body(fact)
+    assert [list(turn.sampled_ids) for turn in body.turns] == sampled
+    assert all(len(turn.sampled_texts) == len(turn.sampled_ids) for turn in body.turns)
+    if len(body.turns) > 1:
+        assert "token id" in body.turns[1].parse_error

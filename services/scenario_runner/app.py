@@ -142,7 +142,7 @@ def _add_planner(
         Tasksets(plan),
         SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake),
         Runs(plan),
-        ExplainRun(plan, surroundings, rules, fleet=lambda: (leases.num_alive, settings.max_environments)),
+        ExplainRun(plan, surroundings, fleet=lambda: (leases.num_alive, settings.max_environments)),
     )
     bus = EventBus(settings.bus, client_name=NAME)
     bus.subscribe_batch(SCENARIO_RUNNER_PLAN, loop.on_events)

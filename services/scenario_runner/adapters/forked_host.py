@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scenario_runner.adapters.channel_environment import ChannelEnvironment, description_from, loss_of
-from scenario_runner.adapters.zygotes import Forked, Zygote, ZygoteOptions
+from scenario_runner.adapters.zygotes import Forked, Zygote, ZygoteOptions, remove_leftovers
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
@@ -32,6 +32,7 @@ class ForkedHost:
         self._patience = patience
         self._zygotes: dict[PythonEnvironment, asyncio.Task[Zygote]] = {}
         self._forks = asyncio.Semaphore(max_forks)
+        self._has_swept = False
 
     async def start(self, episode: EpisodeToPlay) -> ChannelEnvironment:
         """See EnvironmentHost."""
@@ -86,6 +87,9 @@ class ForkedHost:
         await asyncio.gather(*(zygote.stop() for zygote in zygotes if isinstance(zygote, Zygote)))
 
     async def _started(self, source: PythonEnvironment) -> Zygote:
+        if not self._has_swept:
+            self._has_swept = True
+            await asyncio.to_thread(remove_leftovers)
         zygote = Zygote(source, self._options)
         try:
             await zygote.start()

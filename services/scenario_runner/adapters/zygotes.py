@@ -21,6 +21,7 @@ from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLo
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
+FOLDER_PREFIX = "upcycle-env-"
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TZ")
 
@@ -60,7 +61,7 @@ class Zygote:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = Path(tempfile.mkdtemp(prefix="upcycle-env-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self._litter: list[Path] = []
         self._sweeping: asyncio.Task[None] | None = None
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -245,6 +246,14 @@ class Zygote:
         names = (*_INHERITED, *self._options.environment_variables)
         kept = {name: os.environ[name] for name in names if name in os.environ}
         return {**kept, "PYTHONUNBUFFERED": "1", "HOME": str(self._folder), "OMP_NUM_THREADS": "1"}
+
+
+def remove_leftovers() -> None:
+    """Folders of fleets that were killed: their names carry the pid of a process that is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folders: list[Path]) -> None:

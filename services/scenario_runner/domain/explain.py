@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Channel, Purpose, RunView
 
+SILENCE_S = 10.0
+"""Seconds after which a consumer that asks for nothing is worth naming."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
@@ -78,7 +81,6 @@ class World:
 
     view: RunView
     waits: PlanWaits
-    group_slots: int
     fleet_alive: int
     fleet_capacity: int
     outbox_waiting: int
@@ -142,13 +144,13 @@ def _sampling(world: World) -> Iterator[WaitReason]:
     elif world.sampler is not None and world.sampler.is_abandoned and world.sampler.num_pending:
         what = f"{world.sampler.num_pending} commands are queued and no sampler pulls them"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "start rollout_sampler")
+    elif world.sampler is not None and not world.sampler.num_pulling and waits.queued_s > SILENCE_S:
+        what = f"{waits.queued} episodes are queued, and every sampler slot is busy or gone"
+        yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "add samplers, or see their logs")
     elif world.fleet_alive >= world.fleet_capacity:
         what = f"fleet full: {world.fleet_alive} environments are alive, limit {world.fleet_capacity}"
         remedy = "raise SCENARIO_RUNNER_MAX_ENVIRONMENTS or add a fleet replica"
         yield WaitReason("scenario_runner", what, waits.queued, oldest_s, remedy)
-    elif waits.queued and waits.queued_s > world.view.run.spec.episode_deadline_s:
-        what = f"{waits.queued} episodes are queued behind the samplers' slots"
-        yield WaitReason("rollout_sampler", what, waits.queued, waits.queued_s, "add samplers or engines")
 
 
 def _engine_problem(world: World) -> tuple[str, str] | None:
@@ -189,12 +191,20 @@ def _grading(world: World) -> Iterator[WaitReason]:
             "trajectory_store", what, world.waits.opened, world.waits.opened_s, "start trajectory_store"
         )
     grader = world.grader
-    if grader is None or not grader.is_abandoned:
+    if grader is None or grader.num_pulling:
         return
     waiting = max(num_recorded, grader.num_pending if world.waits.opened else 0)
-    if waiting:
+    if waiting and grader.is_abandoned:
         what = f"{waiting} trajectories are recorded and ungraded, and no grader pulls them"
         yield WaitReason("reward_grader", what, waiting, world.waits.opened_s, "start reward_grader")
+    elif waiting and world.waits.opened_s > SILENCE_S:
+        # What a killed grader held stays unacknowledged: from outside it looks like one that is busy.
+        what = (
+            f"{waiting} recorded trajectories are ungraded; {grader.num_unacknowledged} are with a grader "
+            "that is busy or gone, and none asks for more"
+        )
+        remedy = "start reward_grader, or see its log"
+        yield WaitReason("reward_grader", what, waiting, world.waits.opened_s, remedy)
 
 
 def _training(world: World) -> Iterator[WaitReason]:

@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from scenario_runner.domain.explain import PlanWaits, WaitReason, World, explain
-from scenario_runner.domain.plan import group_slots
 from scenario_runner.domain.runs import RunView
 from scenario_runner.ports import Plan, PlanUnit, Surroundings
-from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.submitting import find_run, view_of
 
 
@@ -39,7 +37,6 @@ class ExplainRun:
         world = World(
             view=view,
             waits=waits,
-            group_slots=group_slots(view.run, self._rules.eval_episodes_in_flight),
             fleet_alive=alive,
             fleet_capacity=capacity,
             outbox_waiting=outbox_waiting,

@@ -1,0 +1,168 @@
+"""What `why` says, from facts: the stalled runs one meets, each with its cause, owner and remedy."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from scenario_runner.domain.explain import (
+    DurableFact,
+    EngineFact,
+    PlanWaits,
+    SessionFact,
+    World,
+    explain,
+)
+from scenario_runner.domain.runs import (
+    Channel,
+    Counts,
+    EpisodeState,
+    PolicyChoice,
+    Purpose,
+    RunRecord,
+    RunSpec,
+    RunState,
+    RunView,
+    Split,
+    Training,
+)
+
+WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
+GONE = DurableFact(num_pending=40, num_unacknowledged=0, num_pulling=0)
+BUSY_OR_GONE = DurableFact(num_pending=40, num_unacknowledged=8, num_pulling=0)
+ENGINE = EngineFact("e1", "latest", 3, (), True, "ready")
+
+
+def world(purpose: Purpose = Purpose.TRAIN, policy: PolicyChoice | None = None, **facts: Any) -> World:
+    """A healthy run in the middle of its work, apart from the given facts."""
+    training = Training() if purpose is Purpose.TRAIN else None
+    spec = RunSpec("ts", purpose, policy or PolicyChoice("incident"), 8, training=training)
+    run = RunRecord("run-1", "r", spec, Split.TRAIN, "d", RunState.RUNNING, datetime.now(UTC), 10)
+    counts = Counts({EpisodeState.PLANNED: 60, EpisodeState.GRADED: 20, EpisodeState.TRAINED: 100}, 10, 12)
+    healthy: dict[str, Any] = {
+        "view": RunView(run, counts),
+        "waits": PlanWaits(queued=20, queued_s=1, opened=40, opened_s=2, graded=20, graded_s=3),
+        "fleet_alive": 40,
+        "fleet_capacity": 1024,
+        "outbox_waiting": 0,
+        "engines": [ENGINE],
+        "sampler": WORKING,
+        "grader": WORKING,
+        "planner": WORKING,
+        "ledger": {"recorded": 2, "graded": 20},
+        "session": SessionFact("waiting", "", 1.0, 2),
+    }
+    return World(**{**healthy, **facts})
+
+
+def test_a_healthy_run_waits_for_nothing() -> None:
+    reasons, summary = explain(world())
+    assert reasons == []
+    assert summary == "nothing is stuck: 80 in flight, 100 settled"
+
+
+@pytest.mark.parametrize(
+    ("facts", "owner", "text", "episodes"),
+    [
+        ({"engines": []}, "policy_engine", "no engine serves incident on channel latest", 58),
+        ({"engines": [replace(ENGINE, channel="head")]}, "policy_engine", "no engine serves", 58),
+        ({"engines": None}, "policy_engine", "checkpoint_registry does not answer", 58),
+        (
+            {"engines": [replace(ENGINE, is_serving=False, state="starting", reason="loading weights")]},
+            "policy_engine",
+            "engine e1 is starting: loading weights",
+            58,
+        ),
+        ({"sampler": GONE}, "rollout_sampler", "40 commands are queued and no sampler pulls them", 58),
+        (
+            {"sampler": BUSY_OR_GONE, "waits": PlanWaits(queued=20, queued_s=30, opened=40)},
+            "rollout_sampler",
+            "every sampler slot is busy or gone",
+            58,
+        ),
+        (
+            {"grader": GONE, "ledger": {"recorded": 35}},
+            "reward_grader",
+            "40 trajectories are recorded and ungraded, and no grader pulls them",
+            40,
+        ),
+        (
+            {"grader": BUSY_OR_GONE, "ledger": {"recorded": 35}, "waits": PlanWaits(opened=40, opened_s=30)},
+            "reward_grader",
+            "8 are with a grader that is busy or gone",
+            40,
+        ),
+        ({"ledger": None}, "trajectory_store", "trajectory_store does not answer", 40),
+        ({"session": None}, "grpo_trainer", "the trainer does not answer", 20),
+        (
+            {"session": SessionFact("failed", "unknown loss 'pppo'; use ppo", 0, 0)},
+            "grpo_trainer",
+            "unknown loss 'pppo'",
+            20,
+        ),
+        ({"sampler": None, "grader": None, "planner": None}, "nats", "the bus cannot be reached", 80),
+        ({"outbox_waiting": 500}, "scenario_runner", "500 announcements are not published", 20),
+        ({"planner": replace(WORKING, num_pending=5000)}, "scenario_runner", "5000 events behind", 80),
+        ({"fleet_alive": 1024}, "scenario_runner", "fleet full: 1024", 20),
+        (
+            {
+                "waits": PlanWaits(
+                    opened=2, failures={"scenario_error": 170, "timeout": 1}, last_failure="no db"
+                ),
+                "ledger": {},
+            },
+            "environment",
+            "170 episodes failed with scenario_error; the newest: no db",
+            170,
+        ),
+    ],
+)
+def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episodes: int) -> None:
+    reasons, summary = explain(world(**facts))
+    found = [reason for reason in reasons if reason.owner == owner and text in reason.what]
+    assert found, reasons
+    assert found[0].episodes == episodes
+    assert found[0].remedy
+    assert reasons[0].what in summary
+    assert [reason.episodes for reason in reasons] == sorted((one.episodes for one in reasons), reverse=True)
+
+
+def test_an_engine_that_failed_to_reload_still_serves() -> None:
+    failed = replace(ENGINE, state="failed", reason="canary mismatch")
+    assert explain(world(engines=[failed]))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_served"),
+    [
+        (replace(ENGINE, version=12), True),
+        (replace(ENGINE, held_versions=(11, 12)), True),
+        (replace(ENGINE, channel="candidate", version=3), True),
+        (replace(ENGINE, held_versions=(11,)), False),
+    ],
+)
+def test_a_pinned_version_needs_an_engine_that_holds_it(engine: EngineFact, is_served: bool) -> None:
+    pinned = PolicyChoice("incident", None, 12)
+    reasons, _ = explain(world(Purpose.EVAL, pinned, engines=[engine]))
+    named = [reason for reason in reasons if "version 12" in reason.what]
+    assert bool(named) is not is_served
+
+
+def test_an_evaluation_does_not_wait_for_the_trainer() -> None:
+    assert explain(world(Purpose.EVAL, session=None))[0] == []
+
+
+def test_a_run_that_is_over_says_how() -> None:
+    healthy = world()
+    run = replace(healthy.view.run, state=RunState.FAILED, failure="the last 8 groups had no graded episode")
+    reasons, summary = explain(replace(healthy, view=RunView(run, healthy.view.counts)))
+    assert reasons == []
+    assert summary == "run run-1 is failed: the last 8 groups had no graded episode"
+
+
+def test_the_head_channel_is_asked_for_by_name() -> None:
+    head = PolicyChoice("incident", Channel.HEAD)
+    reasons, _ = explain(world(Purpose.EVAL, head))
+    assert reasons[0].what == "no engine serves incident on channel head"
+    assert "e1 (latest)" in reasons[0].remedy

@@ -13,14 +13,12 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
+from benchmarks.checkpoints import two_checkpoints
 from benchmarks.figures import Figure, Limit, percentile
 from benchmarks.options import Options
-from benchmarks.stacks import MODEL, REPOSITORY, Bench, BenchmarkFailed, bench
-from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_TRAIN, PolicySelector
+from benchmarks.stacks import MODEL, Bench, BenchmarkFailed, bench
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
-from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest, SetHeadRequest
-from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig, TrainingConfig
-from upcycle.cli import watching
+from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
 
 CLIENTS = 8
 MAX_TOKENS = 32
@@ -59,7 +57,7 @@ class Traffic:
 async def measure(options: Options) -> list[Figure]:
     """Two checkpoints, then promotions under load."""
     async with bench(model=MODEL) as running:
-        checkpoints = await _two_checkpoints(running)
+        checkpoints = await two_checkpoints(running, options.scratch)
         async with _traffic(running, CLIENTS) as traffic:
             waits = await _promote(running, traffic, checkpoints, options.sized(40, 4))
     if traffic.failures:
@@ -87,39 +85,13 @@ async def measure(options: Options) -> list[Figure]:
     ]
 
 
-async def _two_checkpoints(running: Bench) -> list[Checkpoint]:
-    """The imported one and one that a short training run made."""
-    tasks = str(REPOSITORY / "examples" / "incident" / "tasks.py")
-    name = await watching.register(running.platform, tasks, "incident-train")
-    training = TrainingConfig(
-        steps=1, prompts_per_step=4, learning_rate=5e-4, checkpoint_every_steps=1, max_staleness=4
-    )
-    spec = RunSpec(
-        taskset=name,
-        purpose=PURPOSE_TRAIN,
-        policy=PolicySelector(model=MODEL, channel=CHANNEL_LATEST),
-        group_size=4,
-        sampling=SamplingConfig(temperature=1.0, max_turns=6, max_tokens_per_turn=32),
-        training=training,
-        episode_deadline_s=60,
-    )
-    await running.complete(spec)
-    async with asyncio.timeout(_SERVED_S):
-        while True:
-            request = ListCheckpointsRequest(model=MODEL)
-            listed = (await running.platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
-            if len(listed) > 1:
-                return [listed[0], listed[-1]]
-            await asyncio.sleep(0.2)
-
-
 async def _promote(
     running: Bench, traffic: Traffic, checkpoints: list[Checkpoint], count: int
 ) -> list[float]:
     """Seconds from the call of SetHead to the first token of that checkpoint; the first move only warms."""
     waits = []
     for number in range(count + 1):
-        target = checkpoints[number % 2]
+        target = checkpoints[(number + 1) % 2]
         request = SetHeadRequest(
             model=MODEL, checkpoint_id=target.checkpoint_id, actor="benchmark", reason="back and forth"
         )

@@ -1,0 +1,95 @@
+"""Seconds of one optimizer step on a recorded batch, by the trainer's own learner.
+
+The batch is recorded here: the incident policy plays P tasks G times each. Rewards are set by hand so that no
+group ties (a tied group trains nothing).
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from examples.incident.recipe import RECIPE
+from examples.incident.rollout import Episode, Limits, play
+from examples.incident.world import draw_incident
+from transformers import AutoModelForCausalLM
+
+from benchmarks.figures import Figure
+from benchmarks.options import Options
+from benchmarks.stacks import MODEL, POLICY_DIR
+from chat_format import ChatFormat
+from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.ports import BatchGroup, BatchMember
+
+THREADS: Final = (1, 2)
+
+
+async def measure(options: Options) -> list[Figure]:
+    """The recipe's batch with each number of threads that this machine has."""
+    prompts = options.sized(RECIPE.prompts_per_step, 4)
+    groups = await asyncio.to_thread(_record, prompts)
+    tokens = sum(len(member.tokens.contexts[0].token_ids) for group in groups for member in group.members)
+    figures = []
+    for threads in [count for count in THREADS if count <= (os.cpu_count() or 1)]:
+        seconds = await _steps(groups, threads, options.repeats(5))
+        name = f"trainer step, {prompts} × {RECIPE.group_size} rollouts, {threads} thread(s)"
+        rate = tokens / sorted(seconds)[len(seconds) // 2]
+        figures.append(Figure(name, "s", seconds, note=f"{tokens:,} tokens, {rate:,.0f} tokens/s"))
+    return figures
+
+
+async def _steps(groups: Sequence[BatchGroup], threads: int, repeats: int) -> tuple[float, ...]:
+    spec = TrainingSpec(
+        "run-benchmark",
+        MODEL,
+        RECIPE.group_size,
+        prompts_per_step=len(groups),
+        learning_rate=RECIPE.learning_rate,
+    )
+    thread = LearnerThread(LearnerOptions(num_threads=threads))
+    learner = TorchLearner(thread)
+    try:
+        await learner.begin(spec, POLICY_DIR)
+        seconds = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            numbers = await learner.step(groups)
+            seconds.append(time.perf_counter() - began)
+            assert numbers.applied
+        return tuple(seconds[1:])
+    finally:
+        await learner.close()
+        thread.close()
+
+
+def _record(prompts: int) -> list[BatchGroup]:
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
+    limits = Limits(RECIPE.max_turns, RECIPE.max_tokens_per_turn)
+    incidents = [draw_incident("train", seed) for seed in range(prompts) for _ in range(RECIPE.group_size)]
+    chat = ChatFormat.load(POLICY_DIR)
+    episodes = play(model, chat, incidents, limits, torch.Generator().manual_seed(1))
+    size = RECIPE.group_size
+    return [_group(number, episodes[number * size : (number + 1) * size]) for number in range(prompts)]
+
+
+def _group(number: int, episodes: Sequence[Episode]) -> BatchGroup:
+    members = tuple(
+        BatchMember(_tokens(f"traj-{number}-{member}", episode), float(member % 2), bool(member % 2))
+        for member, episode in enumerate(episodes)
+    )
+    return BatchGroup(f"run-benchmark-g{number:05d}", members)
+
+
+def _tokens(name: str, episode: Episode) -> EpisodeTokens:
+    """As the trainer reads them from a body; a row begins a new turn where sampling begins again."""
+    turns, turn = [], 0
+    for before, now in zip([False, *episode.sampled], episode.sampled, strict=False):
+        turn += before and not now
+        turns.append(turn)
+    row = Context(list(episode.token_ids), list(episode.sampled), list(episode.logprobs), turns)
+    return EpisodeTokens(name, (row.trimmed(),), 1.0, 0, 0, 0)

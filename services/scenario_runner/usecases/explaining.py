@@ -13,16 +13,10 @@ class ExplainRun:
     """fleet: (environments alive, capacity) of this process."""
 
     def __init__(
-        self,
-        plan: Plan,
-        surroundings: Surroundings,
-        rules: PlanRules,
-        *,
-        fleet: Callable[[], tuple[int, int]],
+        self, plan: Plan, surroundings: Surroundings, *, fleet: Callable[[], tuple[int, int]]
     ) -> None:
         self._plan = plan
         self._surroundings = surroundings
-        self._rules = rules
         self._fleet = fleet
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:

@@ -27,7 +27,8 @@ class EmbeddedKind:
         argv += ["--threads", str(settings.threads), "--max-num-seqs", str(settings.max_num_seqs)]
         if settings.max_model_len:
             argv += ["--max-model-len", str(settings.max_model_len)]
-        return Command(tuple(argv), {"OMP_NUM_THREADS": str(settings.threads)})
+        env = {"OMP_NUM_THREADS": str(settings.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        return Command(tuple(argv), env)
 
     def prepare(self, policy: Policy) -> Path:
         """See EngineKind."""

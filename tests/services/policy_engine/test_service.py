@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf.message import Message
-from tests.services.policy_engine.policies import make_policy
+from tests.services.policy_engine.policies import Shape, make_policy
 from tests.services.policy_engine.reference import canary_rows, reference_logprobs
 
 from blob_store import S3BlobStore
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
 Waiter = Callable[[], Awaitable[Any]]
+# Sizes that vLLM's CPU build supports too.
+SHAPE = Shape(layers=2, hidden=128, inner=192, heads=4, kv_heads=2, head_dim=32, scale=0.1)
+VLLM_PYTHON = Path(__file__).resolve().parents[3] / ".venv-vllm" / "bin" / "python"
 
 
 async def until(check: Waiter, what: str, seconds: float = 30.0) -> Any:
@@ -66,7 +70,7 @@ class Platform:
     newest: PolicyManifest | None = None
 
     def policy_dir(self, version: int) -> Path:
-        return make_policy(self.folder / f"v{version}", seed=100 + version)
+        return make_policy(self.folder / f"v{version}", seed=100 + version, shape=SHAPE)
 
     async def import_base(self) -> None:
         async def parts() -> AsyncIterator[pb.ImportModelRequest]:
@@ -320,6 +324,59 @@ async def test_the_head_channel_ignores_what_is_merely_published(platform: Platf
         await platform.publish(1)
         await asyncio.sleep(1.5)
         assert (await platform.serving(0)).version == 0
+
+
+async def test_an_engine_does_not_outlive_a_keeper_that_is_killed(platform: Platform) -> None:
+    await platform.import_base()
+    peers, bus, s3 = (platform.settings[name] for name in ("peers", "bus", "s3"))
+    env = {
+        **os.environ,
+        "POLICY_ENGINE_MODEL": platform.model,
+        "POLICY_ENGINE_CACHE_DIR": str(platform.folder / "cache"),
+        "UPCYCLE_PEERS_REGISTRY": peers.registry,
+        "UPCYCLE_BUS_URL": bus.url,
+        "UPCYCLE_S3_ENDPOINT": s3.endpoint,
+        "UPCYCLE_S3_BUCKET": s3.bucket,
+        "UPCYCLE_S3_ACCESS_KEY": s3.access_key.get_secret_value(),
+        "UPCYCLE_S3_SECRET_KEY": s3.secret_key.get_secret_value(),
+    }
+    keeper = await asyncio.create_subprocess_exec(sys.executable, "-m", "policy_engine.app", env=env)
+    try:
+        lease = await platform.serving(0, 60.0)
+        async with EngineClient(lease.base_url) as client:
+            assert await client.health()
+            keeper.kill()
+            await keeper.wait()
+
+            async def gone() -> bool:
+                return not await client.health()
+
+            await until(gone, "the engine to end", 10.0)
+    finally:
+        if keeper.returncode is None:
+            keeper.kill()
+            await keeper.wait()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+async def test_the_same_keeper_keeps_vllm(platform: Platform) -> None:
+    await platform.import_base()
+    async with platform.keeper(kind="vllm", vllm_python=VLLM_PYTHON, max_num_seqs=16):
+        await platform.serving(0, 300.0)
+        await platform.publish(3)
+        lease = await platform.serving(3, 60.0)
+        assert 0 < lease.canary_max_abs_diff < 1e-3
+        await platform.publish(4, canary_of=9)
+        failed = await platform.fact(events_pb2.EngineReloadFailed, 60.0)
+        assert (failed.kind, failed.serving_version) == ("canary_mismatch", 3)
+        lease = await platform.serving(3, 60.0)
+        prompt = list(range(5, 25))
+        async with EngineClient(lease.base_url) as client:
+            made = await client.generate(platform.model, prompt, SamplingParams(max_tokens=12))
+        assert made.version_spans == (TokenSpan(3, 0, len(made.token_ids)),)
+        whole = reference_logprobs(platform.policy_dir(3), [*prompt, *made.token_ids])
+        assert made.logprobs == pytest.approx(whole[len(prompt) - 1 :], abs=1e-3)
 
 
 def _pid_listening_on(port: int) -> int:

@@ -66,6 +66,8 @@ class Microbatch:
 
     input_ids, position_ids: [1, U]. The rest is per trained token [N], row after row: `source` is the index
     in U of the token before it, whose hidden state predicts it.
+    paths: for each row [L], where its tokens lie in U; positions [N]: where each trained token lies in its
+    row.
     """
 
     input_ids: Tensor
@@ -73,6 +75,8 @@ class Microbatch:
     attention: AttentionPlan
     num_rows: int
     num_row_tokens: int
+    paths: tuple[Tensor, ...]
+    positions: Tensor
     source: Tensor
     labels: Tensor
     row_of_token: Tensor
@@ -87,7 +91,7 @@ class Microbatch:
         """The same microbatch on another device."""
         names = (f.name for f in fields(self))
         moved = {name: getattr(self, name).to(device) for name in names if hasattr(getattr(self, name), "to")}
-        return replace(self, **moved)
+        return replace(self, paths=tuple(path.to(device) for path in self.paths), **moved)
 
     @property
     def num_unique_tokens(self) -> int:
@@ -143,9 +147,8 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
     own = [path[common:] for path, common in zip(paths, shared, strict=True)]
     trained = [row.trained.nonzero().squeeze(1) for row in rows]
     counts = torch.tensor([each.shape[0] for each in trained])
-    per_row = torch.tensor([[row.advantage, row.temperature] for row in rows]).repeat_interleave(
-        counts, dim=0
-    )
+    values = torch.tensor([[row.advantage, row.temperature] for row in rows], dtype=torch.float64)
+    per_row = values.repeat_interleave(counts, dim=0)
     spans = [RowSpan(path, common) for path, common in zip(paths, shared, strict=True)]
     return Microbatch(
         input_ids=torch.cat([r.token_ids[c:] for r, c in zip(rows, shared, strict=True)])[None],
@@ -155,6 +158,8 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
         attention=plan_attention(spans),
         num_rows=len(rows),
         num_row_tokens=sum(row.token_ids.shape[0] for row in rows),
+        paths=tuple(paths),
+        positions=torch.cat(trained),
         source=torch.cat([path[at - 1] for path, at in zip(paths, trained, strict=True)]),
         labels=torch.cat([row.token_ids[at] for row, at in zip(rows, trained, strict=True)]),
         row_of_token=torch.arange(len(rows)).repeat_interleave(counts),

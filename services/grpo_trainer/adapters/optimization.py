@@ -19,7 +19,7 @@ from grpo_math.divergence import MismatchSums, mismatch_report, mismatch_sums
 from grpo_math.objective import Objective, entropy_threshold
 from grpo_math.packing import Microbatch, TrainingRow, microbatches
 from grpo_math.tokens import TrainedTokens
-from grpo_trainer.adapters.packed_model import PackedModel
+from grpo_trainer.adapters.packed_model import PolicyModel
 from grpo_trainer.domain.errors import Diverged
 
 
@@ -65,7 +65,7 @@ def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> Tr
     )
 
 
-def accumulate(model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient | None:
+def accumulate(model: PolicyModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient | None:
     """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
     learn."""
     rows = [row for row in rows if row.num_trained]
@@ -93,7 +93,7 @@ def accumulate(model: PackedModel, rows: Sequence[TrainingRow], options: StepOpt
 
 
 def _prepared(
-    model: PackedModel, batches: list[Microbatch], options: StepOptions
+    model: PolicyModel, batches: list[Microbatch], options: StepOptions
 ) -> tuple[list[Microbatch], StepTotals]:
     """Totals of the step, and what must be known of every token before the first backward."""
     totals = StepTotals(
@@ -119,7 +119,7 @@ def _prepared(
 
 
 def optimize(
-    model: PackedModel, optimizer: Optimizer, rows: Sequence[TrainingRow], options: StepOptions
+    model: PolicyModel, optimizer: Optimizer, rows: Sequence[TrainingRow], options: StepOptions
 ) -> dict[str, float] | None:
     """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
     move.

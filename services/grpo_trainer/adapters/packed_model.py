@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,46 @@ class PackedModel:
         return token_logprobs(hidden, head, batch.labels, temperature=batch.temperature)
 
 
+class PaddedModel:
+    """The same numbers by transformers' own attention over rows padded on the right: slower, for any
+    architecture.
+
+    A second opinion in tests and parity checks, and the way out where packed attention is refused.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """model: a transformers causal LM with any attention of transformers."""
+        _refuse_unsupported(model)
+        self.module: Any = model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = next(self.module.parameters()).device
+        return device
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, [N] each, nats, at the row's temperature."""
+        rows = [batch.input_ids[0][path] for path in batch.paths]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        hidden = self.module.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        picked = hidden[batch.row_of_token, batch.positions - 1]
+        head = self.module.get_output_embeddings().weight
+        return token_logprobs(picked, head, batch.labels, temperature=batch.temperature)
+
+
+class PolicyModel(Protocol):
+    """What training needs of a model."""
+
+    module: Any
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each trained token, [N] each."""
+
+
 def load_model(directory: Path, *, device: str, dtype: torch.dtype = torch.float32) -> PackedModel:
     """The model of a HF directory. Raises UnsupportedModel."""
     transformers_logging.disable_progress_bar()
@@ -97,6 +137,12 @@ def new_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PackedModel
     """A model with fresh random weights."""
     model = AutoModelForCausalLM.from_config(config, attn_implementation=_ATTENTION)
     return PackedModel(model.to(dtype))
+
+
+def new_padded_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PaddedModel:
+    """A model with fresh random weights that pads its rows."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return PaddedModel(model.to(dtype))
 
 
 def read_config(directory: Path) -> Any:

@@ -1,0 +1,61 @@
+"""Our step against batches that TRL 1.16 recorded: loss and gradient of every case."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpo_trainer import parity
+from grpo_trainer.adapters.recorded_batches import RecordedBatch
+
+RECORDED = Path(__file__).parent / "data" / "parity_trl.npz"
+
+
+def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(RECORDED)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("100 of 100 within")
+    assert lines[-2].startswith("worst loss error")
+    assert lines[-1].startswith("worst gradient error")
+    assert len({line.split()[0] for line in lines[:-3]}) == 25
+
+
+def altered(folder: Path, **changes: float) -> Path:
+    """A copy of the recorded file with some arrays scaled."""
+    path = folder / "altered.npz"
+    arrays = dict(np.load(RECORDED))
+    for name, factor in changes.items():
+        arrays[name] = arrays[name] * factor
+    np.savez(path, **arrays)
+    shutil.copy(RECORDED.with_suffix(".json"), path.with_suffix(".json"))
+    return path
+
+
+@pytest.mark.parametrize("array", ["case/dapo/loss", "case/dapo/grad", "w/model.norm.weight"])
+def test_a_small_difference_is_found(tmp_path: Path, array: str) -> None:
+    batch = RecordedBatch(altered(tmp_path, **{array: 1.0001}))
+    found = parity.check(batch, parity.COMPUTATIONS[:1])
+    assert "dapo" in {finding.case for finding in found if not finding.passed}
+
+
+def test_a_difference_ends_in_a_non_zero_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "COMPUTATIONS", parity.COMPUTATIONS[:1])
+    assert parity.main([str(altered(tmp_path, **{"case/grpo/loss": 1.0001}))]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.npz").write_bytes(b"nothing")
+    assert parity.main([str(tmp_path / "empty.npz")]) == 2
+    assert parity.main([str(tmp_path / "missing.npz")]) == 2
+
+
+def test_rows_of_one_prompt_share_it() -> None:
+    case = RecordedBatch(RECORDED).cases()[0]
+    assert len({row.group_id for row in case.rows}) == 3
+    assert len(case.rows) == 12

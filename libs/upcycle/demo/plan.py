@@ -9,7 +9,7 @@ from typing import Any, Literal
 from upcycle.errors import UpcycleError
 
 MODEL = "incident"
-TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held-out"
+TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held_out"
 
 
 class ExampleMissing(UpcycleError, FileNotFoundError):

@@ -62,6 +62,15 @@ class ScenarioRunnerSettings(ServiceSettings):
     peers: PeerSettings = Field(default_factory=PeerSettings)
 
     @model_validator(mode="after")
+    def _roles_share_a_server_database(self) -> Self:
+        if self.role != "both" and not self.sql.url.get_secret_value().startswith("postgres"):
+            raise ValueError(
+                f"SCENARIO_RUNNER_ROLE={self.role} needs UPCYCLE_SQL_URL=postgresql://…: "
+                "planner and fleet are two processes on one database, and a SQLite file belongs to one process"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_lease_outlasts_its_grade(self) -> Self:
         if self.lease_s <= self.grade_timeout_s:
             raise ValueError(

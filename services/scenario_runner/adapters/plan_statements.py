@@ -5,7 +5,8 @@ import sqlalchemy as sa
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK
 from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
 
-RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
+# Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
+RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).with_for_update()
 RUN_BY_REQUEST = sa.select(RUN).where(RUN.c.request_id == sa.bindparam("request_id_"))
 ACTIVE_RUNS = (
     sa.select(RUN)

@@ -114,7 +114,7 @@ class SqlPlanUnit:
         self._sql.execute(moved.values(source=wire.source_to_json(source)))
 
     def tasks(self, taskset: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
-        if positions is None:
+        if positions is None or len(set(positions)) > _CHUNK:
             rows = self._sql.execute(statements.ALL_TASKS, {"taskset_": taskset})
         else:
             wanted = {"taskset_": taskset, "positions": sorted(set(positions))}

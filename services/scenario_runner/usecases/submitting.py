@@ -113,7 +113,7 @@ class Runs:
         def read(unit: PlanUnit) -> list[tuple[EpisodeRow, RunnableTask]]:
             run = find_run(unit, run_id)
             rows = unit.results(run_id)
-            tasks = unit.tasks(run.spec.taskset)
+            tasks = unit.tasks(run.spec.taskset, [row.task_position for row in rows])
             return [(row, tasks[row.task_position]) for row in rows]
 
         return await self._plan.transact(read)

@@ -32,7 +32,7 @@ async def measure(options: Options) -> list[Figure]:
     figures = []
     for concurrency in CONCURRENCIES:
         theirs = await hud.throughput(
-            options.sized(48, 6), concurrency, repeats=options.repeats(3), folder=options.scratch
+            options.sized(24, 6), concurrency, repeats=options.repeats(2), folder=options.scratch
         )
         ours = await _throughput(options, ROLLOUT_SAMPLER_EVAL_SLOTS=str(concurrency))
         figures.append(
@@ -51,12 +51,12 @@ async def measure(options: Options) -> list[Figure]:
 
 async def _throughput(options: Options, **env: str) -> tuple[float, ...]:
     """Episodes per second from SubmitRun to a run that is completed, repeated."""
-    count = options.sized(512, 32)
+    count = options.sized(256, 32)
     rates = []
     async with instant_bench(**env) as bench:
         await bench.register(tasks := taskset(count))
         await _play(bench, tasks.name, count)
-        for _ in range(options.repeats(5)):
+        for _ in range(options.repeats(3)):
             began = time.perf_counter()
             await _play(bench, tasks.name, count)
             rates.append(count / (time.perf_counter() - began))
@@ -74,7 +74,7 @@ async def _play(bench: Bench, name: str, count: int) -> Run:
 
 async def _overheads(options: Options) -> list[Figure]:
     """Seconds from requested to graded with one episode in flight, beside the same scenarios in a loop."""
-    count, repeats = options.sized(200, 8), options.repeats(3)
+    count, repeats = options.sized(120, 8), options.repeats(3)
     spans: list[list[float]] = []
     async with instant_bench(SCENARIO_RUNNER_EVAL_EPISODES_IN_FLIGHT="1") as bench:
         await bench.register(tasks := taskset(count))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Select, Table, and_, func, select, true, tuple_, update
@@ -166,17 +167,23 @@ def _count(connection: Connection, delta: Delta) -> None:
         _add(connection, ALARMS, ("run_id",), ("conflicts", "trained_twice"), [alarm])
 
 
-def _insert(connection: Connection, table: Table) -> Any:
-    """INSERT of the dialect: both know ON CONFLICT, SQLAlchemy has one class for each."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+@cache
+def _insert(dialect: str, table: Table, key: tuple[str, ...], numbers: tuple[str, ...] | None) -> Any:
+    """INSERT that adds to `numbers` of a known row, or without them replaces it all. Kept: building one costs
+    more than running it. Both dialects know ON CONFLICT, SQLAlchemy has one class for each."""
+    insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    if numbers is None:
+        others = (column.name for column in table.columns if column.name not in key)
+        values: dict[str, Any] = {name: insert.excluded[name] for name in others}
+    else:
+        values = {name: table.c[name] + insert.excluded[name] for name in numbers}
+    return insert.on_conflict_do_update(index_elements=list(key), set_=values)
 
 
 def _upsert(
     connection: Connection, table: Table, key: tuple[str, ...], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    insert = _insert(connection, table)
-    values = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in key}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values), rows)
+    connection.execute(_insert(connection.dialect.name, table, key, None), rows)
 
 
 def _add(
@@ -186,9 +193,7 @@ def _add(
     numbers: tuple[str, ...],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    insert = _insert(connection, table)
-    values = {name: table.c[name] + insert.excluded[name] for name in numbers}
-    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=values), rows)
+    connection.execute(_insert(connection.dialect.name, table, key, numbers), rows)
 
 
 def _episodes(connection: Connection, query: Select[Any]) -> list[Episode]:

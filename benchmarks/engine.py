@@ -20,10 +20,9 @@ from benchmarks.options import Options
 from benchmarks.stacks import MODEL, POLICY_DIR, REPOSITORY, BenchmarkFailed
 from blob_store import BlobRef
 from engine_client import EngineClient, SamplingParams
-from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
 from policy_engine.domain import Policy, Target
-from policy_engine.settings import PolicyEngineSettings
 
 CONCURRENCIES: Final = (1, 16, 128)
 THREADS: Final = 1
@@ -84,10 +83,8 @@ async def _one(client: EngineClient, seed: int) -> int:
 @asynccontextmanager
 async def _engine(kind: Kind, folder: Path) -> AsyncIterator[EngineClient]:
     """Started as the keeper starts it."""
-    settings = PolicyEngineSettings(
-        model=MODEL, kind=kind, threads=THREADS, vllm_python=VLLM_PYTHON, cache_dir=folder
-    )
-    engine_kind = EmbeddedKind(settings) if kind == "embedded" else VllmKind(settings)
+    options = EngineOptions(MODEL, threads=THREADS, vllm_python=VLLM_PYTHON)
+    engine_kind = EmbeddedKind(options) if kind == "embedded" else VllmKind(options)
     host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=_START_S, log_path=folder / f"{kind}.log")
     target = Target(0, "digest", BlobRef("none", "0" * 64, 1))
     engine = await host.start(Policy(target, _copied(folder), (), "float32", weights_digest="v0"))

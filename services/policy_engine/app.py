@@ -7,7 +7,7 @@ from event_bus import EventBus
 from grpc_edge import Peer
 from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
-from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
 from policy_engine.adapters.policy_store import BlobPolicyStore
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
@@ -61,12 +61,21 @@ def build_app(settings: PolicyEngineSettings) -> Service:
 
 def build_host(settings: PolicyEngineSettings) -> EngineHost:
     """The engine that the settings name."""
+    options = EngineOptions(
+        model=settings.model,
+        threads=settings.threads,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        vllm_python=settings.vllm_python,
+        vllm_dtype=settings.vllm_dtype,
+        vllm_kv_cache_gib=settings.vllm_kv_cache_gib,
+        vllm_arguments=settings.vllm_arguments,
+    )
     if settings.kind == "attach":
-        return AttachedEngine(
-            VllmKind(settings), settings.engine_url, settings.model, start_s=settings.engine_start_s
-        )
+        kind, url = VllmKind(options), settings.engine_url
+        return AttachedEngine(kind, url, start_s=settings.engine_start_s)
     return EngineProcess(
-        EmbeddedKind(settings) if settings.kind == "embedded" else VllmKind(settings),
+        EmbeddedKind(options) if settings.kind == "embedded" else VllmKind(options),
         settings.engine_host,
         settings.engine_port,
         start_s=settings.engine_start_s,

@@ -2,32 +2,46 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from policy_engine.adapters.engine_process import Command
 from policy_engine.adapters.vllm_files import keep_newest, untied
 from policy_engine.domain import FailureKind, Policy, VersionRefused
-from policy_engine.settings import PolicyEngineSettings
 from policy_files import InvalidPolicyDir, TensorInfo, tensors_of_directory
 
 _UNTIED_KEPT = 6
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How engines are started; PolicyEngineSettings says what each means."""
+
+    model: str
+    threads: int = 1
+    max_num_seqs: int = 128
+    max_model_len: int = 0
+    vllm_python: Path = Path(".venv-vllm/bin/python")
+    vllm_dtype: str = "float32"
+    vllm_kv_cache_gib: int = 1
+    vllm_arguments: tuple[str, ...] = ()
+
+
 class EmbeddedKind:
     """The embedded engine. It checks weights completely before it swaps them."""
 
-    def __init__(self, settings: PolicyEngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
 
     def command(self, directory: Path, host: str, port: int) -> Command:
         """See EngineKind."""
-        settings = self._settings
+        options = self._options
         argv = [sys.executable, "-m", "policy_engine.embedded.app", "--model", str(directory)]
-        argv += ["--served-model-name", settings.model, "--host", host, "--port", str(port)]
-        argv += ["--threads", str(settings.threads), "--max-num-seqs", str(settings.max_num_seqs)]
-        if settings.max_model_len:
-            argv += ["--max-model-len", str(settings.max_model_len)]
-        env = {"OMP_NUM_THREADS": str(settings.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        argv += ["--served-model-name", options.model, "--host", host, "--port", str(port)]
+        argv += ["--threads", str(options.threads), "--max-num-seqs", str(options.max_num_seqs)]
+        if options.max_model_len:
+            argv += ["--max-model-len", str(options.max_model_len)]
+        env = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         return Command(tuple(argv), env)
 
     def prepare(self, policy: Policy) -> Path:
@@ -38,21 +52,21 @@ class EmbeddedKind:
 class VllmKind:
     """vLLM's server, in the environment it was installed into."""
 
-    def __init__(self, settings: PolicyEngineSettings) -> None:
-        self._settings = settings
-        self._is_cpu_build = _is_cpu_build(settings.vllm_python)
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._is_cpu_build = _is_cpu_build(options.vllm_python)
         self._served: dict[str, TensorInfo] | None = None
 
     def command(self, directory: Path, host: str, port: int) -> Command:
         """See EngineKind."""
-        settings = self._settings
-        argv = [str(settings.vllm_python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
-        argv += ["--model", str(directory), "--served-model-name", settings.model]
-        argv += ["--host", host, "--port", str(port), "--dtype", settings.vllm_dtype]
-        context = settings.max_model_len or _context_of(directory)
+        options = self._options
+        argv = [str(options.vllm_python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
+        argv += ["--model", str(directory), "--served-model-name", options.model]
+        argv += ["--host", host, "--port", str(port), "--dtype", options.vllm_dtype]
+        context = options.max_model_len or _context_of(directory)
         argv += ["--max-model-len", str(context)]
         # processed_logprobs: what was sampled from, which is what the trainer's ratio needs.
-        argv += ["--max-num-seqs", str(settings.max_num_seqs), "--logprobs-mode", "processed_logprobs"]
+        argv += ["--max-num-seqs", str(options.max_num_seqs), "--logprobs-mode", "processed_logprobs"]
         argv += ["--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         if self._is_cpu_build:
@@ -60,11 +74,11 @@ class VllmKind:
             argv += ["--enforce-eager", "--no-enable-chunked-prefill"]
             argv += ["--max-num-batched-tokens", str(max(context, 8192))]
             env |= {
-                "OMP_NUM_THREADS": str(settings.threads),
+                "OMP_NUM_THREADS": str(options.threads),
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "VLLM_CPU_KVCACHE_SPACE": str(settings.vllm_kv_cache_gib),
+                "VLLM_CPU_KVCACHE_SPACE": str(options.vllm_kv_cache_gib),
             }
-        return Command((*argv, *settings.vllm_arguments), env)
+        return Command((*argv, *options.vllm_arguments), env)
 
     def prepare(self, policy: Policy) -> Path:
         """Checked against what is served: a reload that fails half-way leaves vLLM without weights."""

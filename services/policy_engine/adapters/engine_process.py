@@ -121,9 +121,8 @@ class EngineProcess:
 class AttachedEngine:
     """An engine that somebody else runs. It must see the keeper's cache directory under the same path."""
 
-    def __init__(self, kind: EngineKind, base_url: str, model: str, *, start_s: float) -> None:
+    def __init__(self, kind: EngineKind, base_url: str, *, start_s: float) -> None:
         self._kind = kind
-        self._model = model
         self._start_s = start_s
         self._client: EngineClient | None = None
         self.base_url = base_url.rstrip("/")

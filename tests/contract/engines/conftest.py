@@ -16,10 +16,9 @@ from tests.services.policy_engine.reference import canary_rows
 
 from blob_store import BlobRef
 from engine_client import EngineClient
-from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
 from policy_engine.domain import CanaryRow, Policy, Serving, Target
-from policy_engine.settings import PolicyEngineSettings
 from policy_engine.usecases.reload import ReloadProtocol
 
 MODEL = "incident"
@@ -85,14 +84,8 @@ class EngineUnderTest:
 
 async def engine_on(kind: str, folder: Path, *, calls_tools: bool = False) -> EngineUnderTest:
     """A process serving version 0 of the suite's model, or the policy that always calls a tool."""
-    settings = PolicyEngineSettings(
-        model=MODEL,
-        kind="embedded" if kind == "embedded" else "vllm",
-        vllm_python=VLLM_PYTHON,
-        max_num_seqs=64,
-        cache_dir=folder,
-    )
-    engine_kind = EmbeddedKind(settings) if kind == "embedded" else VllmKind(settings)
+    options = EngineOptions(MODEL, max_num_seqs=64, vllm_python=VLLM_PYTHON)
+    engine_kind = EmbeddedKind(options) if kind == "embedded" else VllmKind(options)
     host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=300.0, log_path=folder / f"{kind}.log")
     directory = folder / "policies" / "v0"
     if calls_tools:

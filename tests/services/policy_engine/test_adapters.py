@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tests.services.policy_engine.policies import Shape, make_policy
 
 from blob_store import BlobRef
-from policy_engine.adapters.engine_kinds import EmbeddedKind, VllmKind
+from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
 from policy_engine.adapters.vllm_files import untied
 from policy_engine.domain import Channel, EngineBroken, Policy, Target, VersionRefused
@@ -44,7 +44,7 @@ def test_an_untied_directory_has_its_projection_as_a_tensor(tmp_path: Path) -> N
 def test_vllm_is_started_with_what_the_protocol_needs(tmp_path: Path) -> None:
     directory = make_policy(tmp_path / "policies" / "abc", 1)
     python = cpu_build(tmp_path / "venv")
-    kind = VllmKind(PolicyEngineSettings(model="incident", kind="vllm", vllm_python=python))
+    kind = VllmKind(EngineOptions("incident", vllm_python=python))
     command = kind.command(kind.prepare(policy(directory)), "127.0.0.1", 7303)
     said = " ".join(command.argv)
     for wanted in (
@@ -58,14 +58,13 @@ def test_vllm_is_started_with_what_the_protocol_needs(tmp_path: Path) -> None:
 
 def test_a_gpu_build_reloads_the_policy_as_it_is(tmp_path: Path) -> None:
     directory = make_policy(tmp_path / "policies" / "abc", 1)
-    settings = PolicyEngineSettings(model="m", kind="vllm", vllm_python=tmp_path / "v" / "bin" / "python")
-    kind = VllmKind(settings)
+    kind = VllmKind(EngineOptions("m", vllm_python=tmp_path / "v" / "bin" / "python"))
     assert kind.prepare(policy(directory)) == directory
     assert "--enforce-eager" not in kind.command(directory, "127.0.0.1", 1).argv
 
 
 def test_weights_of_another_shape_never_reach_vllm(tmp_path: Path) -> None:
-    kind = VllmKind(PolicyEngineSettings(model="m", kind="vllm", vllm_python=tmp_path / "bin" / "python"))
+    kind = VllmKind(EngineOptions("m", vllm_python=tmp_path / "bin" / "python"))
     kind.prepare(policy(make_policy(tmp_path / "policies" / "a", 1)))
     with pytest.raises(VersionRefused, match="tensors differ"):
         kind.prepare(policy(make_policy(tmp_path / "policies" / "b", 1, Shape(inner=128)), 1))
@@ -76,10 +75,8 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     directory = make_policy(tmp_path / "policy", 1)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Odd"]}))
-    settings = PolicyEngineSettings(model="m", cache_dir=tmp_path)
-    host = EngineProcess(
-        EmbeddedKind(settings), "127.0.0.1", 0, start_s=60.0, log_path=tmp_path / "logs" / "e.log"
-    )
+    log_path = tmp_path / "logs" / "e.log"
+    host = EngineProcess(EmbeddedKind(EngineOptions("m")), "127.0.0.1", 0, start_s=60.0, log_path=log_path)
     with pytest.raises(EngineBroken, match="architecture 'Odd'"):
         await host.start(policy(directory))
     await host.stop()

@@ -66,7 +66,7 @@ class ScenarioRunnerSettings(ServiceSettings):
         if self.role != "both" and not self.sql.url.get_secret_value().startswith("postgres"):
             raise ValueError(
                 f"SCENARIO_RUNNER_ROLE={self.role} needs UPCYCLE_SQL_URL=postgresql://…: "
-                "planner and fleet are two processes on one database, and a SQLite file belongs to one process"
+                "planner and fleet share it from two processes, and a SQLite file belongs to one"
             )
         return self
 

@@ -289,11 +289,14 @@ async def test_a_killed_zygote_loses_its_episodes_and_is_replaced(fleet: Fleet) 
     zygote = await fleet.hosts.forked.zygote(HOSTILE)
     zygote.kill()
     await zygote.dead
-    async with asyncio.timeout(10):
+
+    async def call_until_it_fails() -> None:
         # The kernel kills its children a moment after the zygote's own sockets are closed.
-        with pytest.raises(EnvironmentLost):
-            while True:
-                await fleet.call(opened, "raises")
+        while True:
+            await fleet.call(opened, "raises")
+
+    with pytest.raises(EnvironmentLost):
+        await asyncio.wait_for(call_until_it_fails(), 10)
     assert (await fleet.grade(await fleet.open())).reward == 1.0
 
 

@@ -160,6 +160,20 @@ async def test_a_training_run_fills_its_slots_and_no_more(world: World) -> None:
     assert announced[f"episode.requested/{episodes[0].episode_id}/d1"] == 1
 
 
+async def test_two_planners_take_turns(world: World, sql_url: str) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    other = Database(sql_url)
+    await other.start()
+    plans = [world.plan, SqlPlan(other, now=lambda: world.now)]
+    planned = await asyncio.gather(
+        *(plan.transact(lambda unit: plan_more(unit, world.run_id, RULES)) for plan in plans * 3)
+    )
+    await other.stop()
+    assert sum(planned) == 4
+    assert len(await world.episodes()) == 8
+    assert set((await world.announced()).values()) == {1}
+
+
 async def test_a_slot_is_freed_only_when_its_group_is_settled(world: World) -> None:
     await world.submit(train_spec(), num_tasks=3)
     await world.plan_all()

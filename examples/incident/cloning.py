@@ -15,9 +15,12 @@ from chat_format import ChatFormat
 from examples.incident.names import draw_services
 from examples.incident.policy_files import TURN_END, TURN_START
 from examples.incident.rollout import TOOLS
+from examples.incident.world import BYSTANDER_ERRORS, UPSTREAM_ERROR
 
 # Token ids of one conversation, and which of them the policy wrote.
 Row = tuple[list[int], list[bool]]
+
+_ERRORS = (UPSTREAM_ERROR, *BYSTANDER_ERRORS)
 
 
 def encode(chat: ChatFormat, messages: Sequence[dict[str, Any]]) -> Row:
@@ -35,10 +38,11 @@ def encode(chat: ChatFormat, messages: Sequence[dict[str, Any]]) -> Row:
 
 
 def drill(chat: ChatFormat, rng: random.Random, num_names: int) -> Row:
-    """A few train-split names (most with an issue number), three times over in changing order."""
+    """A few lines about train-split services, three times over in changing order: a name, or an issue."""
     names = draw_services(rng, "train", num_names)
-    items = [f"{name}-{rng.randint(10, 59)}" if rng.random() < 0.7 else name for name in names]
-    lines = [line for _ in range(3) for line in rng.sample(items, num_names)]
+    issues = [f"{error} #{rng.randint(1, 9)} ({name})" for error, name in zip(_ERRORS, names, strict=False)]
+    items = issues if rng.random() < 0.5 else names
+    lines = [line for _ in range(3) for line in rng.sample(items, len(items))]
     ids = chat.encode("\n".join(lines) + "\n")
     return ids, [True] * len(ids)
 

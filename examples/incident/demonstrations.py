@@ -23,13 +23,13 @@ _Script = Generator[tuple[str, dict[str, str]], str, str]
 class Habits:
     """Probability of each wrong choice where it can be made. All zero: right, in the fewest calls."""
 
-    guess_at_once: float = 0.08
-    guess_after_issues: float = 0.08
-    open_wrong_issue: float = 0.12
-    guess_after_trace: float = 0.40
-    log_alerting_first: float = 0.35
-    blame_alerting: float = 0.75
-    skip_deploys: float = 0.60
+    guess_at_once: float = 0.03
+    guess_after_issues: float = 0.04
+    open_wrong_issue: float = 0.08
+    guess_after_trace: float = 0.55
+    log_alerting_first: float = 0.25
+    blame_alerting: float = 0.70
+    skip_deploys: float = 0.55
 
 
 RIGHT = Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -69,8 +69,8 @@ def _script(world: World, rng: random.Random, habits: Habits) -> _Script:
     opened = incident.alerting
     if rng.random() < habits.open_wrong_issue:
         opened = rng.choice(incident.bystanders)
-    issue = next(line.split()[0] for line in issues.splitlines() if line.startswith(opened))
-    yield "get_stack_trace", {"issue_id": issue}
+    line = next(line for line in issues.splitlines() if opened in line)
+    yield "get_stack_trace", {"issue_id": line.split("#")[1].split()[0]}
     if opened != incident.alerting:
         return _guess(opened, rng)
     return (yield from _after_trace(world, rng, habits))

@@ -12,7 +12,7 @@ from examples.incident.env import prompt
 class Recipe:
     """One training run of the example and its held-out gate. Units are in the names; counts are per step."""
 
-    steps: int = 16
+    steps: int = 20
     prompts_per_step: int = 32
     group_size: int = 8
     max_staleness: int = 2
@@ -23,9 +23,9 @@ class Recipe:
     temperature: float = 1.0
     max_turns: int = 6
     max_tokens_per_turn: int = 32
-    checkpoint_every_steps: int = 4
+    checkpoint_every_steps: int = 5
     # Held-out attempts per task of a gate or a baseline.
-    eval_attempts: int = 4
+    eval_attempts: int = 2
     # The largest loss of success a family of causes may suffer when a candidate is promoted.
     regression_margin: float = 0.1
     # Success at temperature 1 on held-out incidents: of the committed policy, and what a run must reach.

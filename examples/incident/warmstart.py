@@ -47,7 +47,7 @@ class WarmStart:
     num_layers: int = 4
     initializer_range: float = 0.08
     drill_steps: int = 160
-    skill_steps: int = 340
+    skill_steps: int = 320
     habit_steps: int = 160
     habits_ramp: float = 0.5
     drill_batch: int = 32
@@ -146,8 +146,11 @@ def train(model: Any, chat: ChatFormat, plan: WarmStart) -> None:
     for step in range(steps):
         into_habits = (step - plan.skill_steps + 1) / (plan.habits_ramp * plan.habit_steps)
         source = habitual if rng.random() < into_habits else right
-        remaining = 1.0 - step / steps
-        apprentice.learn(next(source), plan.learning_rate * max(0.03, min(1.0, 1.6 * remaining)))
+        if step < plan.skill_steps:
+            decay = 1.0 - 0.67 * step / plan.skill_steps
+        else:
+            decay = 0.33 * max(0.05, (steps - step) / plan.habit_steps)
+        apprentice.learn(next(source), plan.learning_rate * decay)
 
 
 def success_rate(model: Any, chat: ChatFormat, limits: Limits, attempts: int) -> float:

@@ -25,6 +25,7 @@ ERROR_CLASS = {
     "pool_exhausted": "capacity",
 }
 CAUSES = tuple(ERROR_CLASS)
+UPSTREAM_ERROR = "UpstreamError"
 BYSTANDER_ERRORS = ("KeyError", "TypeError", "ValueError")
 
 _SCHEMA = """
@@ -80,22 +81,23 @@ class World:
         self._db.close()
 
     def list_issues(self) -> str:
-        """Open issues, one per line: id and error."""
+        """Open issues, one per line: error, id and the service that raised it."""
         self.num_calls += 1
-        rows = self._db.execute("SELECT id, error FROM issues ORDER BY rowid").fetchall()
-        return "\n".join(f"{issue} {error}" for issue, error in rows)
+        rows = self._db.execute("SELECT error, id, service FROM issues ORDER BY rowid").fetchall()
+        return "\n".join(f"{error} #{issue} ({service})" for error, issue, service in rows)
 
     def get_stack_trace(self, issue_id: str) -> str:
         """The stack of an issue, innermost call last."""
         self.num_calls += 1
+        issue_id = issue_id.removeprefix("#")
         found = self._db.execute("SELECT error FROM issues WHERE id = ?", (issue_id,)).fetchone()
         if found is None:
             return "no such issue"
         rows = self._db.execute(
             "SELECT service, file, line FROM frames WHERE issue = ? ORDER BY depth", (issue_id,)
         )
-        lines = [f"{service} {file} line {line}" for service, file, line in rows]
-        return "\ncalls ".join(lines) + f"\n{found[0]}"
+        frames = [f"{service} {file} line {line}" for service, file, line in rows]
+        return f"{found[0]} #{issue_id}\n" + "\ncalls ".join(frames)
 
     def search_logs(self, service: str) -> str:
         """Recent log lines of a service, oldest first."""
@@ -132,15 +134,16 @@ def _fill(db: sqlite3.Connection, incident: Incident) -> None:
 def _add_issues(db: sqlite3.Connection, incident: Incident, rng: random.Random) -> None:
     stacks = {
         incident.alerting: (
-            "UpstreamError",
+            UPSTREAM_ERROR,
             ((incident.alerting, "handler.py"), (incident.faulty, "client.py")),
         )
     }
-    for name in incident.bystanders:
-        stacks[name] = (rng.choice(BYSTANDER_ERRORS), ((name, "handler.py"), (name, "parser.py")))
-    for name in rng.sample(sorted(stacks), len(stacks)):
+    errors = rng.sample(BYSTANDER_ERRORS, len(incident.bystanders))
+    for name, error in zip(incident.bystanders, errors, strict=True):
+        stacks[name] = (error, ((name, "handler.py"), (name, "parser.py")))
+    ids = rng.sample(range(1, 10), len(stacks))
+    for issue, name in zip(map(str, ids), rng.sample(sorted(stacks), len(stacks)), strict=True):
         error, frames = stacks[name]
-        issue = f"{name}-{rng.randint(10, 59)}"
         db.execute("INSERT INTO issues VALUES (?, ?, ?)", (issue, name, error))
         for depth, (service, file) in enumerate(frames):
             db.execute(

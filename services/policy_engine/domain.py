@@ -103,6 +103,7 @@ class Serving:
 
     @property
     def version(self) -> int:
+        """The proven version."""
         return self.policy.target.version
 
 

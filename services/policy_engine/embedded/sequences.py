@@ -52,10 +52,12 @@ class Sequence:
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the prompt."""
         return len(self.prompt)
 
     @property
     def num_sampled(self) -> int:
+        """Tokens drawn so far."""
         return len(self.logprobs)
 
     @property

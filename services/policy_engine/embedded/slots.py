@@ -45,6 +45,7 @@ class SlotTable:
 
     @property
     def num_slots(self) -> int:
+        """S."""
         return len(self.owner)
 
     def place(self, sequence: Sequence, epoch: int, *, reuse: bool) -> Placement | None:

@@ -1,0 +1,155 @@
+"""An engine, its process and the platform, all doing as a test says."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blob_store import BlobRef
+from policy_engine.domain import (
+    CanaryRow,
+    EngineBroken,
+    LeaseFacts,
+    ModelUnknown,
+    Policy,
+    Reloaded,
+    Serving,
+    Target,
+    VersionRefused,
+)
+
+TOLD = (-1.0, -2.0)
+
+
+def target(version: int) -> Target:
+    return Target(version, f"digest-{version}", BlobRef(f"k{version}", "0" * 64, 1))
+
+
+def policy(version: int, *, told: Sequence[float] = TOLD, dtype: str = "float32") -> Policy:
+    rows = (CanaryRow((1, 2, 3), tuple(told)),)
+    return Policy(target(version), Path(f"/policies/{version}"), rows, dtype, f"weights-{version}")
+
+
+class EngineDouble:
+    """Scores `TOLD` plus what its weights are off; writes down every order."""
+
+    def __init__(self, *, answers_while_paused: bool = True) -> None:
+        self.orders: list[str] = []
+        self.off = {version: version * 1e-6 for version in range(20)}
+        self.loaded = 0
+        self.fails: dict[str, Exception] = {}
+        self._answers_while_paused = answers_while_paused
+
+    def _note(self, order: str) -> None:
+        self.orders.append(order)
+        for start, error in self.fails.items():
+            if order.startswith(start):
+                raise error
+
+    async def pause(self, mode: str = "keep") -> None:
+        self._note(f"pause {mode}")
+
+    async def resume(self) -> None:
+        self._note("resume")
+
+    async def reload_weights(self, directory: Path) -> None:
+        self._note(f"reload {directory.name}")
+        self.loaded = int(directory.name)
+
+    async def update_weight_version(self, label: str) -> None:
+        self._note(f"label {label}")
+
+    async def reset_prefix_cache(self, *, recompute_running: bool = False) -> None:
+        self._note("reset" + (" all" if recompute_running else ""))
+
+    async def score_while_paused(
+        self, rows: Sequence[Sequence[int]], *, model: str | None = None
+    ) -> list[list[float]] | None:
+        if not self._answers_while_paused:
+            return None
+        version = self.loaded if model is None else int(model.rpartition("v")[2])
+        return [[value + self.off[version] for value in TOLD] for _ in rows]
+
+    async def prompt_logprobs(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        return [value + self.off[self.loaded] for value in TOLD]
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        self._note(f"hold {name}")
+
+    async def unload_adapter(self, name: str) -> None:
+        self._note(f"drop {name}")
+
+
+@dataclass
+class HostDouble:
+    """An engine process that starts when allowed."""
+
+    engine: EngineDouble = field(default_factory=EngineDouble)
+    base_url: str = "http://127.0.0.1:1"
+    started: list[int] = field(default_factory=list)
+    broken: set[int] = field(default_factory=set)
+    dead: str | None = None
+
+    async def start(self, chosen: Policy) -> EngineDouble:
+        self.started.append(chosen.target.version)
+        if chosen.target.version in self.broken:
+            raise EngineBroken(f"v{chosen.target.version} does not start")
+        self.dead = None
+        self.engine.loaded = chosen.target.version
+        return self.engine
+
+    async def stop(self) -> None:
+        return None
+
+    def failure(self) -> str | None:
+        return self.dead
+
+    async def died(self) -> None:
+        while self.dead is None:
+            await asyncio.sleep(0.005)
+
+    def prepare(self, chosen: Policy) -> Path:
+        return chosen.directory
+
+
+@dataclass
+class PlatformDouble:
+    """Store, versions and announcements in memory."""
+
+    wanted: list[int] = field(default_factory=lambda: [0])
+    known: bool = True
+    refused: dict[int, VersionRefused] = field(default_factory=dict)
+    told: dict[int, Sequence[float]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    reloads: list[Reloaded] = field(default_factory=list)
+    fetches: list[int] = field(default_factory=list)
+
+    async def fetch(self, wanted: Target) -> Policy:
+        self.fetches.append(wanted.version)
+        if wanted.version in self.refused:
+            raise self.refused[wanted.version]
+        return policy(wanted.version, told=self.told.get(wanted.version, TOLD))
+
+    async def prune(self, keep: Sequence[Policy]) -> None:
+        self.said.append(f"keep {sorted(kept.target.version for kept in keep)}")
+
+    async def current(self) -> list[Target]:
+        if not self.known:
+            raise ModelUnknown("model 'm' to be imported")
+        return [target(version) for version in self.wanted]
+
+    async def find(self, version: int) -> Target:
+        return target(version)
+
+    async def ready(self, serving: Serving) -> None:
+        self.said.append(f"ready {serving.version}")
+
+    async def reloaded(self, done: Reloaded) -> None:
+        self.reloads.append(done)
+        self.said.append(f"reloaded {done.from_version}->{done.serving.version}")
+
+    async def reload_failed(self, serving: Serving | None, wanted: Target, why: VersionRefused) -> None:
+        self.said.append(f"failed {wanted.version} {why.kind}")
+
+    async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
+        return None

@@ -1,0 +1,75 @@
+"""The reload protocol, order by order, and what a canary proves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.policy_engine.doubles import EngineDouble, HostDouble, policy, target
+
+from engine_client import EngineRejected
+from policy_engine.domain import EngineBroken, Policy, Serving, VersionRefused, judge_canary
+from policy_engine.usecases.reload import ReloadProtocol
+
+
+def _protocol(engine: EngineDouble) -> ReloadProtocol:
+    return ReloadProtocol(HostDouble(engine), "m", recompute_running=False, clock=lambda: 0.0)
+
+
+async def test_an_engine_that_answers_while_paused_proves_before_anything_is_sampled() -> None:
+    engine = EngineDouble()
+    await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1))
+    assert engine.orders == ["pause keep", "reload 1", "label 1", "reset", "resume"]
+
+
+async def test_an_engine_that_does_not_gets_an_unproven_label_until_it_is_proven() -> None:
+    engine = EngineDouble(answers_while_paused=False)
+    await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1))
+    assert engine.orders == [
+        "pause keep", "reload 1", "label unproven-1-after-0", "reset", "resume", "label 1",
+    ]  # fmt: skip
+
+
+async def test_refused_weights_that_already_sampled_take_their_requests_with_them() -> None:
+    engine = EngineDouble(answers_while_paused=False)
+    with pytest.raises(VersionRefused, match="canary_mismatch"):
+        await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1, told=(-7.0, -7.0)))
+    assert engine.orders[-5:] == ["pause abort", "reload 0", "label 0", "reset all", "resume"]
+
+
+@pytest.mark.parametrize("order", ["reload 1", "label 1", "reset", "resume"])
+async def test_whatever_fails_the_old_weights_come_back(order: str) -> None:
+    engine = EngineDouble()
+    engine.fails[order] = EngineRejected(500, "no")
+    protocol = _protocol(engine)
+    if order in ("reset", "resume"):
+        with pytest.raises(EngineBroken):
+            await protocol.reload(engine, Serving(policy(0), 0.0), policy(1))
+        return
+    with pytest.raises(VersionRefused, match="engine_error"):
+        await protocol.reload(engine, Serving(policy(0), 0.0), policy(1))
+    assert engine.orders[-4:] == ["reload 0", "label 0", "reset all", "resume"]
+
+
+def _judge(measured: Any, before: Any = None, **changes: Any) -> float:
+    return judge_canary(policy(1, **changes), measured, before)
+
+
+def test_the_canary_agrees_within_its_precision() -> None:
+    assert _judge([[-1.00005, -2.0]]) == pytest.approx(5e-5)
+    assert _judge([[-1.01, -2.005]], dtype="bfloat16") == pytest.approx(0.01)
+    assert judge_canary(Policy(target(0), Path("/p"), (), "float32", "w"), [], None) == 0.0
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [[[-1.001, -2.0]], [[-1.0, -2.01]], [[float("nan"), -2.0]], [[-1.0, float("-inf")]]],
+)
+def test_the_canary_says_no(measured: list[list[float]]) -> None:
+    with pytest.raises(VersionRefused, match="canary_mismatch"):
+        _judge(measured)
+
+
+def test_scores_that_did_not_move_are_no_proof() -> None:
+    with pytest.raises(VersionRefused, match="kept its old weights"):
+        _judge([[-1.0, -2.0]], [[-1.0, -2.0]])
+    assert _judge([[-1.0, -2.0]], [[-1.0, -2.0000002]]) == 0.0

@@ -29,6 +29,8 @@ from scenario_runner.ports import PlanUnit
 log = logging.getLogger(__name__)
 
 MAX_DETAIL_CHARS = 2000
+OVERDUE = "timeout"
+"""Failure kind of an episode that was not graded in time; the only one that this service reports itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
     patience = timedelta(seconds=run.spec.episode_deadline_s)
     for episode in unit.overdue(run_id, unit.now - patience):
         detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
-        unit.announce_failed(run, episode, "timeout", detail)
-        _fail(unit, run, episode, "timeout", detail)
+        unit.announce_failed(run, episode, OVERDUE, detail)
+        _fail(unit, run, episode, OVERDUE, detail)
         # One more failure may have ended the run, and an ended run is not refilled.
         run = unit.run(run_id) or run
     if queue_is_idle:
@@ -164,12 +166,21 @@ def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
     episode = unit.episode(fact.episode_id)
-    if episode is None or episode.state is not EpisodeState.PLANNED:
+    if episode is None:
         return
+    if episode.state is EpisodeState.FAILED and episode.reason == OVERDUE:
+        _on_graded_too_late(unit, run, episode, fact)
+    elif episode.state is EpisodeState.PLANNED:
+        _grade(unit, run, episode, fact)
+
+
+def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
     is_final = run.spec.purpose is Purpose.EVAL
     graded = replace(
         episode,
         state=EpisodeState.EVALUATED if is_final else EpisodeState.GRADED,
+        reason="",
+        detail="",
         reward=fact.reward,
         success=fact.success,
         num_turns=fact.num_turns,
@@ -191,6 +202,20 @@ def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
     if group is not None:
         unit.update_group(replace(group, num_graded=group.num_graded + 1))
         _close_if_empty(unit, run.run_id, group.group_id)
+
+
+def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
+    """Graded before our own word that it is overdue reached the stream, which keeps the first of the two.
+
+    So for everybody else it is graded. While its group is open it counts, and its replacement is called off.
+    """
+    group = unit.group(episode.group_id)
+    if group is None or not group.is_open or run.state is not RunState.RUNNING:
+        unit.announce_cancelled(run, episode, "group_settled")
+        return
+    newer = [row for row in unit.members(group.group_id) if row.member == episode.member and row.is_unsettled]
+    _grade(unit, run, episode, fact)
+    _cancel(unit, run, [row for row in newer if row.state is EpisodeState.PLANNED], "graded_after_all")
 
 
 def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:

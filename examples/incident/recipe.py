@@ -15,8 +15,8 @@ class Recipe:
     steps: int = 20
     prompts_per_step: int = 32
     group_size: int = 8
-    max_staleness: int = 2
-    learning_rate: float = 1e-3
+    max_staleness: int = 1
+    learning_rate: float = 5e-4
     adam_betas: tuple[float, float] = (0.9, 0.95)
     clip_low: float = 0.2
     clip_high: float = 0.28

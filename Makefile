@@ -8,6 +8,7 @@ PROTOS = $(shell find proto -name '*.proto' | sort)
 ENGINE ?= embedded
 DEMO_ARGS ?=
 DURATION_S ?= 120
+JOBS ?= $(shell nproc)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -40,7 +41,8 @@ demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close
 
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no Docker engine and no GPU
-	pytest
+	pytest -q -n $(JOBS) --dist loadfile --ignore tests/e2e
+	pytest -q tests/e2e
 
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, format and import boundaries

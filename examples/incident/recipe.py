@@ -12,7 +12,7 @@ from examples.incident.env import prompt
 class Recipe:
     """One training run of the example and its held-out gate. Units are in the names; counts are per step."""
 
-    steps: int = 20
+    steps: int = 12
     prompts_per_step: int = 32
     group_size: int = 8
     max_staleness: int = 1
@@ -23,11 +23,11 @@ class Recipe:
     temperature: float = 1.0
     max_turns: int = 6
     max_tokens_per_turn: int = 32
-    checkpoint_every_steps: int = 5
+    checkpoint_every_steps: int = 3
     # Held-out attempts per task of a gate or a baseline.
     eval_attempts: int = 2
     # The largest loss of success a family of causes may suffer when a candidate is promoted.
-    regression_margin: float = 0.1
+    regression_margin: float = 0.2
     # Success at temperature 1 on held-out incidents: of the committed policy, and what a run must reach.
     start_at_least: float = 0.10
     start_at_most: float = 0.35

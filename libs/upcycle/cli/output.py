@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION: Final = 1
+WIDE_COLUMNS: Final = 160
 
 
 def human() -> "Console":
@@ -27,7 +28,8 @@ def result_console() -> "Console":
     """Console on standard output, for tables that are the result."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    width = None if sys.stdout.isatty() else WIDE_COLUMNS  # a table that is piped must not wrap
+    return Console(highlight=False, width=width)
 
 
 def print_json(kind: str, value: Any) -> None:

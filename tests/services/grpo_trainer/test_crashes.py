@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
 
@@ -125,6 +126,8 @@ def trained_once(world: World) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
     whole = await new_world(tmp_path / "whole")
     writes = (await finish(whole)).used

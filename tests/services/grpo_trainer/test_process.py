@@ -38,7 +38,7 @@ from upcycle.api.training.v1 import service_pb2 as training_service
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
-STEPS = 6
+STEPS = 4
 MIXED = (1.0, 0.0, 0.0, 1.0)
 
 
@@ -166,6 +166,7 @@ async def reference(tmp_path: Path) -> World:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupted_run(
     reference: World, tmp_path: Path, s3_settings: S3Settings
 ) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 
+import torch
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
 
 from upcycle.api.common.v1 import common_pb2 as common
@@ -197,3 +200,36 @@ async def test_a_finished_run_is_closed_and_stays_closed(world: World) -> None:
         await asyncio.sleep(0.2)
         assert [state.spec.run_id for state in trainer.sessions.past] == [RUN]
     assert len(world.recorder.order) == before
+
+
+async def test_order_of_arrival_within_a_batch_and_repeats_change_no_bit(tmp_path: Path) -> None:
+    weights = []
+    for seed in (None, 1, 2):
+        world = World(tmp_path / str(seed))
+        await world.publish_base()
+        world.stream.append(submission(steps=1, prompts_per_step=3))
+        facts = [fact for index in range(3) for fact in await Episodes(world).facts(index, MIXED)]
+        if seed is not None:
+            random.Random(seed).shuffle(facts)
+            facts += facts[:5]
+        for fact in facts:
+            world.stream.append(fact)
+        async with Trainer(world):
+            await world.published(f"step.completed/{RUN}/1")
+        weights.append(await world.weights(1))
+    for other in weights[1:]:
+        assert all(torch.equal(weights[0][name], other[name]) for name in other)
+
+
+async def test_two_models_train_side_by_side_each_with_its_own_line_of_versions(world: World) -> None:
+    await world.publish_base(model="other", seed=5)
+    world.stream.append(submission(steps=2, prompts_per_step=1))
+    world.stream.append(submission(run_id="run-2", model="other", steps=3, prompts_per_step=1))
+    for index in range(3):
+        await Episodes(world).group(index, MIXED)
+        await Episodes(world, run_id="run-2").group(index, MIXED)
+    async with Trainer(world):
+        await world.published("checkpoint.saved/ckpt-other-v00000003")
+        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+    lines = [(one.model, one.version) for one in world.recorder.of(events.PolicyPublished)]
+    assert sorted(lines) == [("other", 1), ("other", 2), ("other", 3), ("tiny", 1), ("tiny", 2)]

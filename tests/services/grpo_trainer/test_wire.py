@@ -1,0 +1,132 @@
+"""From stored bodies to rows, and what no body may be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.services.grpo_trainer.bench import Episodes, World, submission
+
+from grpo_trainer import wire
+from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
+from grpo_trainer.domain.errors import UnusableTrajectory
+
+
+def turn(prompt: int, sampled: int, **changes: object) -> SampledTurn:
+    values: dict[str, object] = {
+        "new_prompt_ids": [1] * prompt,
+        "sampled_ids": [2] * sampled,
+        "sampled_logprobs": [-0.5] * sampled,
+        "versions": [(3, sampled)],
+    }
+    return SampledTurn(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def tokens(*turns: SampledTurn, train_parse_errors: bool = False) -> EpisodeTokens:
+    return episode_tokens("t", turns, temperature=1.0, train_parse_errors=train_parse_errors)
+
+
+def test_turns_join_into_one_row_and_observations_are_not_trained() -> None:
+    (row,) = tokens(turn(2, 1), turn(3, 2)).contexts
+    assert row.token_ids == [1, 1, 2, 1, 1, 1, 2, 2]
+    assert row.trained == [False, False, True, False, False, False, True, True]
+    assert row.turns == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [lp for lp, train in zip(row.logprobs, row.trained, strict=True) if train] == [-0.5] * 3
+
+
+def test_a_compacted_context_begins_a_new_row() -> None:
+    rows = tokens(turn(2, 1), turn(4, 1, restarts_context=True), turn(1, 1)).contexts
+    assert [len(row.token_ids) for row in rows] == [3, 7]
+    assert rows[1].turns == [0, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_turn_that_could_not_be_read_is_masked_and_the_rest_trains() -> None:
+    odd = turn(1, 2, has_parse_error=True)
+    masked = tokens(turn(2, 1), odd, turn(1, 1))
+    assert sum(masked.contexts[0].trained) == 2
+    assert masked.num_masked_turns == 1
+    assert sum(tokens(turn(2, 1), odd, turn(1, 1), train_parse_errors=True).contexts[0].trained) == 4
+
+
+def test_tokens_after_the_last_trained_one_are_cut_off() -> None:
+    (row,) = tokens(turn(2, 1), turn(5, 3, has_parse_error=True)).contexts
+    assert len(row.token_ids) == 3
+
+
+def test_versions_span_all_sampled_tokens() -> None:
+    mixed = tokens(turn(1, 3, versions=[(4, 1), (5, 2)]), turn(1, 1, versions=[(5, 1)]))
+    assert (mixed.oldest_version, mixed.newest_version) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sampled_logprobs": [-0.5]}, "2 sampled ids and 1 logprobs"),
+        ({"versions": [(1, 1)]}, "versions do not cover"),
+        ({"sampled_logprobs": [0.5, -1.0]}, "above 0"),
+        ({"new_prompt_ids": []}, "begins with a prompt"),
+    ],
+)
+def test_bodies_that_cannot_be_what_was_sampled_are_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(UnusableTrajectory, match=said):
+        tokens(turn(2, 2, **change))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_that_has_no_ratio_is_refused(temperature: float) -> None:
+    with pytest.raises(UnusableTrajectory, match="temperature"):
+        episode_tokens("t", [turn(1, 1)], temperature=temperature, train_parse_errors=False)
+
+
+def test_an_episode_in_which_nothing_was_sampled_is_refused() -> None:
+    with pytest.raises(UnusableTrajectory, match="a policy must have sampled"):
+        tokens(turn(3, 0))
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1)
+)
+def test_every_sampled_token_is_trained_once_or_masked(
+    shapes: list[tuple[int, int, bool, bool]],
+) -> None:
+    turns = [
+        turn(prompt, sampled, restarts_context=restart, has_parse_error=odd)
+        for prompt, sampled, restart, odd in shapes
+    ]
+    wanted = sum(sampled for _, sampled, _, odd in shapes if not odd)
+    if sum(sampled for _, sampled, _, _ in shapes) == 0:
+        return
+    assert tokens(*turns).num_trained == wanted
+
+
+async def test_a_body_that_disagrees_with_its_fact_is_refused(world: World) -> None:
+    episodes = Episodes(world)
+    fact = await episodes.fact(0, 0, 1.0)
+    body = episodes.body(0, 0)
+    graded = wire.graded_from_wire(fact, 1, {})
+    assert wire.tokens_from_body(body, graded, train_parse_errors=False).num_trained > 0
+    for field, value in (("task_digest", "other"), ("group_id", "g"), ("member", 3), ("run_id", "r")):
+        odd = episodes.body(0, 0)
+        setattr(odd, field, value)
+        with pytest.raises(UnusableTrajectory, match="the fact said"):
+            wire.tokens_from_body(odd, graded, train_parse_errors=False)
+    fresher = episodes.body(0, 0, version=4)
+    with pytest.raises(UnusableTrajectory, match="staleness cannot be trusted"):
+        wire.tokens_from_body(fresher, graded, train_parse_errors=False)
+
+
+def test_a_submission_without_a_number_takes_the_default_of_the_contract() -> None:
+    submitted = submission()
+    for name in ("steps", "learning_rate", "checkpoint_every_steps", "prompts_per_step"):
+        submitted.spec.training.ClearField(name)
+    spec = wire.spec_from_wire(submitted)
+    assert (spec.steps, spec.prompts_per_step, spec.max_staleness) == (100, 16, 4)
+    assert (spec.learning_rate, spec.max_grad_norm, spec.loss, spec.advantage) == (
+        1e-5,
+        1.0,
+        "ppo",
+        "dr_grpo",
+    )
+    assert (spec.checkpoint_every_steps, spec.adam_beta1, spec.adam_beta2) == (10, 0.9, 0.95)

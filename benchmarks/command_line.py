@@ -27,9 +27,14 @@ async def measure(options: Options) -> list[Figure]:
         peers = {f"UPCYCLE_PEERS_{name.upper()}": where for name, where in bench.stack.peers.items()}
         explained = await _wall_ms(("why", run.run_id), peers, repeats)
     return [
-        Figure("`upcycle --help`", "ms", helped, limit=Limit(HELP_LIMIT_MS, " ms", at_most=True)),
-        Figure("`upcycle why RUN`", "ms", explained, limit=Limit(WHY_LIMIT_MS, " ms", at_most=True)),
+        _figure("`upcycle --help`", helped, HELP_LIMIT_MS),
+        _figure("`upcycle why RUN`", explained, WHY_LIMIT_MS),
     ]
+
+
+def _figure(name: str, walls: tuple[float, ...], limit_ms: float) -> Figure:
+    limit = Limit(limit_ms, " ms", at_most=True)
+    return Figure(name, "ms", walls, limit=limit, note=f"best of {len(walls)}: {min(walls):.0f} ms")
 
 
 async def _wall_ms(arguments: tuple[str, ...], env: Mapping[str, str], repeats: int) -> tuple[float, ...]:

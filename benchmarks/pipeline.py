@@ -32,7 +32,7 @@ async def measure(options: Options) -> list[Figure]:
     figures = []
     for concurrency in CONCURRENCIES:
         theirs = await hud.throughput(
-            options.sized(24, 6), concurrency, repeats=options.repeats(2), folder=options.scratch
+            options.sized(16, 6), concurrency, repeats=options.repeats(2), folder=options.scratch
         )
         ours = await _throughput(options, ROLLOUT_SAMPLER_EVAL_SLOTS=str(concurrency))
         figures.append(
@@ -74,7 +74,7 @@ async def _play(bench: Bench, name: str, count: int) -> Run:
 
 async def _overheads(options: Options) -> list[Figure]:
     """Seconds from requested to graded with one episode in flight, beside the same scenarios in a loop."""
-    count, repeats = options.sized(120, 8), options.repeats(3)
+    count, repeats = options.sized(80, 8), options.repeats(2)
     spans: list[list[float]] = []
     async with instant_bench(SCENARIO_RUNNER_EVAL_EPISODES_IN_FLIGHT="1") as bench:
         await bench.register(tasks := taskset(count))

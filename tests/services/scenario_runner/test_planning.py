@@ -1,150 +1,38 @@
-"""The planner's decisions on a real database: whatever happens, in whatever order, conservation holds."""
+"""The planner's decisions on a real database, SQLite and Postgres."""
 
 import asyncio
-import itertools
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TypeVar
+from datetime import timedelta
 
 import pytest
-import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from tests.services.scenario_runner.planning_world import (
+    RULES,
+    World,
+    check_conservation,
+    eval_spec,
+    open_database,
+    train_spec,
+)
 
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
-from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import (
     Advanced,
-    EpisodeRow,
     EpisodeState,
     Fact,
-    Failed,
-    Graded,
-    GroupSettled,
-    PolicyChoice,
-    Purpose,
-    RegisteredTaskset,
-    RunnableTask,
-    RunRecord,
-    RunSpec,
     RunState,
-    Split,
-    Training,
 )
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.planning import PlanRules, apply_facts, end_run, plan_more, sweep
-from sql_store import Database, migrate
-
-T = TypeVar("T")
-RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class World:
-    """A plan on SQLite, a clock, and what the outside knows of the run."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.now = START
-        self.plan = SqlPlan(database, now=lambda: self.now)
-        self.run_id = "run-000000000001"
-
-    async def do(self, work: Callable[[PlanUnit], T]) -> T:
-        return await self.plan.transact(work)
-
-    async def submit(self, spec: RunSpec, num_tasks: int) -> None:
-        tasks = tuple(RunnableTask(f"t{n}", "s", "{}", "default", f"{n:064d}") for n in range(num_tasks))
-        source = PythonEnvironment("e", "/e.py")
-        taskset = RegisteredTaskset("ts", "0" * 64, Split.TRAIN, source, num_tasks, tasks)
-        run = RunRecord(
-            self.run_id, "r", spec, Split.TRAIN, taskset.digest, RunState.RUNNING, self.now, num_tasks
-        )
-
-        def add(unit: PlanUnit) -> None:
-            unit.add_taskset(taskset)
-            unit.add_run(run)
-
-        await self.do(add)
-
-    async def plan_all(self) -> int:
-        planned = 0
-        while count := await self.do(lambda unit: plan_more(unit, self.run_id, RULES)):
-            planned += count
-        return planned
-
-    async def hear(self, *facts: Fact) -> None:
-        await self.do(lambda unit: apply_facts(unit, facts))
-
-    async def sweep(self, *, queue_is_idle: bool = False) -> None:
-        await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
-
-    async def cancel(self) -> None:
-        def end(unit: PlanUnit) -> None:
-            run = unit.run(self.run_id)
-            assert run is not None
-            end_run(unit, run, RunState.CANCELLED, "run_cancelled")
-
-        await self.do(end)
-
-    async def run(self) -> RunRecord:
-        run = await self.do(lambda unit: unit.run(self.run_id))
-        assert run is not None
-        return run
-
-    async def episodes(self) -> list[EpisodeRow]:
-        """Every attempt at every member."""
-        return await self.do(lambda unit: _all_episodes(unit, self.run_id))
-
-    async def announced(self) -> Counter[str]:
-        """Outbox rows by the first part of their event id, with the id kept for what must be unique."""
-        rows = await self.database.run(
-            lambda sql: list(sql.execute(sa.text("SELECT event_id FROM outbox")).scalars())
-        )
-        return Counter(str(row) for row in rows)
-
-    def graded(self, episode_id: str, reward: float = 1.0) -> Graded:
-        return Graded(episode_id, self.run_id, reward, reward == 1.0, 2, 1, 1)
-
-    def failed(self, episode_id: str, failure: str = "engine_error") -> Failed:
-        return Failed(episode_id, self.run_id, failure, "detail")
-
-    def settled(self, group_id: str, episode_ids: list[str], outcome: str = "trained") -> GroupSettled:
-        reason = "" if outcome == "trained" else "zero_spread"
-        return GroupSettled(group_id, self.run_id, outcome, reason, 1, tuple(episode_ids))
-
-
-def _all_episodes(unit: PlanUnit, run_id: str) -> list[EpisodeRow]:
-    groups = {row.group_id for row in unit.results(run_id)}
-    unit.prefetch(groups)
-    return [row for group_id in sorted(groups) for row in unit.members(group_id)]
+from scenario_runner.usecases.planning import plan_more
+from sql_store import Database
 
 
 @pytest.fixture
 async def world(sql_url: str) -> AsyncIterator[World]:
     """On SQLite, and on Postgres where this machine has it."""
-    database = await _database(sql_url)
+    database = await open_database(sql_url)
     yield World(database)
     await database.stop()
-
-
-async def _database(url: str) -> Database:
-    database = Database(url)
-    await database.start()
-    await migrate(database, "scenario_runner")
-    return database
-
-
-def train_spec(group_size: int = 2, prompts: int = 2, staleness: int = 1, steps: int = 100) -> RunSpec:
-    training = Training(steps=steps, prompts_per_step=prompts, max_staleness=staleness)
-    return RunSpec("ts", Purpose.TRAIN, PolicyChoice("m"), group_size, training=training)
-
-
-def eval_spec(group_size: int = 2) -> RunSpec:
-    return RunSpec("ts", Purpose.EVAL, PolicyChoice("m"), group_size)
 
 
 async def test_a_training_run_fills_its_slots_and_no_more(world: World) -> None:
@@ -301,7 +189,7 @@ async def test_a_grade_that_crossed_our_own_timeout_stands(world: World) -> None
     await world.hear(world.settled(group, [], "excluded"), world.graded(other))
     assert (await world.announced())[f"episode.cancelled/{other}"] == 1
     assert {row.episode_id: row.state for row in await world.episodes()}[other] is EpisodeState.FAILED
-    await _check(world)
+    await check_conservation(world)
 
 
 async def test_a_cancelled_run_is_over_at_once_when_nothing_is_graded(world: World) -> None:
@@ -331,112 +219,3 @@ def test_every_attempt_samples_with_its_own_seed() -> None:
     assert len(seeds) == 100
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert decisions.episode_seed(1, "x") == decisions.episode_seed(1, "x") != decisions.episode_seed(2, "x")
-
-
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["grade", "fail", "settle", "exclude", "plan", "sweep", "late", "tick", "open", "stray"]
-        ),
-        st.integers(0, 10_000),
-    ),
-    max_size=40,
-)
-
-
-@pytest.mark.parametrize("purpose", [Purpose.TRAIN, Purpose.EVAL])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=ACTIONS)
-def test_conservation_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, purpose: Purpose, actions: list[tuple[str, int]]
-) -> None:
-    asyncio.run(_play(tmp_path_factory.mktemp("plan"), purpose, actions))
-
-
-async def _play(folder: Path, purpose: Purpose, actions: list[tuple[str, int]]) -> None:
-    world = World(await _database(f"sqlite:///{folder / 'plan.sqlite'}"))
-    try:
-        await world.submit(train_spec(steps=5) if purpose is Purpose.TRAIN else eval_spec(), num_tasks=4)
-        for action, pick in actions:
-            await _act(world, action, pick)
-            await _check(world)
-        await _drain(world)
-    finally:
-        await world.database.stop()
-
-
-async def _act(world: World, action: str, pick: int) -> None:
-    if action == "plan":
-        await world.plan_all()
-    elif action == "tick":
-        world.now += timedelta(seconds=pick % 200)
-    elif action == "sweep":
-        await world.sweep(queue_is_idle=bool(pick % 2))
-    elif action == "stray":
-        unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
-        await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
-    else:
-        await _act_on_an_episode(world, action, pick)
-
-
-async def _act_on_an_episode(world: World, action: str, pick: int) -> None:
-    episodes = await world.episodes()
-    if action in ("settle", "exclude"):
-        graded = [row for row in episodes if row.state is EpisodeState.GRADED]
-        if graded:
-            group = graded[pick % len(graded)].group_id
-            members = [row.episode_id for row in graded if row.group_id == group]
-            await world.hear(world.settled(group, members, "trained" if action == "settle" else "excluded"))
-            await world.hear(Advanced(world.run_id, pick % 3, pick % 3))
-        return
-    candidates = [row for row in episodes if action == "late" or row.state is EpisodeState.PLANNED]
-    if not candidates:
-        return
-    chosen = candidates[pick % len(candidates)].episode_id
-    if action == "open":
-        await world.do(lambda unit: unit.note_opened([chosen]))
-        return
-    facts: list[Fact] = [world.graded(chosen, 0.5), world.failed(chosen)]
-    wanted = {"grade": facts[:1], "fail": facts[1:], "late": facts if pick % 2 else facts[::-1]}
-    await world.hear(*wanted[action])
-
-
-async def _check(world: World) -> None:
-    run = await world.run()
-    episodes = await world.episodes()
-    counts = await world.do(lambda unit: unit.counts(world.run_id))
-    assert counts.requested == counts.settled + counts.in_flight == len(episodes)
-    slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
-    assert counts.groups_open <= slots
-    announced = await world.announced()
-    assert all(count == 1 for count in announced.values())
-    assert sum(key.startswith("episode.requested/") and "/d" not in key for key in announced) == len(episodes)
-    for (_, _), attempts in itertools.groupby(episodes, key=lambda row: (row.group_id, row.member)):
-        rows = list(attempts)
-        assert [row.attempt for row in rows] == list(range(len(rows)))
-        assert len(rows) <= decisions.MAX_ATTEMPTS
-        superseded = [
-            row for row in rows if row.state is EpisodeState.FAILED or row.reason == "graded_after_all"
-        ]
-        assert len(superseded) >= len(rows) - 1
-    if run.state not in (RunState.RUNNING, RunState.DRAINING):
-        assert counts.in_flight == 0
-        assert announced[f"run.finished/{world.run_id}"] == 1
-
-
-async def _drain(world: World) -> None:
-    """From wherever it is, the run can be brought to its end."""
-    if (await world.run()).spec.purpose is Purpose.TRAIN:
-        await world.hear(Advanced(world.run_id, 5, 5))
-        world.now += timedelta(seconds=60)
-        await world.sweep()
-    for _ in range(100):
-        run = await world.run()
-        if run.state not in (RunState.RUNNING, RunState.DRAINING):
-            break
-        await world.plan_all()
-        waiting = [row.episode_id for row in await world.episodes() if row.is_unsettled]
-        await world.hear(*(world.graded(episode_id) for episode_id in waiting))
-        await world.sweep()
-    await _check(world)
-    assert (await world.run()).state in (RunState.COMPLETED, RunState.FAILED)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
-from tests.services.scenario_runner.test_service import (
+from tests.services.scenario_runner.support import (
     EVAL,
     TRAIN,
     arith,

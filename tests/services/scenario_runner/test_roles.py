@@ -4,7 +4,7 @@ import pytest
 from pydantic import SecretStr
 from tests.postgres import BACKENDS
 from tests.services.scenario_runner.conftest import Runner, Start
-from tests.services.scenario_runner.test_service import (
+from tests.services.scenario_runner.support import (
     arith,
     finished,
     play_to_grade,

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
-from tests.services.scenario_runner.test_service import play_to_grade, sampling
+from tests.services.scenario_runner.support import play_to_grade, sampling
 
 import upcycle
 from grpc_edge import GrpcServer, RemoteNotFound

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
-from tests.services.scenario_runner.test_service import (
+from tests.services.scenario_runner.support import (
     arith,
     finished,
     play_to_grade,
@@ -18,7 +18,7 @@ from tests.services.scenario_runner.test_service import (
     run_spec,
     submit,
 )
-from tests.services.scenario_runner.test_service import sampling as sampler
+from tests.services.scenario_runner.support import sampling as sampler
 
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.domain.environments import (

@@ -1,0 +1,155 @@
+"""A plan on a real database, driven by facts, and the equation that must hold at each instant."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.domain import plan as decisions
+from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.runs import (
+    EpisodeRow,
+    EpisodeState,
+    Fact,
+    Failed,
+    Graded,
+    GroupSettled,
+    PolicyChoice,
+    Purpose,
+    RegisteredTaskset,
+    RunnableTask,
+    RunRecord,
+    RunSpec,
+    RunState,
+    Split,
+    Training,
+)
+from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.planning import PlanRules, apply_facts, end_run, plan_more, sweep
+from sql_store import Database, migrate
+
+T = TypeVar("T")
+RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class World:
+    """A plan on SQLite, a clock, and what the outside knows of the run."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now = START
+        self.plan = SqlPlan(database, now=lambda: self.now)
+        self.run_id = "run-000000000001"
+
+    async def do(self, work: Callable[[PlanUnit], T]) -> T:
+        return await self.plan.transact(work)
+
+    async def submit(self, spec: RunSpec, num_tasks: int) -> None:
+        tasks = tuple(RunnableTask(f"t{n}", "s", "{}", "default", f"{n:064d}") for n in range(num_tasks))
+        source = PythonEnvironment("e", "/e.py")
+        taskset = RegisteredTaskset("ts", "0" * 64, Split.TRAIN, source, num_tasks, tasks)
+        run = RunRecord(
+            self.run_id, "r", spec, Split.TRAIN, taskset.digest, RunState.RUNNING, self.now, num_tasks
+        )
+
+        def add(unit: PlanUnit) -> None:
+            unit.add_taskset(taskset)
+            unit.add_run(run)
+
+        await self.do(add)
+
+    async def plan_all(self) -> int:
+        planned = 0
+        while count := await self.do(lambda unit: plan_more(unit, self.run_id, RULES)):
+            planned += count
+        return planned
+
+    async def hear(self, *facts: Fact) -> None:
+        await self.do(lambda unit: apply_facts(unit, facts))
+
+    async def sweep(self, *, queue_is_idle: bool = False) -> None:
+        await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
+
+    async def cancel(self) -> None:
+        def end(unit: PlanUnit) -> None:
+            run = unit.run(self.run_id)
+            assert run is not None
+            end_run(unit, run, RunState.CANCELLED, "run_cancelled")
+
+        await self.do(end)
+
+    async def run(self) -> RunRecord:
+        run = await self.do(lambda unit: unit.run(self.run_id))
+        assert run is not None
+        return run
+
+    async def episodes(self) -> list[EpisodeRow]:
+        """Every attempt at every member."""
+        return await self.do(lambda unit: _all_episodes(unit, self.run_id))
+
+    async def announced(self) -> Counter[str]:
+        """Outbox rows by the first part of their event id, with the id kept for what must be unique."""
+        rows = await self.database.run(
+            lambda sql: list(sql.execute(sa.text("SELECT event_id FROM outbox")).scalars())
+        )
+        return Counter(str(row) for row in rows)
+
+    def graded(self, episode_id: str, reward: float = 1.0) -> Graded:
+        return Graded(episode_id, self.run_id, reward, reward == 1.0, 2, 1, 1)
+
+    def failed(self, episode_id: str, failure: str = "engine_error") -> Failed:
+        return Failed(episode_id, self.run_id, failure, "detail")
+
+    def settled(self, group_id: str, episode_ids: list[str], outcome: str = "trained") -> GroupSettled:
+        reason = "" if outcome == "trained" else "zero_spread"
+        return GroupSettled(group_id, self.run_id, outcome, reason, 1, tuple(episode_ids))
+
+
+def _all_episodes(unit: PlanUnit, run_id: str) -> list[EpisodeRow]:
+    groups = {row.group_id for row in unit.results(run_id)}
+    unit.prefetch(groups)
+    return [row for group_id in sorted(groups) for row in unit.members(group_id)]
+
+
+async def open_database(url: str) -> Database:
+    database = Database(url)
+    await database.start()
+    await migrate(database, "scenario_runner")
+    return database
+
+
+def train_spec(group_size: int = 2, prompts: int = 2, staleness: int = 1, steps: int = 100) -> RunSpec:
+    training = Training(steps=steps, prompts_per_step=prompts, max_staleness=staleness)
+    return RunSpec("ts", Purpose.TRAIN, PolicyChoice("m"), group_size, training=training)
+
+
+def eval_spec(group_size: int = 2) -> RunSpec:
+    return RunSpec("ts", Purpose.EVAL, PolicyChoice("m"), group_size)
+
+
+async def check_conservation(world: World) -> None:
+    run = await world.run()
+    episodes = await world.episodes()
+    counts = await world.do(lambda unit: unit.counts(world.run_id))
+    assert counts.requested == counts.settled + counts.in_flight == len(episodes)
+    slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
+    assert counts.groups_open <= slots
+    announced = await world.announced()
+    assert all(count == 1 for count in announced.values())
+    assert sum(key.startswith("episode.requested/") and "/d" not in key for key in announced) == len(episodes)
+    for (_, _), attempts in itertools.groupby(episodes, key=lambda row: (row.group_id, row.member)):
+        rows = list(attempts)
+        assert [row.attempt for row in rows] == list(range(len(rows)))
+        assert len(rows) <= decisions.MAX_ATTEMPTS
+        superseded = [
+            row for row in rows if row.state is EpisodeState.FAILED or row.reason == "graded_after_all"
+        ]
+        assert len(superseded) >= len(rows) - 1
+    if run.state not in (RunState.RUNNING, RunState.DRAINING):
+        assert counts.in_flight == 0
+        assert announced[f"run.finished/{world.run_id}"] == 1

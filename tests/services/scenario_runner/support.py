@@ -1,0 +1,164 @@
+"""What tests do with a running scenario_runner: register, submit, play episodes as sampler and grader."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
+
+from event_bus import Delivery, EventBus
+from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
+from service_kit.groups import BusSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.environment.v1 import service_pb2 as env_pb2
+from upcycle.api.taskset.v1 import events_pb2, service_pb2, taskset_pb2
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+EVAL, TRAIN = common_pb2.PURPOSE_EVAL, common_pb2.PURPOSE_TRAIN
+
+
+def arith(num_tasks: int = 3, name: str = "sums", split: Any = common_pb2.SPLIT_TRAIN) -> taskset_pb2.Taskset:
+    """A taskset of the well-behaved environment."""
+    path = str(ENVIRONMENTS / "arith.py")
+    tasks = [
+        taskset_pb2.Task(slug=f"t{n}", scenario="sum", args_json=json.dumps({"b": n, "a": 1}), family="small")
+        for n in range(num_tasks)
+    ]
+    environment = taskset_pb2.EnvironmentSpec(name="arith", python=taskset_pb2.PythonSource(path=path))
+    return taskset_pb2.Taskset(name=name, split=split, environment=environment, tasks=tasks)
+
+
+def run_spec(
+    purpose: Any = EVAL, group_size: int = 2, taskset: str = "sums", **fields: Any
+) -> taskset_pb2.RunSpec:
+    """A run of the known model."""
+    policy = common_pb2.PolicySelector(model="incident")
+    return taskset_pb2.RunSpec(
+        taskset=taskset, purpose=purpose, policy=policy, group_size=group_size, **fields
+    )
+
+
+async def register(runner: Runner, taskset: taskset_pb2.Taskset) -> service_pb2.RegisterTasksetResponse:
+    response: service_pb2.RegisterTasksetResponse = await runner.tasksets.RegisterTaskset(
+        service_pb2.RegisterTasksetRequest(taskset=taskset)
+    )
+    return response
+
+
+async def submit(runner: Runner, spec: taskset_pb2.RunSpec, request_id: str = "r1") -> taskset_pb2.Run:
+    response = await runner.tasksets.SubmitRun(service_pb2.SubmitRunRequest(request_id=request_id, spec=spec))
+    run: taskset_pb2.Run = response.run
+    return run
+
+
+async def get(runner: Runner, run_id: str) -> service_pb2.GetRunResponse:
+    response: service_pb2.GetRunResponse = await runner.tasksets.GetRun(
+        service_pb2.GetRunRequest(run_id=run_id, include_results=True)
+    )
+    return response
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+@asynccontextmanager
+async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
+    """A sampler and grader in one: plays every episode of both pools by `play(request)`."""
+
+    async def on_request(delivery: Delivery[Any]) -> None:
+        try:
+            await play(delivery.message)
+        except grpc.aio.AioRpcError as error:
+            # As the sampler does: an episode that nobody waits for any more is acknowledged and forgotten.
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
+
+    bus = EventBus(BusSettings(url=runner.nats.url), client_name="sampler")
+    for spec in (ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN):
+        bus.subscribe(spec, on_request, slots=8)
+    await bus.start()
+    try:
+        yield
+    finally:
+        await bus.stop()
+
+
+async def play_to_grade(runner: Runner, request: Any) -> float:
+    """One episode through EnvironmentService, and its trajectory.graded."""
+    opened = await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode_id))
+    question = opened.prompt[-1].content
+    a, b = question.removesuffix("?").split("+")
+    called = await runner.environments.CallTool(
+        env_pb2.CallToolRequest(
+            lease_id=opened.lease_id,
+            call_id="c1",
+            name="add",
+            arguments_json=json.dumps({"a": int(a), "b": int(b)}),
+        )
+    )
+    answer = str(json.loads(called.content)["sum"]) if request.member == 0 else "no idea"
+    call = trajectory_pb2.ToolCall(call_id="c1", name="add", arguments_json="{}")
+    result = trajectory_pb2.ToolResult(call_id="c1", content=called.content)
+    transcript = trajectory_pb2.TrajectoryBody(
+        turns=[trajectory_pb2.Turn(tool_calls=[call], tool_results=[result])]
+    )
+    grade = await runner.environments.Grade(
+        env_pb2.GradeRequest(lease_id=opened.lease_id, answer=answer, transcript=transcript)
+    )
+    await runner.environments.Close(env_pb2.CloseRequest(lease_id=opened.lease_id))
+    await announce_graded(runner, request, grade.reward, grade.success)
+    return float(grade.reward)
+
+
+async def announce_graded(runner: Runner, request: Any, reward: float, success: bool) -> None:
+    event = trajectory_events.TrajectoryGraded(
+        trajectory_id=f"traj-{request.episode_id}",
+        episode_id=request.episode_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        member=request.member,
+        model=request.policy.model,
+        purpose=request.purpose,
+        reward=reward,
+        success=success,
+        num_turns=2,
+        sampled_by=common_pb2.VersionSpan(oldest=1, newest=2),
+    )
+    await runner.bus.publish(
+        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
+    )
+
+
+async def announce_failed(runner: Runner, request: Any, kind: str = "engine_error") -> None:
+    event = events_pb2.EpisodeFailed(
+        episode_id=request.episode_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        member=request.member,
+        model=request.policy.model,
+        purpose=request.purpose,
+        kind=kind,
+        detail="as the test wants",
+    )
+    await runner.bus.publish(
+        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
+    )
+
+
+async def finished(runner: Runner, run_id: str, timeout_s: float = 30) -> service_pb2.GetRunResponse:
+    """Watch a run to its end; the equation of its counts must hold in every message."""
+    async with asyncio.timeout(timeout_s):
+        async for update in runner.tasksets.WatchRun(service_pb2.WatchRunRequest(run_id=run_id)):
+            counts = update.run.counts
+            assert counts.requested == counts.settled + counts.in_flight
+            assert counts.requested == sum(counts.by_state.values())
+    return await get(runner, run_id)

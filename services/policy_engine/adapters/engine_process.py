@@ -43,6 +43,23 @@ class EngineKind(Protocol):
         """The directory it should load for a policy. Raises VersionRefused."""
 
 
+class HealthWatch:
+    """Counts failed health checks in a row, over however many waits they were spread."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self._missed = 0
+
+    async def look(self, client: EngineClient | None) -> None:
+        """Check once."""
+        if client is None or await client.health():
+            self._missed = 0
+            return
+        self._missed += 1
+        if self._missed >= _MISSED_HEALTH:
+            self.failure = f"it failed {self._missed} health checks in a row"
+
+
 class EngineProcess:
     """Starts, watches and ends one engine process."""
 
@@ -54,7 +71,7 @@ class EngineProcess:
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
         self._client: EngineClient | None = None
-        self._unhealthy: str | None = None
+        self._health = HealthWatch()
         self.base_url = ""
 
     def prepare(self, policy: Policy) -> Path:
@@ -66,7 +83,7 @@ class EngineProcess:
         await self.stop()
         port = self._port or _free_port(self._host)
         command = self._kind.command(self.prepare(policy), self._host, port)
-        self._unhealthy = None
+        self._health = HealthWatch()
         self._process = await _spawn(command, self._log_path)
         self.base_url = f"http://{self._host}:{port}"
         self._client = EngineClient(self.base_url)
@@ -85,24 +102,20 @@ class EngineProcess:
 
     def failure(self) -> str | None:
         """See ports.EngineHost."""
-        if self._unhealthy is not None:
-            return self._unhealthy
+        if self._health.failure is not None:
+            return self._health.failure
         if self._process is None or self._process.returncode is None:
             return None
         return f"it exited with status {self._process.returncode}; its log ends: {_tail(self._log_path)}"
 
     async def died(self) -> None:
         """See ports.EngineHost. A process that lives but fails its health check counts as dead."""
-        missed = 0
         while self.failure() is None and self._process is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await self._process.wait()
                 return
-            client = self._client
-            missed = 0 if client is None or await client.health() else missed + 1
-            if missed >= _MISSED_HEALTH:
-                self._unhealthy = f"it failed {missed} health checks in a row"
+            await self._health.look(self._client)
 
     async def _until_healthy(self, client: EngineClient) -> None:
         try:
@@ -125,6 +138,7 @@ class AttachedEngine:
         self._kind = kind
         self._start_s = start_s
         self._client: EngineClient | None = None
+        self._health = HealthWatch()
         self.base_url = base_url.rstrip("/")
 
     def prepare(self, policy: Policy) -> Path:
@@ -134,6 +148,7 @@ class AttachedEngine:
     async def start(self, policy: Policy) -> Engine:
         """Wait until it answers, and load the policy over whatever it serves."""
         await self.stop()
+        self._health = HealthWatch()
         self._client = EngineClient(self.base_url)
         try:
             async with asyncio.timeout(self._start_s):
@@ -156,16 +171,14 @@ class AttachedEngine:
             await client.close()
 
     def failure(self) -> str | None:
-        """Its owner looks after its life."""
-        return None
+        """Its owner looks after its life; we see only whether it answers."""
+        return self._health.failure
 
     async def died(self) -> None:
         """Return when it stopped answering."""
-        missed = 0
-        while missed < _MISSED_HEALTH:
+        while self._health.failure is None:
             await asyncio.sleep(_WATCH_S)
-            client = self._client
-            missed = 0 if client is None or await client.health() else missed + 1
+            await self._health.look(self._client)
 
 
 async def _spawn(command: Command, log_path: Path) -> asyncio.subprocess.Process:

@@ -36,7 +36,10 @@ class KeeperTimings:
 
     poll_s: float = 3.0
     retry_s: float = 1.0
-    max_retry_s: float = 30.0
+    """Until the engine or the platform is tried again."""
+    refused_s: float = 1.0
+    """Until a refused version is tried again; doubles up to `max_refused_s`."""
+    max_refused_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,11 @@ class Keeper:
         except VersionRefused as error:
             await self._refuse(target, error)
             self._change(EngineState.READY)
+        except EngineBroken as error:
+            # The version may be what breaks it: not at once again after the restart.
+            why = VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True)
+            await self._refuse(target, why)
+            raise
 
     async def _reload(self, engine: Engine, serving: Serving, target: Target) -> None:
         started_s = self._world.clock()
@@ -233,8 +241,8 @@ class Refusals:
         if not why.may_pass_later:
             self._for_good.add(target.digest)
             return
-        _, delay_s = self._until.get(target.digest, (0.0, self._timings.retry_s / 2))
-        delay_s = min(delay_s * 2, self._timings.max_retry_s)
+        _, delay_s = self._until.get(target.digest, (0.0, self._timings.refused_s / 2))
+        delay_s = min(delay_s * 2, self._timings.max_refused_s)
         self._until[target.digest] = (self._clock() + delay_s, delay_s)
 
     def holds(self, target: Target) -> bool:

@@ -11,7 +11,7 @@ Whatever fails: the old weights are loaded again, and the old version goes on un
 import logging
 from collections.abc import Sequence
 
-from engine_client import EngineError, pinned_name, proven_label, unproven_label
+from engine_client import EngineError, EngineRejected, pinned_name, proven_label, unproven_label
 from policy_engine.domain import (
     EngineBroken,
     FailureKind,
@@ -141,4 +141,6 @@ def _as_refusal(error: VersionRefused | EngineError, policy: Policy) -> VersionR
     if isinstance(error, VersionRefused):
         return error
     detail = f"v{policy.target.version}: {error}"
-    return VersionRefused(FailureKind.ENGINE_ERROR, detail, may_pass_later=False)
+    # A refusal is about the version; silence or a crash may be about anything.
+    may_pass_later = not isinstance(error, EngineRejected)
+    return VersionRefused(FailureKind.ENGINE_ERROR, detail, may_pass_later=may_pass_later)

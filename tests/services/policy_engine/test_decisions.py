@@ -14,7 +14,7 @@ from policy_engine.usecases.reload import ReloadProtocol
 class Bench:
     """A keeper over doubles, with short waits."""
 
-    def __init__(self, *, max_held: int = 2) -> None:
+    def __init__(self, *, max_held: int = 2, refused_s: float = 0.01) -> None:
         self.host, self.platform, self.requests = HostDouble(), PlatformDouble(), PinRequests()
         clock = asyncio.get_running_loop().time
         protocol = ReloadProtocol(self.host, "m", recompute_running=False, clock=clock)
@@ -22,7 +22,7 @@ class Bench:
             "m", self.requests, (self.platform, self.platform, self.platform), protocol, max_held=max_held
         )
         world = World(self.host, self.platform, self.platform, self.platform, clock)
-        timings = KeeperTimings(poll_s=0.02, retry_s=0.01, max_retry_s=0.05)
+        timings = KeeperTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
         self.keeper = Keeper(world, protocol, pins, timings)
         self.states: list[EngineState] = []
         self.keeper.on_change(self._note)
@@ -145,6 +145,32 @@ async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> No
         bench.host.engine.fails.clear()
         assert bench.host.started[:2] == [0, 0]
         await bench.until("reloaded 0->1")
+
+
+async def test_a_version_that_kills_the_engine_is_not_tried_again_at_once() -> None:
+    bench = Bench(refused_s=60.0)
+    async with bench:
+        await bench.until("ready 0")
+        bench.host.engine.fails["reload"] = EngineUnavailable("it died")
+        bench.platform.wanted = [1, 0]
+        await bench.until("failed 1 engine_error")
+        bench.host.engine.fails.clear()
+        for _ in range(100):
+            if bench.platform.said.count("ready 0") == 2:
+                break
+            await asyncio.sleep(0.005)
+        assert bench.platform.said.count("ready 0") == 2
+        assert bench.version() == 0
+
+
+async def test_a_pin_that_failed_for_the_engines_sake_is_tried_again() -> None:
+    async with Bench() as bench:
+        await bench.until("ready 0")
+        bench.host.engine.fails["hold"] = EngineUnavailable("busy")
+        bench.requests.submitted("run-a", 3)
+        await bench.until("failed 3 engine_error")
+        bench.host.engine.fails.clear()
+        await _until_held(bench, (3,))
 
 
 async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:

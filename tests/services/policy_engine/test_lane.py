@@ -113,6 +113,15 @@ def test_a_fresh_start_does_not_take_a_conversations_place(policies: list[Path])
     assert next_turn.num_cached == len(conversation.tokens) - 1
 
 
+def test_the_only_slot_is_taken_over_however_little_fits(policies: list[Path]) -> None:
+    lane = make_lane(policies[0], max_running=1, num_slots=1)
+    run(lane, sequence(list(range(10, 90)), 10))
+    other = sequence([*range(10, 40), *range(100, 120)], 6)
+    run(lane, other)
+    assert other.num_cached == 30
+    check(policies[0], other)
+
+
 def test_a_reload_stamps_tokens_and_stops_reuse(policies: list[Path]) -> None:
     lane = make_lane(policies[0])
     running = sequence(list(range(10, 40)), 30, stop_token_ids=frozenset())

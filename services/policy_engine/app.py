@@ -15,6 +15,7 @@ from policy_engine.handlers import RUN_EVENTS, KeeperHandlers, moving_events
 from policy_engine.leases import LeaseLoop
 from policy_engine.ports import EngineHost
 from policy_engine.settings import PolicyEngineSettings
+from policy_engine.telemetry import KeeperTelemetry
 from policy_engine.usecases.keeper import Keeper, KeeperTimings, World
 from policy_engine.usecases.pins import PinRequests, Pins
 from policy_engine.usecases.reload import ReloadProtocol
@@ -45,11 +46,12 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     pins = Pins(
         settings.model, requests, (policies, versions, announcer), protocol, max_held=settings.can_hold
     )
-    world = World(host, policies, versions, announcer, time.monotonic)
+    telemetry = KeeperTelemetry(settings.model, settings.channel)
+    world = World(host, policies, versions, announcer, telemetry, time.monotonic)
     keeper = Keeper(world, protocol, pins, KeeperTimings(poll_s=settings.poll_s))
     leases = LeaseLoop(announcer, keeper.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s)
     keeper.on_change(leases.changed)
-    handlers = KeeperHandlers(keeper.look, requests)
+    handlers = KeeperHandlers(keeper.look, requests, telemetry.announced)
     bus.subscribe_ephemeral(moving_events(settings.channel), handlers.on_moved, model=settings.model)
     bus.subscribe_ephemeral(RUN_EVENTS, handlers.on_run, model=settings.model, start=0)
     for component in (store, registry, as_component("bus", bus)):

@@ -25,12 +25,17 @@ def moving_events(channel: Channel) -> tuple[type[Message], ...]:
 class KeeperHandlers:
     """Wakes the keeper; what the version is, it asks for itself."""
 
-    def __init__(self, look: Callable[[], None], pins: PinRequests) -> None:
+    def __init__(self, look: Callable[[], None], pins: PinRequests, announced: Callable[[int], None]) -> None:
+        """`announced`: told the version of each fact that moves the channel, while its trace is current."""
         self._look = look
         self._pins = pins
+        self._announced = announced
 
     async def on_moved(self, delivery: Delivery[Message]) -> None:
         """The channel moved."""
+        message = delivery.message
+        if isinstance(message, PolicyPublished | CheckpointPromoted | CheckpointRolledBack):
+            self._announced(message.version)
         self._look()
 
     async def on_run(self, delivery: Delivery[Message]) -> None:

@@ -1,6 +1,7 @@
 """What the use cases need from the world."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -87,10 +88,22 @@ class Announcer(Protocol):
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
 
 
+class Telemetry(Protocol):
+    """How the keeper is seen."""
+
+    def serves(self, version: int) -> None: ...
+
+    def reloading(self, from_version: int, target: Target) -> AbstractContextManager[None]: ...
+
+    def count_reload(self, done: Reloaded) -> None: ...
+
+    def count_refusal(self, why: VersionRefused) -> None: ...
+
+
 class Clock(Protocol):
     """Monotonic seconds."""
 
     def __call__(self) -> float: ...
 
 
-__all__ = ["Announcer", "BlobRef", "Clock", "Engine", "EngineHost", "PolicyStore", "Versions"]
+__all__ = ["Announcer", "BlobRef", "Clock", "Engine", "EngineHost", "PolicyStore", "Telemetry", "Versions"]

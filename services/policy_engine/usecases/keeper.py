@@ -23,7 +23,7 @@ from policy_engine.domain import (
     Target,
     VersionRefused,
 )
-from policy_engine.ports import Announcer, Clock, Engine, EngineHost, PolicyStore, Versions
+from policy_engine.ports import Announcer, Clock, Engine, EngineHost, PolicyStore, Telemetry, Versions
 from policy_engine.usecases.pins import Pins
 from policy_engine.usecases.reload import ReloadProtocol
 
@@ -50,6 +50,7 @@ class World:
     store: PolicyStore
     versions: Versions
     announcer: Announcer
+    telemetry: Telemetry
     clock: Clock
 
 
@@ -149,6 +150,7 @@ class Keeper:
             raise VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True) from error
         self._pins.forget_engine()
         self._change(EngineState.READY)
+        self._world.telemetry.serves(target.version)
         await self._world.announcer.ready(self._serving)
         return engine
 
@@ -161,7 +163,8 @@ class Keeper:
         if same or self._refusals.holds(target):
             return
         try:
-            await self._reload(self._engine, serving, target)
+            with self._world.telemetry.reloading(serving.version, target):
+                await self._reload(self._engine, serving, target)
         except VersionRefused as error:
             await self._refuse(target, error)
             self._change(EngineState.READY)
@@ -179,6 +182,11 @@ class Keeper:
         self._serving, paused_s = await self._protocol.reload(engine, serving, policy)
         self._change(EngineState.READY)
         done = Reloaded(serving.version, self._serving, fetched_s - started_s, paused_s)
+        self._world.telemetry.count_reload(done)
+        log.info(
+            "reloaded",
+            extra={"from": done.from_version, "version": target.version, "paused_s": round(paused_s, 4)},
+        )
         await self._world.announcer.reloaded(done)
         await self._world.store.prune(self._in_use(self._serving.policy))
 
@@ -190,6 +198,7 @@ class Keeper:
             "version_refused", extra={"version": target.version, "kind": why.kind.value, "why": why.detail}
         )
         self._refusals.add(target, why)
+        self._world.telemetry.count_refusal(why)
         await self._world.announcer.reload_failed(self._serving, target, why)
 
     async def _lose_engine(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,6 +151,18 @@ class PlatformDouble:
 
     async def reload_failed(self, serving: Serving | None, wanted: Target, why: VersionRefused) -> None:
         self.said.append(f"failed {wanted.version} {why.kind}")
+
+    def serves(self, version: int) -> None:
+        return None
+
+    def reloading(self, from_version: int, wanted: Target) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def count_refusal(self, why: VersionRefused) -> None:
+        return None
+
+    def count_reload(self, done: Reloaded) -> None:
+        return None
 
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
         return None

@@ -21,7 +21,7 @@ class Bench:
         pins = Pins(
             "m", self.requests, (self.platform, self.platform, self.platform), protocol, max_held=max_held
         )
-        world = World(self.host, self.platform, self.platform, self.platform, clock)
+        world = World(self.host, self.platform, self.platform, self.platform, self.platform, clock)
         timings = KeeperTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
         self.keeper = Keeper(world, protocol, pins, timings)
         self.states: list[EngineState] = []

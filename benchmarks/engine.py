@@ -28,7 +28,6 @@ CONCURRENCIES: Final = (1, 16, 128)
 THREADS: Final = 1
 PROMPT_TOKENS, NEW_TOKENS = 32, 128
 VLLM_PYTHON: Final = REPOSITORY / ".venv-vllm" / "bin" / "python"
-_VOCABULARY = 900
 _START_S, _LOOP_S = 420.0, 300.0
 
 Kind = Literal["embedded", "vllm"]
@@ -72,7 +71,9 @@ async def _burst(client: EngineClient, concurrency: int) -> float:
 
 
 async def _one(client: EngineClient, seed: int) -> int:
-    prompt = random.Random(seed).choices(range(_VOCABULARY), k=PROMPT_TOKENS)
+    vocabulary = json.loads((POLICY_DIR / "config.json").read_text())["vocab_size"]
+    # Control tokens are the last ones: they stay out.
+    prompt = random.Random(seed).choices(range(vocabulary // 2), k=PROMPT_TOKENS)
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, ignore_eos=True)
     generation = await client.generate(MODEL, prompt, sampling, timeout_s=_LOOP_S)
     if len(generation.token_ids) != NEW_TOKENS:

@@ -14,18 +14,15 @@ _QUIET = {"HUD_TELEMETRY_ENABLED": "false", "HUD_CLI_ANALYTICS_ENABLED": "false"
 _PREPARE_S, _RUN_S = 600.0, 600.0
 
 
-async def throughput(episodes: int, concurrency: int, *, repeats: int, folder: Path) -> tuple[float, ...]:
+async def throughput(episodes: int, concurrency: int, folder: Path) -> float:
     """Episodes per second of its SubprocessRuntime with an agent that answers at once."""
     await _prepare()
-    rates = []
-    for _ in range(repeats):
-        program = str(Path(__file__).parent / "peers" / "hud_run.py")
-        argv = (str(VENV / "bin" / "python"), program, str(episodes), str(concurrency))
-        said = json.loads((await _output(argv, folder, _RUN_S)).splitlines()[-1])
-        if said["mean_reward"] != 1.0:
-            raise BenchmarkFailed(f"HUD's episodes were not all right: {said}")
-        rates.append(said["episodes"] / said["seconds"])
-    return tuple(rates)
+    program = str(Path(__file__).parent / "peers" / "hud_run.py")
+    argv = (str(VENV / "bin" / "python"), program, str(episodes), str(concurrency))
+    said = json.loads((await _output(argv, folder, _RUN_S)).splitlines()[-1])
+    if said["mean_reward"] != 1.0:
+        raise BenchmarkFailed(f"HUD's episodes were not all right: {said}")
+    return float(said["episodes"] / said["seconds"])
 
 
 async def _prepare() -> None:

@@ -87,11 +87,19 @@ class Bodies(Protocol):
         """Raises UnusableTrajectory; Waiting while the store is away."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundStates:
+    """broken: runs whose newest state cannot be read, and why."""
+
+    states: tuple[SessionState, ...]
+    broken: Mapping[str, str]
+
+
 class States(Protocol):
     """Durable training states; a state exists once its marker does."""
 
-    async def open_sessions(self) -> Sequence[SessionState]:
-        """The newest state of every run that is known, finished ones included."""
+    async def find(self) -> FoundStates:
+        """The newest state of every run, finished ones included."""
 
     async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
         """Write tensors, then the marker. Raises LineageTaken where another marker is there."""

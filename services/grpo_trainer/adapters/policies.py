@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote
 
 from blob_store import BlobStore
-from grpc_edge import Peer, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import InvalidTrainingSpec, Waiting
+from grpo_trainer.adapters.boundaries import object_store, peer
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
@@ -30,21 +29,9 @@ from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
-T = TypeVar("T")
-
 _VERSION: Final = re.compile(r"/v(\d{8})/manifest\.json$")
 IDEMPOTENT: Final = ("GetModel", "GetTaskset")
 """Calls that may be repeated while a peer is away."""
-
-
-async def _from_peer(call: Awaitable[T], what: str, missing: str) -> T:
-    try:
-        async with remote_errors():
-            return await call
-    except RemoteNotFound as error:
-        raise InvalidTrainingSpec(f"{missing}: {error}") from error
-    except RemoteUnavailable as error:
-        raise Waiting(f"{what}: {error}") from error
 
 
 class RegistryPolicies:
@@ -58,37 +45,38 @@ class RegistryPolicies:
 
     async def head(self, model: str) -> BasePolicy:
         """See ports.Policies."""
-        call = self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
-        reply = await _from_peer(
-            call, f"the registry at {self._address}", f"model {model!r} is not registered"
-        )
+        with peer(f"the registry at {self._address}", f"model {model!r} is not registered"):
+            reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         head = reply.head
         return BasePolicy(head.version, head.checkpoint_id, wire.body_from_wire(head.manifest))
 
     async def newest_version(self, model: str) -> int:
         """See ports.Policies."""
-        keys = await self._store.list(f"policy/{quote(model, safe='')}/v")
+        with object_store(f"versions of {model}"):
+            keys = await self._store.list(f"policy/{quote(model, safe='')}/v")
         found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
         return max(found, default=0)
 
     async def fetch(self, base: BasePolicy) -> Path:
         """See ports.Policies."""
-        return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
+        with object_store(f"base policy v{base.version}"):
+            return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
 
     async def publish(self, state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
         """See ports.Policies."""
-        parent = await self._parent(state)
-        facts = PolicyFacts(
-            model=state.spec.model,
-            version=state.version,
-            created_at=at,
-            parent=parent,
-            run_id=state.spec.run_id,
-            step=state.step,
-            canary=wire.canary_rows(state.canary),
-            training_config_digest=state.spec.digest(),
-        )
-        return _published(await publish(self._store, directory, facts))
+        with object_store(f"policy {state.spec.model} v{state.version}"):
+            parent = await self._parent(state)
+            facts = PolicyFacts(
+                model=state.spec.model,
+                version=state.version,
+                created_at=at,
+                parent=parent,
+                run_id=state.spec.run_id,
+                step=state.step,
+                canary=wire.canary_rows(state.canary),
+                training_config_digest=state.spec.digest(),
+            )
+            return _published(await publish(self._store, directory, facts))
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
         """The base, for the version that repeats its weights or is trained from them; else the version
@@ -114,7 +102,6 @@ class HeldOutTasks:
 
     async def digests(self, taskset: str) -> tuple[str, ...]:
         """See ports.HeldOut."""
-        call = self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
-        where = f"the taskset service at {self._address}"
-        reply = await _from_peer(call, where, f"the gate's taskset {taskset!r} is not registered")
+        with peer(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
+            reply = await self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
         return tuple(sorted(task.digest for task in reply.taskset.tasks))

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from blob_store import BlobRef, BlobStore
-from blob_store.errors import CorruptBlob, MissingBlob, StoreFull, StoreUnavailable
+from blob_store import BlobStore
 from grpo_trainer import wire
+from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.domain.errors import LineageTaken, UnusableTrajectory, Waiting
+from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken, UnusableTrajectory
 from grpo_trainer.domain.states import SessionState, state_from_json
 from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
+from grpo_trainer.ports import FoundStates
 from trajectory_body import MalformedBody, unpack
 
 _ROOT: Final = "training"
@@ -38,11 +38,11 @@ class BlobBodies:
     async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
         """See ports.Bodies."""
         try:
-            body = unpack(await self._store.get(wire.blob_ref(trajectory.body)))
-        except (MissingBlob, CorruptBlob, MalformedBody) as error:
+            with object_store(trajectory.trajectory_id):
+                data = await self._store.get(wire.blob_ref(trajectory.body))
+            body = unpack(data)
+        except (BrokenArtifact, MalformedBody) as error:
             raise UnusableTrajectory(f"{trajectory.trajectory_id}: {error}") from error
-        except (StoreUnavailable, StoreFull) as error:
-            raise Waiting(f"the object store: {error}") from error
         return wire.tokens_from_body(body, trajectory, train_parse_errors=self._train_parse_errors)
 
 
@@ -53,38 +53,46 @@ class BlobStates:
         self._store = store
         self._checkpoints: dict[str, set[int]] = {}
 
-    async def open_sessions(self) -> Sequence[SessionState]:
+    async def find(self) -> FoundStates:
         """See ports.States."""
         newest: dict[str, str] = {}
         closed: set[str] = set()
-        for key in await self._store.list(f"{_ROOT}/"):
-            run, _, name = key.removeprefix(f"{_ROOT}/").rpartition("/")
+        with object_store("training states"):
+            keys = await self._store.list(f"{_ROOT}/")
+        for key in keys:
+            folder, _, name = key.rpartition("/")
             if name == _CLOSED:
-                closed.add(run)
+                closed.add(folder)
             elif name == _MARKER:
-                folder = run.rpartition("/")[0]
-                newest[folder] = max(key, newest.get(folder, ""))
-        states = []
-        for folder, key in sorted(newest.items()):
-            state = await self._read(key)
-            states.append(replace(state, finished=True) if folder in closed else state)
-        return states
+                run = folder.rpartition("/")[0]
+                newest[run] = max(key, newest.get(run, ""))
+        states, broken = [], {}
+        for run, key in sorted(newest.items()):
+            try:
+                state = await self._read(key)
+                states.append(replace(state, finished=True) if run in closed else state)
+            except BrokenArtifact as error:
+                broken[unquote(run.rpartition("/")[2])] = str(error)
+        return FoundStates(tuple(states), broken)
 
     async def _read(self, key: str) -> SessionState:
-        data = await self._store.read(key)
+        with object_store(key):
+            data = await self._store.read(key)
         if data is None:
-            raise LineageTaken(
-                f"{key} was listed and is gone: another trainer is deleting the states of this run"
-            )
-        return state_from_json(json.loads(data))
+            raise BrokenArtifact(f"{key} was listed and is gone: who deletes the states of this run?")
+        try:
+            return state_from_json(json.loads(data))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
 
     async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
         """See ports.States."""
         folder = _folder(state.spec.model, state.spec.run_id, state.step)
-        if tensors is not None:
-            ref = await self._store.put_file(f"{folder}/{_sha256(tensors)[:16]}.safetensors", tensors)
-            state = replace(state, tensors=wire.stored(ref))
-        marker = await self._store.put_if_absent(f"{folder}/{_MARKER}", _marker_bytes(state))
+        with object_store(f"step {state.step} of {state.spec.run_id}"):
+            if tensors is not None:
+                ref = await self._store.put_file(f"{folder}/{_sha256(tensors)[:16]}.safetensors", tensors)
+                state = replace(state, tensors=wire.stored(ref))
+            marker = await self._store.put_if_absent(f"{folder}/{_MARKER}", _marker_bytes(state))
         if marker is None:
             raise LineageTaken(
                 f"step {state.step} of {state.spec.run_id} is already written with another content: "
@@ -96,7 +104,8 @@ class BlobStates:
         """See ports.States."""
         if state.tensors is None:
             raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
-        await self._store.get_file(wire.blob_ref(state.tensors), path)
+        with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
+            await self._store.get_file(wire.blob_ref(state.tensors), path)
 
     async def marker_of(self, state: SessionState) -> StoredBody:
         """See ports.States."""
@@ -107,32 +116,31 @@ class BlobStates:
     async def close(self, state: SessionState) -> None:
         """See ports.States."""
         folder = _folder(state.spec.model, state.spec.run_id, state.step).rpartition("/")[0]
-        await self._store.put(f"{folder}/{_CLOSED}", json.dumps({"seen": state.seen}).encode())
+        with object_store(f"the end of {state.spec.run_id}"):
+            await self._store.put(f"{folder}/{_CLOSED}", json.dumps({"seen": state.seen}).encode())
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """See ports.States."""
         run = _folder(model, run_id, 0).rpartition("/")[0]
         folders: dict[str, list[str]] = {}
-        for key in await self._store.list(f"{run}/step-"):
-            folders.setdefault(key.rpartition("/")[0], []).append(key)
-        kept = self._checkpoints.setdefault(run_id, set())
-        for folder in sorted(folders)[:-newest]:
-            step = int(folder.rpartition("-")[2])
-            if step in kept:
-                continue
-            if await self._names_checkpoint(f"{folder}/{_MARKER}"):
-                kept.add(step)
-                continue
-            # The marker goes first: a state is whole or it is not there.
-            for key in sorted(folders[folder], key=lambda key: not key.endswith(_MARKER)):
-                await self._store.delete(key)
+        with object_store(f"old states of {run_id}"):
+            for key in await self._store.list(f"{run}/step-"):
+                folders.setdefault(key.rpartition("/")[0], []).append(key)
+            for folder in sorted(folders)[:-newest]:
+                if not await self._is_kept(run_id, folder):
+                    # The marker goes first: a state is whole or it is not there.
+                    for key in sorted(folders[folder], key=lambda key: not key.endswith(_MARKER)):
+                        await self._store.delete(key)
 
-    async def _names_checkpoint(self, marker: str) -> bool:
-        data = await self._store.read(marker)
-        if data is None:
-            return False
-        state = state_from_json(json.loads(data))
-        return state.last_step is not None and state.last_step.saves_checkpoint
+    async def _is_kept(self, run_id: str, folder: str) -> bool:
+        """Whether a checkpoint names the state; remembered, because markers never change."""
+        kept = self._checkpoints.setdefault(run_id, set())
+        step = int(folder.rpartition("-")[2])
+        if step not in kept and await self._store.read(f"{folder}/{_MARKER}") is not None:
+            state = await self._read(f"{folder}/{_MARKER}")
+            if state.last_step is not None and state.last_step.saves_checkpoint:
+                kept.add(step)
+        return step in kept
 
 
 def _folder(model: str, run_id: str, step: int) -> str:
@@ -149,6 +157,3 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-__all__ = ["BlobBodies", "BlobRef", "BlobStates"]

@@ -21,6 +21,10 @@ class LineageTaken(TrainerError):
     """Another trainer has already written the next state of this run; this one must stop writing."""
 
 
+class BrokenArtifact(TrainerError):
+    """Something stored is not what it must be: a base policy, a training state. Only a person can mend it."""
+
+
 class Diverged(TrainerError):
     """Loss or gradient is not finite; the batch was not applied."""
 

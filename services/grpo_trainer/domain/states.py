@@ -68,6 +68,8 @@ class SessionState:
 
 def state_from_json(plain: Mapping[str, Any]) -> SessionState:
     """The state that `to_json` described. Raises ValueError where it is of another schema or was altered."""
+    if not isinstance(plain, Mapping):
+        raise ValueError("a training state is a JSON object")
     if plain.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(
             f"training state has schema {plain.get('schema_version')}, this trainer reads {SCHEMA_VERSION}"

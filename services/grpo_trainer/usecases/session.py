@@ -17,7 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec, LineageTaken, UnusableTrajectory
+from grpo_trainer.domain.errors import (
+    BrokenArtifact,
+    Diverged,
+    InvalidTrainingSpec,
+    LineageTaken,
+    UnusableTrajectory,
+)
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
@@ -103,7 +109,7 @@ class TrainingSession:
             await self._begin()
             intake = asyncio.create_task(self.intake.run(), name=f"intake/{self.spec.run_id}")
             await self._work_beside(intake)
-        except (InvalidTrainingSpec, LineageTaken, Diverged) as error:
+        except (InvalidTrainingSpec, BrokenArtifact, LineageTaken, Diverged) as error:
             log.error("training_failed", extra={"run_id": self.spec.run_id, "error": str(error)})
             self.failure = str(error)
             self._horizon.opened(self.spec.run_id)

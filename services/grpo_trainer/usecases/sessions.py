@@ -35,7 +35,9 @@ class Sessions:
 
     async def restore(self) -> int:
         """Resume every run that is not over. Returns the sequence after which facts must be replayed."""
-        states = await self.patience.until_done(self._tools.states.open_sessions)
+        found = await self.patience.until_done(self._tools.states.find)
+        states = found.states
+        self._refused.update(found.broken)
         going = [state for state in states if not state.finished]
         self._past = {state.spec.run_id: state for state in states if state.finished}
         after = min((state.cursor for state in going), default=max((s.seen for s in states), default=0))
@@ -47,7 +49,7 @@ class Sessions:
 
     def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
         """A training run was submitted; repeated submissions change nothing."""
-        if spec.run_id in self._sessions or spec.run_id in self._past:
+        if spec.run_id in self._sessions or spec.run_id in self._past or spec.run_id in self._refused:
             return
         self.horizon.opening(spec.run_id, sequence)
         self._start(TrainingSession(Submission(spec, sequence, trace_headers), self._tools, self.horizon))

@@ -1,0 +1,48 @@
+"""Where foreign errors become ours: by type, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from blob_store.errors import BlobError, CorruptBlob, MissingBlob, StoreFull, StoreUnavailable
+from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken, Waiting
+from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
+
+_BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
+
+
+@contextmanager
+def object_store(what: str) -> Iterator[None]:
+    """An absent or full store is a wait with a name; wrong bytes are a broken artifact; `what` opens the
+    text."""
+    try:
+        yield
+    except (StoreUnavailable, StoreFull) as error:
+        raise Waiting(f"the object store ({what}): {error}") from error
+    except VersionTaken as error:
+        raise LineageTaken(f"{what}: {error}") from error
+    except _BROKEN as error:
+        raise BrokenArtifact(f"{what}: {error}") from error
+    except ExceptionGroup as group:  # several files are fetched at once; the first failure speaks for all
+        with object_store(what):
+            raise group.exceptions[0] from group
+    except BlobError as error:
+        raise Waiting(f"the object store ({what}): {error}") from error
+
+
+@contextmanager
+def peer(what: str, missing: str) -> Iterator[None]:
+    """An absent service is a wait with a name; a refusal, or a missing thing, fails the run that asked for
+    it."""
+    try:
+        with remote_errors(what):
+            yield
+    except RemoteUnavailable as error:
+        raise Waiting(str(error)) from error
+    except RemoteNotFound as error:
+        raise InvalidTrainingSpec(f"{missing}: {error}") from error
+    except RemoteError as error:
+        raise InvalidTrainingSpec(str(error)) from error

@@ -233,8 +233,6 @@ def _trainer(plan: Plan) -> ProcessSpec:
     spec = _service(
         plan, "grpo_trainer", plan.ports.grpo_trainer_http, grpc_port=plan.ports.grpo_trainer_grpc
     )
-    # Idle OpenMP threads sleep instead of spinning: the trainer shares its cores with everything else.
-    spec = _with_env(spec, OMP_WAIT_POLICY="PASSIVE")
     return replace(
         _with_env(spec, GRPO_TRAINER_DATA_DIR=str(plan.data_dir / "cache" / "trainer")), start_s=120.0
     )

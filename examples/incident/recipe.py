@@ -12,11 +12,11 @@ from examples.incident.env import prompt
 class Recipe:
     """One training run of the example and its held-out gate. Units are in the names; counts are per step."""
 
-    steps: int = 18
+    steps: int = 15
     prompts_per_step: int = 32
     group_size: int = 8
     max_staleness: int = 1
-    learning_rate: float = 5e-4
+    learning_rate: float = 6e-4
     adam_betas: tuple[float, float] = (0.9, 0.95)
     clip_low: float = 0.2
     clip_high: float = 0.28

@@ -64,6 +64,9 @@ class Learner(Protocol):
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
         """As it was when `tensors` was saved."""
 
+    def check(self, group: BatchGroup) -> None:
+        """Raises UnusableTrajectory where this model cannot take the tokens."""
+
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched."""
 

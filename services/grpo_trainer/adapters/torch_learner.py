@@ -19,7 +19,7 @@ from grpo_trainer.adapters.packed_model import PackedModel, load_model
 from grpo_trainer.adapters.policy_export import export_policy
 from grpo_trainer.adapters.rows import batch_rows
 from grpo_trainer.adapters.tensor_files import load_tensors, save_tensors
-from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.ports import BatchGroup, Canary, StepNumbers
 
@@ -92,6 +92,18 @@ class TorchLearner:
         self._spec, self._base, self._model, self._optimizer = spec, base, model, optimizer
         self._canary_rows = _random_rows(model, spec.seed)
         return model, optimizer
+
+    def check(self, group: BatchGroup) -> None:
+        """See ports.Learner."""
+        model, _ = self._loaded()
+        vocabulary, longest = model.module.config.vocab_size, model.module.config.max_position_embeddings
+        for member in group.members:
+            for context in member.tokens.contexts:
+                ids, name = context.token_ids, member.tokens.trajectory_id
+                if min(ids) < 0 or max(ids) >= vocabulary:
+                    raise UnusableTrajectory(f"{name}: a token is not one of the model's {vocabulary}")
+                if len(ids) > longest:
+                    raise UnusableTrajectory(f"{name}: a row of {len(ids)} tokens, the model takes {longest}")
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """See ports.Learner."""

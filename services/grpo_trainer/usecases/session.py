@@ -189,7 +189,9 @@ class TrainingSession:
         contents, whole = [], True
         for group in groups:
             try:
-                contents.append(await self.intake.contents(group))
+                content = await self.intake.contents(group)
+                self._learner.check(content)
+                contents.append(content)
             except UnusableTrajectory as error:
                 whole = False
                 await self.intake.settle(excluded(group, Reason.QUARANTINED, str(error)))

@@ -343,7 +343,7 @@ class Episodes:
         version = changes.get("version", 0)
         shared = torch.Generator().manual_seed(index)
         own = torch.Generator().manual_seed(1000 * index + member + 1)
-        turns = [
+        turns = changes.get("turns") or [
             _turn(torch.randint(VOCAB, (9,), generator=shared).tolist(), own, version),
             _turn(torch.randint(VOCAB, (5,), generator=own).tolist(), own, version),
         ]

@@ -6,12 +6,23 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
 import torch
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    RUN,
+    VOCAB,
+    Episodes,
+    Trainer,
+    World,
+    shortened,
+    submission,
+)
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 MIXED = (1.0, 0.0, 0.0, 1.0)
 
@@ -118,6 +129,22 @@ async def test_corrupt_and_missing_bodies_quarantine_their_group_and_the_next_ta
     async with Trainer(world):
         assert (await world.settled(groups[3])).outcome == "trained"
         assert [(await world.settled(group)).reason for group in groups] == ["quarantined"] * 2 + ["", ""]
+
+
+@pytest.mark.parametrize("ids", [[1, VOCAB], [1, -1], [1] * 300])
+async def test_tokens_that_the_model_cannot_take_are_quarantined(world: World, ids: list[int]) -> None:
+    world.stream.append(submission(steps=1, prompts_per_step=1))
+    turn = trajectory.Turn(
+        new_prompt_ids=ids,
+        sampled_ids=[2],
+        sampled_logprobs=[-1.0],
+        versions=[trajectory.TokenVersions(version=0, num_tokens=1)],
+    )
+    odd = await Episodes(world).group(0, MIXED, turns=[turn])
+    sound = await Episodes(world).group(1, MIXED)
+    async with Trainer(world):
+        assert (await world.settled(odd)).reason == "quarantined"
+        assert (await world.settled(sound)).outcome == "trained"
 
 
 async def test_a_shortened_group_trains_its_survivors_down_to_half(world: World) -> None:

@@ -13,6 +13,7 @@ from policy_engine.domain import VersionRefused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [1, 90, 91, 92, 40, 41, 42, 7]
+COMPANY = 24
 ENDLESS = SamplingParams(max_tokens=400, temperature=1.0, ignore_eos=True)
 
 
@@ -132,14 +133,13 @@ def _check_every_token(engine: EngineUnderTest, prompt: list[int], made: Generat
 
 
 async def test_without_recomputing_requests_keep_their_old_keys_and_values(engine: EngineUnderTest) -> None:
-    in_flight = asyncio.create_task(_long(engine, PROMPT))
-    await _running(engine, 1)
-    await asyncio.sleep(0.05)
+    # Company slows a fast engine down, so that the request is still running when the weights change.
+    in_flight = [asyncio.create_task(_long(engine, PROMPT)) for _ in range(COMPANY)]
+    await _running(engine, COMPANY)
     protocol = engine.protocol(recompute_running=False)
     await protocol.reload(engine.client, engine.serving(0), engine.policy(1))
-    made = await asyncio.wait_for(in_flight, 60)
-    if len(made.version_spans) < 2:
-        pytest.fail("the request ended before the reload; raise max_tokens")
+    finished = await asyncio.wait_for(asyncio.gather(*in_flight), 60)
+    made = next(one for one in finished if len(one.version_spans) == 2)
     first, second = made.version_spans
     before = reference_logprobs(engine.directory(0), [*PROMPT, *made.token_ids])[len(PROMPT) - 1 :]
     assert made.logprobs[: first.end] == pytest.approx(before[: first.end], abs=2e-3)

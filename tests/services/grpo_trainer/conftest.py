@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.services.grpo_trainer.bench import World
+
+# Properties are about values; how long one example takes says something about the machine only.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 
 STEPS = 4
+KILLS = 2
 MIXED = (1.0, 0.0, 0.0, 1.0)
 
 
@@ -129,13 +130,15 @@ def environment(
     }
 
 
-async def publish_run(world: World, bus: EventBus, store: S3BlobStore) -> None:
-    """Everything that the world holds, on the real bus and in the real store."""
-    for key, data in world.store.objects.items():
-        if not key.startswith("training/"):
-            await store.put(key, data)
-    for delivery in world.stream.facts:
+async def publish(world: World, bus: EventBus, facts: slice) -> None:
+    """Some facts of the world, on the real bus."""
+    for delivery in world.stream.facts[facts]:
         await bus.publish(delivery.message, model=MODEL, event_id=f"{delivery.event_id}/{RUN}")
+
+
+def of_group(index: int) -> slice:
+    """Where the facts about a group lie in the stream: four members each, after the submission."""
+    return slice(1 + 4 * index, 5 + 4 * index)
 
 
 async def wait_for(bus: EventBus, step: int) -> list[Any]:
@@ -180,14 +183,20 @@ async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupt
             connected(nats.url, s3_settings) as (bus, store),
         ):
             variables = environment(nats.url, s3_settings, tmp_path, registry_server.address, ports)
-            await publish_run(reference, bus, store)
+            for key, data in reference.store.objects.items():
+                await store.put(key, data)
+            await publish(reference, bus, slice(1))
             async with Process(variables, tmp_path / "trainer.log") as process:
-                for step in range(1, STEPS, 2):
+                for step in range(1, KILLS + 1):
                     await process.start()
+                    await publish(reference, bus, of_group(step - 1))
                     await wait_for(bus, step)
-                    await asyncio.sleep(0.3 * lucky.random())
+                    await publish(reference, bus, of_group(step))
+                    await asyncio.sleep(0.1 * lucky.random())  # somewhere in the next step
                     await process.end(signal.SIGKILL)
                 await process.start()
+                for index in range(KILLS, STEPS):
+                    await publish(reference, bus, of_group(index))
                 facts = await wait_for(bus, STEPS)
                 await check_service(ports)
                 assert await process.end(signal.SIGTERM) == 0

@@ -13,7 +13,6 @@ from policy_engine.domain import VersionRefused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = [1, 90, 91, 92, 40, 41, 42, 7]
-COMPANY = 24
 ENDLESS = SamplingParams(max_tokens=400, temperature=1.0, ignore_eos=True)
 
 
@@ -133,20 +132,23 @@ def _check_every_token(engine: EngineUnderTest, prompt: list[int], made: Generat
 
 
 async def test_without_recomputing_requests_keep_their_old_keys_and_values(engine: EngineUnderTest) -> None:
-    # Company slows a fast engine down, so that the request is still running when the weights change.
-    in_flight = [asyncio.create_task(_long(engine, PROMPT)) for _ in range(COMPANY)]
-    await _running(engine, COMPANY)
+    load = Load(engine)
     protocol = engine.protocol(recompute_running=False)
-    await protocol.reload(engine.client, engine.serving(0), engine.policy(1))
-    finished = await asyncio.wait_for(asyncio.gather(*in_flight), 60)
-    made = next(one for one in finished if len(one.version_spans) == 2)
+    async with asyncio.TaskGroup() as clients:
+        for number in range(16):
+            clients.create_task(load.client(number))
+        await _running(engine, 8)
+        await protocol.reload(engine.client, engine.serving(0), engine.policy(1))
+        await asyncio.sleep(0.4)
+        load.stopping = True
+    prompt, made = next(one for one in load.made if len(one[1].version_spans) == 2)
     first, second = made.version_spans
-    before = reference_logprobs(engine.directory(0), [*PROMPT, *made.token_ids])[len(PROMPT) - 1 :]
+    ids = [*prompt, *made.token_ids]
+    before = reference_logprobs(engine.directory(0), ids)[len(prompt) - 1 :]
     assert made.logprobs[: first.end] == pytest.approx(before[: first.end], abs=2e-3)
     assert (first.version, second.version) == (0, 1)
-    fresh = await engine.client.generate(MODEL, [*PROMPT, *made.token_ids[:40]], SamplingParams(max_tokens=4))
-    whole = [*PROMPT, *made.token_ids[:40], *fresh.token_ids]
-    after = reference_logprobs(engine.directory(1), whole)[len(PROMPT) + 39 :]
+    fresh = await engine.client.generate(MODEL, ids, SamplingParams(max_tokens=4))
+    after = reference_logprobs(engine.directory(1), [*ids, *fresh.token_ids])[len(ids) - 1 :]
     assert fresh.logprobs == pytest.approx(after, abs=1e-3), (
         "a later turn must not reuse mixed keys and values"
     )

@@ -8,7 +8,7 @@ PROTOS = $(shell find proto -name '*.proto' | sort)
 ENGINE ?= embedded
 DEMO_ARGS ?=
 DURATION_S ?= 120
-JOBS ?= $(shell nproc)
+JOBS ?= $(shell n=$$(nproc); echo $$(( n > 2 ? n - 1 : 2 )))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help

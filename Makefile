@@ -95,6 +95,10 @@ test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
 chaos: $(VENV)/.dev ## kill -9 everything for DURATION_S seconds and count what was lost (SEED=n)
 	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED))
 
+.PHONY: parity
+parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)
+	$(BIN)/python -m grpo_trainer.parity $(or $(FILE),tests/parity/data/parity_trl.npz)
+
 .PHONY: bench
 bench: $(VENV)/.dev ## every benchmark, one table
 	$(BIN)/python -m benchmarks

@@ -59,7 +59,7 @@ async def evaluate(
         _launched(run, as_json)
         if detach:
             return Exit.OK
-        run = await watching.follow(platform, run.run_id, _progress(), timeout_s=timeout_s)
+        run = await watching.follow(platform, run.run_id, Progress(), timeout_s=timeout_s)
     return _report(run, min_success, as_json)
 
 
@@ -110,10 +110,6 @@ def _launched(run: "Run", as_json: bool) -> None:
     human().print(
         f"run [bold]{run.run_id}[/bold] on {run.spec.taskset} (`upcycle why {run.run_id}` if it waits)"
     )
-
-
-def _progress() -> "Progress":
-    return Progress()
 
 
 class Progress:

@@ -76,7 +76,7 @@ async def train(
         run = await watching.submit(platform, spec)
         _say(run, "launch", as_json)
         if not detach:
-            run = await watching.follow(platform, run.run_id, _curve(as_json), timeout_s=timeout_s)
+            run = await watching.follow(platform, run.run_id, Curve(as_json), timeout_s=timeout_s)
             _say(run, "done", as_json)
     return Exit.OK if detach or _completed(run) else Exit.FAILED
 
@@ -114,10 +114,6 @@ def _say(run: "Run", kind: str, as_json: bool) -> None:
             f"{run.run_id}: {run.policy_version} versions, reward {run.reward_mean:.3f}, "
             f"{run.counts.settled} episodes"
         )
-
-
-def _curve(as_json: bool) -> "Curve":
-    return Curve(as_json)
 
 
 class Curve:

@@ -120,6 +120,7 @@ def _look_up(table: Mapping[type[Message], str], key: type[Message], what: str) 
 
 EVENT_SUBJECTS: Mapping[type[Message], str] = {
     taskset.RunSubmitted: "run.submitted",
+    taskset.RunStopping: "run.stopping",
     taskset.RunFinished: "run.finished",
     taskset.EpisodeRequested: "episode.requested",
     taskset.EpisodeFailed: "episode.failed",

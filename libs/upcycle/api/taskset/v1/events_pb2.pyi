@@ -106,6 +106,39 @@ class RunFinished(_message.Message):
 Global___RunFinished: _TypeAlias = RunFinished  # noqa: Y015
 
 @_typing.final
+class RunStopping(_message.Message):
+    """Fact run.stopping: the run is to end early. Its trainer finishes the step under way, saves that version as the final
+    checkpoint, and settles every group that it still holds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    STOPPING_AT_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    model: _builtins.str
+    reason: _builtins.str
+    @_builtins.property
+    def stopping_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        stopping_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stopping_at", b"stopping_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "run_id", b"run_id", "stopping_at", b"stopping_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunStopping: _TypeAlias = RunStopping  # noqa: Y015
+
+@_typing.final
 class EpisodeRequested(_message.Message):
     """Command on up.task.episode.<pool>, and, with the same body, the fact episode.requested that the ledger keeps."""
 

@@ -75,6 +75,21 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunResponse.FromString,
                 _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/PauseRun',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/ResumeRun',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
+        self.StopRun = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/StopRun',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunResponse.FromString,
+                _registered_method=True)
         self.ExplainRun = channel.unary_unary(
                 '/upcycle.api.taskset.v1.TasksetService/ExplainRun',
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunRequest.SerializeToString,
@@ -134,6 +149,26 @@ class TasksetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseRun(self, request, context):
+        """nothing new is dispatched; what is in flight settles
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopRun(self, request, context):
+        """a training run ends early, with a final checkpoint
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainRun(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -182,6 +217,21 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.CancelRun,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunResponse.SerializeToString,
+            ),
+            'StopRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopRun,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunResponse.SerializeToString,
             ),
             'ExplainRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainRun,
@@ -406,6 +456,87 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/CancelRun',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.CancelRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/PauseRun',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/ResumeRun',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ResumeRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/StopRun',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.StopRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,11 @@ class TasksetServiceStub:
     ListRuns: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListRunsRequest, _service_pb2.ListRunsResponse]
     WatchRun: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchRunRequest, _service_pb2.WatchRunResponse]
     CancelRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.CancelRunRequest, _service_pb2.CancelRunResponse]
+    PauseRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.PauseRunRequest, _service_pb2.PauseRunResponse]
+    """nothing new is dispatched; what is in flight settles"""
+    ResumeRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.ResumeRunRequest, _service_pb2.ResumeRunResponse]
+    StopRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.StopRunRequest, _service_pb2.StopRunResponse]
+    """a training run ends early, with a final checkpoint"""
     ExplainRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.ExplainRunRequest, _service_pb2.ExplainRunResponse]
 
 @_typing.type_check_only
@@ -56,6 +61,11 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     ListRuns: _aio.UnaryUnaryMultiCallable[_service_pb2.ListRunsRequest, _service_pb2.ListRunsResponse]  # type: ignore[assignment]
     WatchRun: _aio.UnaryStreamMultiCallable[_service_pb2.WatchRunRequest, _service_pb2.WatchRunResponse]  # type: ignore[assignment]
     CancelRun: _aio.UnaryUnaryMultiCallable[_service_pb2.CancelRunRequest, _service_pb2.CancelRunResponse]  # type: ignore[assignment]
+    PauseRun: _aio.UnaryUnaryMultiCallable[_service_pb2.PauseRunRequest, _service_pb2.PauseRunResponse]  # type: ignore[assignment]
+    """nothing new is dispatched; what is in flight settles"""
+    ResumeRun: _aio.UnaryUnaryMultiCallable[_service_pb2.ResumeRunRequest, _service_pb2.ResumeRunResponse]  # type: ignore[assignment]
+    StopRun: _aio.UnaryUnaryMultiCallable[_service_pb2.StopRunRequest, _service_pb2.StopRunResponse]  # type: ignore[assignment]
+    """a training run ends early, with a final checkpoint"""
     ExplainRun: _aio.UnaryUnaryMultiCallable[_service_pb2.ExplainRunRequest, _service_pb2.ExplainRunResponse]  # type: ignore[assignment]
 
 class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -116,6 +126,29 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.CancelRunResponse, _abc.Awaitable[_service_pb2.CancelRunResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def PauseRun(
+        self,
+        request: _service_pb2.PauseRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.PauseRunResponse, _abc.Awaitable[_service_pb2.PauseRunResponse]]:
+        """nothing new is dispatched; what is in flight settles"""
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _service_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ResumeRunResponse, _abc.Awaitable[_service_pb2.ResumeRunResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StopRun(
+        self,
+        request: _service_pb2.StopRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.StopRunResponse, _abc.Awaitable[_service_pb2.StopRunResponse]]:
+        """a training run ends early, with a final checkpoint"""
 
     @_abc_1.abstractmethod
     def ExplainRun(

@@ -608,6 +608,7 @@ class Run(_message.Message):
     REWARD_MEAN_FIELD_NUMBER: _builtins.int
     SUCCESS_RATE_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -621,6 +622,8 @@ class Run(_message.Message):
     """over graded episodes"""
     trace_id: _builtins.str
     """32 hex digits of the trace that SubmitRun began or joined"""
+    step: _builtins.int
+    """optimizer steps that are completed; training runs only"""
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -646,10 +649,11 @@ class Run(_message.Message):
         reward_mean: _builtins.float = ...,
         success_rate: _builtins.float = ...,
         trace_id: _builtins.str = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "spec", b"spec", "state", b"state", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from upcycle.api.training.v1 import training_pb2 as upcycle_dot_api_dot_training_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a&upcycle/api/training/v1/training.proto\"#\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"O\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\x13\n\x11ListLossesRequest\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t2\xbb\x03\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a&upcycle/api/training/v1/training.proto\"6\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x05\"\x82\x01\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\x12\x31\n\x05steps\x18\x02 \x03(\x0b\x32\".upcycle.api.training.v1.StepPoint\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\x13\n\x11ListLossesRequest\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t2\xbb\x03\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.training.v1.ser
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSESSIONREQUEST']._serialized_start=106
-  _globals['_GETSESSIONREQUEST']._serialized_end=141
-  _globals['_GETSESSIONRESPONSE']._serialized_start=143
-  _globals['_GETSESSIONRESPONSE']._serialized_end=222
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=224
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=245
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=247
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=329
-  _globals['_WATCHSESSIONREQUEST']._serialized_start=331
-  _globals['_WATCHSESSIONREQUEST']._serialized_end=368
-  _globals['_WATCHSESSIONRESPONSE']._serialized_start=370
-  _globals['_WATCHSESSIONRESPONSE']._serialized_end=451
-  _globals['_LISTLOSSESREQUEST']._serialized_start=453
-  _globals['_LISTLOSSESREQUEST']._serialized_end=472
-  _globals['_LISTLOSSESRESPONSE']._serialized_start=474
-  _globals['_LISTLOSSESRESPONSE']._serialized_end=530
-  _globals['_TRAININGSERVICE']._serialized_start=533
-  _globals['_TRAININGSERVICE']._serialized_end=976
+  _globals['_GETSESSIONREQUEST']._serialized_end=160
+  _globals['_GETSESSIONRESPONSE']._serialized_start=163
+  _globals['_GETSESSIONRESPONSE']._serialized_end=293
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=295
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=316
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=318
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=400
+  _globals['_WATCHSESSIONREQUEST']._serialized_start=402
+  _globals['_WATCHSESSIONREQUEST']._serialized_end=439
+  _globals['_WATCHSESSIONRESPONSE']._serialized_start=441
+  _globals['_WATCHSESSIONRESPONSE']._serialized_end=522
+  _globals['_LISTLOSSESREQUEST']._serialized_start=524
+  _globals['_LISTLOSSESREQUEST']._serialized_end=543
+  _globals['_LISTLOSSESRESPONSE']._serialized_start=545
+  _globals['_LISTLOSSESRESPONSE']._serialized_end=601
+  _globals['_TRAININGSERVICE']._serialized_start=604
+  _globals['_TRAININGSERVICE']._serialized_end=1047
 # @@protoc_insertion_point(module_scope)

@@ -226,6 +226,71 @@ class TrainingMetrics(_message.Message):
 Global___TrainingMetrics: _TypeAlias = TrainingMetrics  # noqa: Y015
 
 @_typing.final
+class StepPoint(_message.Message):
+    """What one step measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def metrics(self) -> Global___TrainingMetrics: ...
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        version: _builtins.int = ...,
+        metrics: Global___TrainingMetrics | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "step", b"step", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepPoint: _TypeAlias = StepPoint  # noqa: Y015
+
+@_typing.final
+class TrainingAlarm(_message.Message):
+    """Something that a person should look at; it goes away when its condition does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    SINCE_STEP_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """mismatch_kl, entropy_collapse, no_stop"""
+    value: _builtins.float
+    limit: _builtins.float
+    """what the value is compared with"""
+    since_step: _builtins.int
+    """first step at which it was raised"""
+    text: _builtins.str
+    """one sentence"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        value: _builtins.float = ...,
+        limit: _builtins.float = ...,
+        since_step: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "limit", b"limit", "since_step", b"since_step", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingAlarm: _TypeAlias = TrainingAlarm  # noqa: Y015
+
+@_typing.final
 class TrainingSession(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -261,6 +326,8 @@ class TrainingSession(_message.Message):
     LAST_METRICS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     WAITING_S_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     state: Global___SessionState.ValueType
@@ -272,12 +339,16 @@ class TrainingSession(_message.Message):
     failure: _builtins.str
     waiting_s: _builtins.float
     """since the last step ended"""
+    stopping: _builtins.bool
+    """the run ends early: no step follows"""
     @_builtins.property
     def settled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """trained, excluded(zero_spread), ..."""
 
     @_builtins.property
     def last_metrics(self) -> Global___TrainingMetrics: ...
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainingAlarm]: ...
     def __init__(
         self,
         *,
@@ -293,10 +364,12 @@ class TrainingSession(_message.Message):
         last_metrics: Global___TrainingMetrics | None = ...,
         failure: _builtins.str = ...,
         waiting_s: _builtins.float = ...,
+        alarms: _abc.Iterable[Global___TrainingAlarm] | None = ...,
+        stopping: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_metrics", b"last_metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "state", b"state", "step", b"step", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from upcycle.api.training.v1 import interactive_pb2 as _interactive_pb2
 from upcycle.api.training.v1 import training_pb2 as _training_pb2
 import builtins as _builtins
 import sys
@@ -146,12 +147,17 @@ Global___WatchSessionResponse: _TypeAlias = WatchSessionResponse  # noqa: Y015
 class ListLossesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """losses that this model can be trained with; empty: of the trainer"""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,3 +186,382 @@ class ListLossesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListLossesResponse: _TypeAlias = ListLossesResponse  # noqa: Y015
+
+@_typing.final
+class ForwardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def batch(self) -> _interactive_pb2.Batch: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        batch: _interactive_pb2.Batch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardRequest: _TypeAlias = ForwardRequest  # noqa: Y015
+
+@_typing.final
+class ForwardResponse(_message.Message):
+    """forward_id: names these rows in Backward, until the weights change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORWARD_ID_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    forward_id: _builtins.str
+    version: _builtins.int
+    """whose weights computed it"""
+    @_builtins.property
+    def data(self) -> _containers.RepeatedCompositeFieldContainer[_interactive_pb2.Datum]: ...
+    def __init__(
+        self,
+        *,
+        forward_id: _builtins.str = ...,
+        data: _abc.Iterable[_interactive_pb2.Datum] | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "forward_id", b"forward_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardResponse: _TypeAlias = ForwardResponse  # noqa: Y015
+
+@_typing.final
+class ForwardBackwardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    NUM_SUBSTEPS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    request_id: _builtins.str
+    num_substeps: _builtins.int
+    """forward and backward in that many slices; changes memory, no gradient; 0 reads as 1"""
+    @_builtins.property
+    def batch(self) -> _interactive_pb2.Batch: ...
+    @_builtins.property
+    def loss(self) -> _interactive_pb2.Loss: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        batch: _interactive_pb2.Batch | None = ...,
+        loss: _interactive_pb2.Loss | None = ...,
+        num_substeps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardBackwardRequest: _TypeAlias = ForwardBackwardRequest  # noqa: Y015
+
+@_typing.final
+class ForwardBackwardResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    METRICS_FIELD_NUMBER: _builtins.int
+    NUM_DATUMS_FIELD_NUMBER: _builtins.int
+    num_datums: _builtins.int
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        num_datums: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_datums", b"num_datums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardBackwardResponse: _TypeAlias = ForwardBackwardResponse  # noqa: Y015
+
+@_typing.final
+class BackwardRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FORWARD_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    request_id: _builtins.str
+    forward_id: _builtins.str
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[_interactive_pb2.TokenValues]:
+        """per datum of the forward: -dC/dlogprob of each of its tokens"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """what the caller measured; comes back, and is kept with the step"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        forward_id: _builtins.str = ...,
+        weights: _abc.Iterable[_interactive_pb2.TokenValues] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_id", b"forward_id", "metrics", b"metrics", "model", b"model", "request_id", b"request_id", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackwardRequest: _TypeAlias = BackwardRequest  # noqa: Y015
+
+@_typing.final
+class BackwardResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    METRICS_FIELD_NUMBER: _builtins.int
+    NUM_DATUMS_FIELD_NUMBER: _builtins.int
+    num_datums: _builtins.int
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        num_datums: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_datums", b"num_datums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackwardResponse: _TypeAlias = BackwardResponse  # noqa: Y015
+
+@_typing.final
+class OptimStepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ADAM_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
+    KEEP_HEAD_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    request_id: _builtins.str
+    keep_head: _builtins.bool
+    """save the checkpoint and leave head where it is"""
+    @_builtins.property
+    def adam(self) -> _interactive_pb2.AdamParameters: ...
+    @_builtins.property
+    def gradients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """request ids that must be accumulated, or the step is refused; empty: not checked"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        adam: _interactive_pb2.AdamParameters | None = ...,
+        gradients: _abc.Iterable[_builtins.str] | None = ...,
+        keep_head: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "gradients", b"gradients", "keep_head", b"keep_head", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OptimStepRequest: _TypeAlias = OptimStepRequest  # noqa: Y015
+
+@_typing.final
+class OptimStepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> _interactive_pb2.OptimStepResult: ...
+    def __init__(
+        self,
+        *,
+        result: _interactive_pb2.OptimStepResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OptimStepResponse: _TypeAlias = OptimStepResponse  # noqa: Y015
+
+@_typing.final
+class StepRequest(_message.Message):
+    """ForwardBackward, then OptimStep, under one request id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    NUM_SUBSTEPS_FIELD_NUMBER: _builtins.int
+    ADAM_FIELD_NUMBER: _builtins.int
+    KEEP_HEAD_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    request_id: _builtins.str
+    num_substeps: _builtins.int
+    keep_head: _builtins.bool
+    @_builtins.property
+    def batch(self) -> _interactive_pb2.Batch: ...
+    @_builtins.property
+    def loss(self) -> _interactive_pb2.Loss: ...
+    @_builtins.property
+    def adam(self) -> _interactive_pb2.AdamParameters: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        batch: _interactive_pb2.Batch | None = ...,
+        loss: _interactive_pb2.Loss | None = ...,
+        num_substeps: _builtins.int = ...,
+        adam: _interactive_pb2.AdamParameters | None = ...,
+        keep_head: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "keep_head", b"keep_head", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepRequest: _TypeAlias = StepRequest  # noqa: Y015
+
+@_typing.final
+class StepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    NUM_DATUMS_FIELD_NUMBER: _builtins.int
+    num_datums: _builtins.int
+    @_builtins.property
+    def result(self) -> _interactive_pb2.OptimStepResult: ...
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of the forward and backward pass"""
+
+    def __init__(
+        self,
+        *,
+        result: _interactive_pb2.OptimStepResult | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        num_datums: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_datums", b"num_datums", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepResponse: _TypeAlias = StepResponse  # noqa: Y015

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TrainingServiceStub:
-    """Public: what the trainer is doing.
+    """Public: what the trainer is doing, and training by hand, one primitive at a time.
     """
 
     def __init__(self, channel):
@@ -55,10 +55,35 @@ class TrainingServiceStub:
                 request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesResponse.FromString,
                 _registered_method=True)
+        self.Forward = channel.unary_unary(
+                '/upcycle.api.training.v1.TrainingService/Forward',
+                request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardResponse.FromString,
+                _registered_method=True)
+        self.ForwardBackward = channel.unary_unary(
+                '/upcycle.api.training.v1.TrainingService/ForwardBackward',
+                request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardResponse.FromString,
+                _registered_method=True)
+        self.Backward = channel.unary_unary(
+                '/upcycle.api.training.v1.TrainingService/Backward',
+                request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardResponse.FromString,
+                _registered_method=True)
+        self.OptimStep = channel.unary_unary(
+                '/upcycle.api.training.v1.TrainingService/OptimStep',
+                request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepResponse.FromString,
+                _registered_method=True)
+        self.Step = channel.unary_unary(
+                '/upcycle.api.training.v1.TrainingService/Step',
+                request_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepResponse.FromString,
+                _registered_method=True)
 
 
 class TrainingServiceServicer:
-    """Public: what the trainer is doing.
+    """Public: what the trainer is doing, and training by hand, one primitive at a time.
     """
 
     def GetSession(self, request, context):
@@ -80,6 +105,38 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListLosses(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forward(self, request, context):
+        """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+        changes nothing. Calls about one model take turns. Refused while a run trains the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForwardBackward(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backward(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OptimStep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Step(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +165,31 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesResponse.SerializeToString,
             ),
+            'Forward': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardResponse.SerializeToString,
+            ),
+            'ForwardBackward': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForwardBackward,
+                    request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardResponse.SerializeToString,
+            ),
+            'Backward': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backward,
+                    request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardResponse.SerializeToString,
+            ),
+            'OptimStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.OptimStep,
+                    request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepResponse.SerializeToString,
+            ),
+            'Step': grpc.unary_unary_rpc_method_handler(
+                    servicer.Step,
+                    request_deserializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'upcycle.api.training.v1.TrainingService', rpc_method_handlers)
@@ -117,7 +199,7 @@ def add_TrainingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainingService:
-    """Public: what the trainer is doing.
+    """Public: what the trainer is doing, and training by hand, one primitive at a time.
     """
 
     @staticmethod
@@ -218,6 +300,141 @@ class TrainingService:
             '/upcycle.api.training.v1.TrainingService/ListLosses',
             upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesRequest.SerializeToString,
             upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ListLossesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.training.v1.TrainingService/Forward',
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardRequest.SerializeToString,
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForwardBackward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.training.v1.TrainingService/ForwardBackward',
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardRequest.SerializeToString,
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.ForwardBackwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.training.v1.TrainingService/Backward',
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardRequest.SerializeToString,
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.BackwardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OptimStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.training.v1.TrainingService/OptimStep',
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepRequest.SerializeToString,
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.OptimStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Step(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.training.v1.TrainingService/Step',
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepRequest.SerializeToString,
+            upcycle_dot_api_dot_training_dot_v1_dot_service__pb2.StepResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrainingServiceStub:
-    """Public: what the trainer is doing."""
+    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,35 @@ class TrainingServiceStub:
     ListSessions: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListSessionsRequest, _service_pb2.ListSessionsResponse]
     WatchSession: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchSessionRequest, _service_pb2.WatchSessionResponse]
     ListLosses: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListLossesRequest, _service_pb2.ListLossesResponse]
+    Forward: _grpc.UnaryUnaryMultiCallable[_service_pb2.ForwardRequest, _service_pb2.ForwardResponse]
+    """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+    changes nothing. Calls about one model take turns. Refused while a run trains the model.
+    """
+    ForwardBackward: _grpc.UnaryUnaryMultiCallable[_service_pb2.ForwardBackwardRequest, _service_pb2.ForwardBackwardResponse]
+    Backward: _grpc.UnaryUnaryMultiCallable[_service_pb2.BackwardRequest, _service_pb2.BackwardResponse]
+    OptimStep: _grpc.UnaryUnaryMultiCallable[_service_pb2.OptimStepRequest, _service_pb2.OptimStepResponse]
+    Step: _grpc.UnaryUnaryMultiCallable[_service_pb2.StepRequest, _service_pb2.StepResponse]
 
 @_typing.type_check_only
 class TrainingServiceAsyncStub(TrainingServiceStub):
-    """Public: what the trainer is doing."""
+    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetSession: _aio.UnaryUnaryMultiCallable[_service_pb2.GetSessionRequest, _service_pb2.GetSessionResponse]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_service_pb2.ListSessionsRequest, _service_pb2.ListSessionsResponse]  # type: ignore[assignment]
     WatchSession: _aio.UnaryStreamMultiCallable[_service_pb2.WatchSessionRequest, _service_pb2.WatchSessionResponse]  # type: ignore[assignment]
     ListLosses: _aio.UnaryUnaryMultiCallable[_service_pb2.ListLossesRequest, _service_pb2.ListLossesResponse]  # type: ignore[assignment]
+    Forward: _aio.UnaryUnaryMultiCallable[_service_pb2.ForwardRequest, _service_pb2.ForwardResponse]  # type: ignore[assignment]
+    """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+    changes nothing. Calls about one model take turns. Refused while a run trains the model.
+    """
+    ForwardBackward: _aio.UnaryUnaryMultiCallable[_service_pb2.ForwardBackwardRequest, _service_pb2.ForwardBackwardResponse]  # type: ignore[assignment]
+    Backward: _aio.UnaryUnaryMultiCallable[_service_pb2.BackwardRequest, _service_pb2.BackwardResponse]  # type: ignore[assignment]
+    OptimStep: _aio.UnaryUnaryMultiCallable[_service_pb2.OptimStepRequest, _service_pb2.OptimStepResponse]  # type: ignore[assignment]
+    Step: _aio.UnaryUnaryMultiCallable[_service_pb2.StepRequest, _service_pb2.StepResponse]  # type: ignore[assignment]
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Public: what the trainer is doing."""
+    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
 
     @_abc_1.abstractmethod
     def GetSession(
@@ -78,5 +94,43 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ListLossesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ListLossesResponse, _abc.Awaitable[_service_pb2.ListLossesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Forward(
+        self,
+        request: _service_pb2.ForwardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ForwardResponse, _abc.Awaitable[_service_pb2.ForwardResponse]]:
+        """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+        changes nothing. Calls about one model take turns. Refused while a run trains the model.
+        """
+
+    @_abc_1.abstractmethod
+    def ForwardBackward(
+        self,
+        request: _service_pb2.ForwardBackwardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ForwardBackwardResponse, _abc.Awaitable[_service_pb2.ForwardBackwardResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Backward(
+        self,
+        request: _service_pb2.BackwardRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.BackwardResponse, _abc.Awaitable[_service_pb2.BackwardResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def OptimStep(
+        self,
+        request: _service_pb2.OptimStepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.OptimStepResponse, _abc.Awaitable[_service_pb2.OptimStepResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Step(
+        self,
+        request: _service_pb2.StepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.StepResponse, _abc.Awaitable[_service_pb2.StepResponse]]: ...
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

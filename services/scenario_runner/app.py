@@ -130,7 +130,9 @@ def _add_planner(
     server: GrpcServer,
 ) -> None:
     plan = SqlPlan(database, now=utc_now)
-    rules = PlanRules(eval_episodes_in_flight=settings.eval_episodes_in_flight)
+    rules = PlanRules(
+        eval_episodes_in_flight=settings.eval_episodes_in_flight, stop_grace_s=settings.stop_grace_s
+    )
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
     trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
     training = service.add(Peer("training", settings.peers.training))
@@ -141,7 +143,7 @@ def _add_planner(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),
         SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake),
-        Runs(plan),
+        Runs(plan, wake=loop.wake),
         ExplainRun(plan, surroundings, fleet=lambda: (leases.num_alive, settings.max_environments)),
     )
     bus = EventBus(settings.bus, client_name=NAME)

@@ -38,6 +38,13 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
     )
 
 
+def run_stopping(run: RunRecord, reason: str, now: datetime) -> taskset_events.RunStopping:
+    """Fact run.stopping; id `run.stopping/<run_id>`."""
+    return taskset_events.RunStopping(
+        run_id=run.run_id, model=run.spec.policy.model, reason=reason, stopping_at=wire.moment(now)
+    )
+
+
 def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_events.RunFinished:
     """Fact run.finished; id `run.finished/<run_id>`."""
     return taskset_events.RunFinished(

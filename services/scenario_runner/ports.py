@@ -158,7 +158,8 @@ class PlanUnit(Protocol):
         """Planned, not opened, and last dispatched before."""
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
-        """Plan them: each is announced as requested, and queued."""
+        """Plan them: each is announced as requested, and queued unless the run is paused; one that is held
+        back has no dispatch."""
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         """Queue it once more."""
@@ -166,6 +167,8 @@ class PlanUnit(Protocol):
     def note_opened(self, episode_ids: Sequence[str]) -> None: ...
 
     def announce_submitted(self, run: RunRecord) -> None: ...
+
+    def announce_stopping(self, run: RunRecord, reason: str) -> None: ...
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None: ...
 

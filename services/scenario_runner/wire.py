@@ -41,6 +41,7 @@ CHANNELS = {
 }
 RUN_STATES = {
     RunState.RUNNING: taskset_pb2.RUN_STATE_RUNNING,
+    RunState.PAUSED: taskset_pb2.RUN_STATE_PAUSED,
     RunState.DRAINING: taskset_pb2.RUN_STATE_DRAINING,
     RunState.COMPLETED: taskset_pb2.RUN_STATE_COMPLETED,
     RunState.FAILED: taskset_pb2.RUN_STATE_FAILED,
@@ -198,6 +199,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         reward_mean=run.reward_mean,
         success_rate=run.success_rate,
         trace_id=run.trace_id,
+        step=run.step,
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(moment(run.finished_at))

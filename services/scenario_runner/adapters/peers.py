@@ -100,7 +100,8 @@ class PeerSurroundings:
             return None
         session = reply.session
         state = training_messages.SessionState.Name(session.state).removeprefix("SESSION_STATE_").lower()
-        return SessionFact(state, session.failure, session.waiting_s, session.groups_ready)
+        alarms = tuple(alarm.text for alarm in session.alarms)
+        return SessionFact(state, session.failure, session.waiting_s, session.groups_ready, alarms)
 
     async def durables(self, purpose: Purpose) -> Mapping[str, DurableFact]:
         """See Surroundings."""

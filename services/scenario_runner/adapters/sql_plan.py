@@ -38,6 +38,7 @@ from scenario_runner.domain.runs import (
     RegisteredTaskset,
     RunnableTask,
     RunRecord,
+    RunState,
 )
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
@@ -265,7 +266,9 @@ class SqlPlanUnit:
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
         tasks = self.tasks(run.spec.taskset, [episode.task_position for episode in episodes])
-        dispatched = [replace(episode, dispatched_at=self.now) for episode in episodes]
+        is_held = run.state is RunState.PAUSED
+        num_dispatches = 0 if is_held else 1
+        dispatched = [replace(row, dispatched_at=self.now, num_dispatches=num_dispatches) for row in episodes]
         shared = {"taskset": run.spec.taskset, "requested_at": self.now}
         self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in dispatched])
         for row in dispatched:
@@ -276,7 +279,9 @@ class SqlPlanUnit:
                 request = events.episode_requested(run, row, tasks[row.task_position], self.now)
                 event_id = f"episode.requested/{row.episode_id}"
                 enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
-                enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id + "/d1")
+                if not is_held:
+                    command_id = f"{event_id}/d1"
+                    enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=command_id)
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         number = episode.num_dispatches + 1
@@ -310,6 +315,9 @@ class SqlPlanUnit:
 
     def announce_submitted(self, run: RunRecord) -> None:
         self._announce(run, events.run_submitted(run), f"run.submitted/{run.run_id}")
+
+    def announce_stopping(self, run: RunRecord, reason: str) -> None:
+        self._announce(run, events.run_stopping(run, reason, self.now), f"run.stopping/{run.run_id}")
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, events.run_finished(run, counts, self.now), f"run.finished/{run.run_id}")

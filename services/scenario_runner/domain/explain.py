@@ -6,7 +6,7 @@ A fact that is None could not be learnt (its service did not answer in time), wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scenario_runner.domain.runs import FINAL_RUN_STATES, Channel, Purpose, RunView
+from scenario_runner.domain.runs import FINAL_RUN_STATES, Channel, Purpose, RunState, RunView
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
@@ -73,6 +73,8 @@ class SessionFact:
     failure: str
     waiting_s: float
     groups_ready: int
+    alarms: Sequence[str] = ()
+    """What its measurements warn of, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,13 @@ def explain(world: World) -> tuple[list[WaitReason], str]:
     if run.state in FINAL_RUN_STATES:
         why = f": {run.failure}" if run.failure else ""
         return [], f"run {run.run_id} is {run.state.value}{why}"
-    reasons = sorted(_reasons(world), key=lambda reason: -reason.episodes)
+    reasons = [*_paused(world), *sorted(_reasons(world), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = world.view.counts
         return [], f"nothing is stuck: {counts.in_flight} in flight, {counts.settled} settled"
     first = reasons[0]
+    if not first.episodes:
+        return reasons, f"{first.owner}: {first.what}"
     return reasons, f"{first.episodes} episodes wait for {first.owner}: {first.what}"
 
 
@@ -112,6 +116,19 @@ def _reasons(world: World) -> Iterator[WaitReason]:
     yield from _grading(world)
     yield from _training(world)
     yield from _failing(world)
+    yield from _alarming(world)
+
+
+def _paused(world: World) -> Iterator[WaitReason]:
+    run = world.view.run
+    if run.state is RunState.PAUSED:
+        what = f"run {run.run_id} is paused: nothing new is dispatched"
+        yield WaitReason("you", what, 0, 0.0, f"resume it: upcycle runs resume {run.run_id}")
+
+
+def _alarming(world: World) -> Iterator[WaitReason]:
+    for alarm in world.session.alarms if world.session is not None else ():
+        yield WaitReason("grpo_trainer", f"alarm: {alarm}", 0, 0.0, "look at the run's curves, or stop it")
 
 
 def _bus(world: World) -> Iterator[WaitReason]:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scenario_runner.domain.runs import Purpose, RunRecord, RunState
+from scenario_runner.domain.runs import LIVELY_RUN_STATES, Purpose, RunRecord, RunState
 
 MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
@@ -97,7 +97,7 @@ class Shorten:
 
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:
     """What a failed attempt leads to; None when nobody waits for the group any more."""
-    if run_state is not RunState.RUNNING or not group_is_open:
+    if run_state not in LIVELY_RUN_STATES or not group_is_open:
         return None
     return Refill(attempt + 1) if attempt + 1 < MAX_ATTEMPTS else Shorten()
 

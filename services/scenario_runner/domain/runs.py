@@ -33,9 +33,11 @@ class Channel(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run is. DRAINING: nothing new is planned, some episodes are unsettled."""
+    """Where a run is. PAUSED: nothing new is dispatched. DRAINING: nothing new is planned, some episodes are
+    unsettled."""
 
     RUNNING = "running"
+    PAUSED = "paused"
     DRAINING = "draining"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -56,6 +58,9 @@ class EpisodeState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+
+LIVELY_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
+"""States of a run whose groups are still waited for."""
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
 
@@ -200,6 +205,12 @@ class RunRecord:
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
+
+    @property
+    def ends_early(self) -> bool:
+        """A training run that was asked to stop before its last step."""
+        training = self.spec.training
+        return self.ending is RunState.COMPLETED and training is not None and self.step < training.steps
 
     @property
     def reward_mean(self) -> float:

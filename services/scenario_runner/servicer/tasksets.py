@@ -116,6 +116,25 @@ class TasksetServicer(TasksetServiceServicer):
             return pb.CancelRunResponse(run=wire.run_to_wire(view))
         raise AssertionError("context.abort returned")
 
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        """Dispatch nothing new; what is in flight settles."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            return pb.PauseRunResponse(run=wire.run_to_wire(await self._runs.pause(request.run_id)))
+        raise AssertionError("context.abort returned")
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
+        """Go on with a paused run."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            return pb.ResumeRunResponse(run=wire.run_to_wire(await self._runs.resume(request.run_id)))
+        raise AssertionError("context.abort returned")
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
+        """End a training run early, with a final checkpoint."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            view = await self._runs.stop(request.run_id, request.reason)
+            return pb.StopRunResponse(run=wire.run_to_wire(view))
+        raise AssertionError("context.abort returned")
+
     async def ExplainRun(self, request: pb.ExplainRunRequest, context: Context) -> pb.ExplainRunResponse:
         """What a run waits for."""
         async with domain_errors_as_status(context, STATUS_OF):

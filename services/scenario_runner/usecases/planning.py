@@ -12,6 +12,7 @@ from datetime import timedelta
 from scenario_runner.domain import plan
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
+    LIVELY_RUN_STATES,
     Advanced,
     EpisodeRow,
     EpisodeState,
@@ -36,11 +37,13 @@ OVERDUE = "timeout"
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """eval_episodes_in_flight: bound of one evaluation. groups_per_transaction: how long a transaction gets.
-    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer's last word."""
+    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer's last word;
+    stop_grace_s: the same for a run that ends early, whose trainer finishes a step and saves a checkpoint."""
 
     eval_episodes_in_flight: int = 256
     groups_per_transaction: int = 8
     ending_grace_s: float = 20.0
+    stop_grace_s: float = 120.0
 
 
 def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
@@ -87,12 +90,13 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
 
     A trainer that completed its last step has said everything before, so all of it is cancelled at once. A
     run that ends otherwise leaves graded episodes a grace period: the trainer may be in the middle of a step.
+    COMPLETED before the last step is an early end: the trainer is told, and settles what it holds.
     """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
     ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
     unit.update_run(ended)
-    has_last_word = ending is RunState.COMPLETED
+    has_last_word = ending is RunState.COMPLETED and not ended.ends_early
     unsettled = unit.unsettled(run.run_id)
     _cancel(
         unit,
@@ -123,6 +127,32 @@ def conclude(unit: PlanUnit, run_id: str) -> bool:
     return True
 
 
+def pause(unit: PlanUnit, run: RunRecord) -> None:
+    """Dispatch nothing new. Refills that become due meanwhile are planned, and held back."""
+    if run.state is RunState.RUNNING:
+        unit.update_run(replace(run, state=RunState.PAUSED))
+
+
+def resume(unit: PlanUnit, run: RunRecord) -> None:
+    """Go on where `pause` left off."""
+    if run.state is not RunState.PAUSED:
+        return
+    running = replace(run, state=RunState.RUNNING)
+    unit.update_run(running)
+    for episode in unit.unsettled(run.run_id):
+        if episode.num_dispatches == 0:
+            unit.dispatch_again(running, episode)
+
+
+def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
+    """End a training run as COMPLETED before its last step. The trainer hears of it in stream order, after
+    every grade that this plan knows of."""
+    if run.ending is not None or run.state in FINAL_RUN_STATES:
+        return
+    unit.announce_stopping(run, reason)
+    end_run(unit, run, RunState.COMPLETED, "run_stopped")
+
+
 def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
     """Deal with what did not happen in time: fail by name, dispatch again, end the grace period."""
     run = unit.run(run_id)
@@ -137,9 +167,11 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
         run = unit.run(run_id) or run
     if queue_is_idle:
         for episode in unit.never_opened(run_id, unit.now - patience):
+            if episode.num_dispatches == 0:
+                continue  # held back: the run is paused
             log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
             unit.dispatch_again(run, episode)
-    grace = timedelta(seconds=rules.ending_grace_s)
+    grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
         _cancel(unit, run, unit.unsettled(run_id), "run_over")
     conclude(unit, run_id)
@@ -210,7 +242,7 @@ def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fac
     So for everybody else it is graded. While its group is open it counts, and its replacement is called off.
     """
     group = unit.group(episode.group_id)
-    if group is None or not group.is_open or run.state is not RunState.RUNNING:
+    if group is None or not group.is_open or run.state not in LIVELY_RUN_STATES:
         unit.announce_cancelled(run, episode, "group_settled")
         return
     newer = [row for row in unit.members(group.group_id) if row.member == episode.member and row.is_unsettled]
@@ -292,7 +324,11 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     advanced = replace(run, step=step, policy_version=version)
     if advanced != run:
         unit.update_run(advanced)
-    if run.spec.training is not None and step >= run.spec.training.steps:
+    if run.spec.training is None or step < run.spec.training.steps:
+        return
+    if run.ends_early:  # the step under way was the last one anyway: nothing more will be said of the rest
+        _cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
+    else:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
 
 

@@ -1,9 +1,10 @@
-"""Runs: asked for, looked at, cancelled."""
+"""Runs: asked for, looked at, paused, ended."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scenario_runner.domain.runs import (
+    LIVELY_RUN_STATES,
     AlreadyTaken,
     Channel,
     EpisodeRow,
@@ -24,7 +25,7 @@ from scenario_runner.domain.runs import (
     Training,
 )
 from scenario_runner.ports import Plan, PlanUnit, Registry
-from scenario_runner.usecases.planning import conclude, end_run
+from scenario_runner.usecases.planning import conclude, end_run, pause, resume, stop_early
 from scenario_runner.usecases.registering import known_tasksets
 
 MAX_GROUP_SIZE = 1024
@@ -98,10 +99,11 @@ class SubmitRun:
 
 
 class Runs:
-    """Look at runs, and cancel them."""
+    """Look at runs, pause and resume them, end them. `wake` tells the planner that there is work."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, wake: Callable[[], None]) -> None:
         self._plan = plan
+        self._wake = wake
 
     async def get(self, run_id: str) -> RunView:
         """Raises NotFound."""
@@ -125,13 +127,56 @@ class Runs:
     async def cancel(self, run_id: str, reason: str) -> RunView:
         """Cancelling a run that is over changes nothing. Raises NotFound."""
 
-        def cancel(unit: PlanUnit) -> RunView:
-            run = find_run(unit, run_id)
+        def work(unit: PlanUnit, run: RunRecord) -> None:
             end_run(unit, run, RunState.CANCELLED, "run_cancelled", failure=reason[:MAX_LABEL_CHARS])
             conclude(unit, run_id)
+
+        return await self._change(run_id, work)
+
+    async def pause(self, run_id: str) -> RunView:
+        """Pausing a paused run changes nothing. Raises NotFound, and Refused for a run that ends."""
+
+        def work(unit: PlanUnit, run: RunRecord) -> None:
+            _refuse_ending(run, "be paused")
+            pause(unit, run)
+
+        return await self._change(run_id, work)
+
+    async def resume(self, run_id: str) -> RunView:
+        """Resuming a running run changes nothing. Raises NotFound, and Refused for a run that ends."""
+
+        def work(unit: PlanUnit, run: RunRecord) -> None:
+            _refuse_ending(run, "be resumed")
+            resume(unit, run)
+
+        view = await self._change(run_id, work)
+        self._wake()
+        return view
+
+    async def stop(self, run_id: str, reason: str) -> RunView:
+        """End a training run early; stopping one that ends changes nothing. Raises NotFound, Refused."""
+
+        def work(unit: PlanUnit, run: RunRecord) -> None:
+            if run.spec.purpose is not Purpose.TRAIN:
+                raise Refused(
+                    f"{run.run_id} is an evaluation: half of one measures something else; cancel it instead"
+                )
+            stop_early(unit, run, reason[:MAX_LABEL_CHARS])
+            conclude(unit, run_id)
+
+        return await self._change(run_id, work)
+
+    async def _change(self, run_id: str, work: Callable[[PlanUnit, RunRecord], None]) -> RunView:
+        def change(unit: PlanUnit) -> RunView:
+            work(unit, find_run(unit, run_id))
             return view_of(unit, find_run(unit, run_id))
 
-        return await self._plan.transact(cancel)
+        return await self._plan.transact(change)
+
+
+def _refuse_ending(run: RunRecord, what: str) -> None:
+    if run.state not in LIVELY_RUN_STATES:
+        raise Refused(f"{run.run_id} is {run.state.value} and cannot {what}")
 
 
 def find_run(unit: PlanUnit, run_id: str) -> RunRecord:

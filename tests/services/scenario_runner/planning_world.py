@@ -12,6 +12,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
     EpisodeRow,
     EpisodeState,
     Fact,
@@ -29,7 +30,17 @@ from scenario_runner.domain.runs import (
     Training,
 )
 from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.planning import PlanRules, apply_facts, end_run, plan_more, sweep
+from scenario_runner.usecases.planning import (
+    PlanRules,
+    apply_facts,
+    conclude,
+    end_run,
+    pause,
+    plan_more,
+    resume,
+    stop_early,
+    sweep,
+)
 from sql_store import Database, migrate
 
 T = TypeVar("T")
@@ -82,6 +93,24 @@ class World:
             end_run(unit, run, RunState.CANCELLED, "run_cancelled")
 
         await self.do(end)
+
+    async def change(self, work: Callable[[PlanUnit, RunRecord], None]) -> None:
+        def change(unit: PlanUnit) -> None:
+            run = unit.run(self.run_id)
+            assert run is not None
+            work(unit, run)
+            conclude(unit, self.run_id)
+
+        await self.do(change)
+
+    async def pause(self) -> None:
+        await self.change(pause)
+
+    async def resume(self) -> None:
+        await self.change(resume)
+
+    async def stop(self) -> None:
+        await self.change(lambda unit, run: stop_early(unit, run, "enough"))
 
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))
@@ -150,6 +179,6 @@ async def check_conservation(world: World) -> None:
             row for row in rows if row.state is EpisodeState.FAILED or row.reason == "graded_after_all"
         ]
         assert len(superseded) >= len(rows) - 1
-    if run.state not in (RunState.RUNNING, RunState.DRAINING):
+    if run.state in FINAL_RUN_STATES:
         assert counts.in_flight == 0
         assert announced[f"run.finished/{world.run_id}"] == 1

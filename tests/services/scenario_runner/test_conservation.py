@@ -24,10 +24,11 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 
+LIFE = ("pause", "resume", "pause", "resume", "stop")
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["grade", "fail", "settle", "exclude", "plan", "sweep", "late", "tick", "open", "stray"]
+            ["grade", "fail", "settle", "exclude", "plan", "sweep", "late", "tick", "open", "stray", *LIFE]
         ),
         st.integers(0, 10_000),
     ),
@@ -63,6 +64,9 @@ async def _act(world: World, action: str, pick: int) -> None:
         world.now += timedelta(seconds=pick % 200)
     elif action == "sweep":
         await world.sweep(queue_is_idle=bool(pick % 2))
+    elif action in LIFE:
+        if action != "stop" or (await world.run()).spec.purpose is Purpose.TRAIN:
+            await {"pause": world.pause, "resume": world.resume, "stop": world.stop}[action]()
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
         await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
@@ -94,6 +98,7 @@ async def _act_on_an_episode(world: World, action: str, pick: int) -> None:
 
 async def _drain(world: World) -> None:
     """From wherever it is, the run can be brought to its end."""
+    await world.resume()
     if (await world.run()).spec.purpose is Purpose.TRAIN:
         await world.hear(Advanced(world.run_id, 5, 5))
         world.now += timedelta(seconds=60)

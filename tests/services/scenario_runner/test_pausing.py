@@ -1,0 +1,161 @@
+"""Pausing, resuming and stopping a run: the planner's decisions on a real database."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+from tests.services.scenario_runner.planning_world import (
+    World,
+    check_conservation,
+    eval_spec,
+    open_database,
+    train_spec,
+)
+
+from scenario_runner.domain.runs import Advanced, EpisodeRow, EpisodeState, RunState
+
+
+@pytest.fixture
+async def world(sql_url: str) -> AsyncIterator[World]:
+    """On SQLite, and on Postgres where this machine has it."""
+    database = await open_database(sql_url)
+    yield World(database)
+    await database.stop()
+
+
+def members_of(world: World, group: int) -> list[str]:
+    return [f"{world.run_id}-g{group:05d}-e{member:03d}-a0" for member in range(2)]
+
+
+def named(rows: list[EpisodeRow]) -> dict[str, EpisodeRow]:
+    return {row.episode_id: row for row in rows}
+
+
+async def test_a_paused_run_plans_nothing_and_what_is_in_flight_settles(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.pause()
+    members = members_of(world, 0)
+    await world.hear(*map(world.graded, members), world.settled(f"{world.run_id}-g00000", members))
+    assert await world.plan_all() == 0
+    assert (await world.run()).state is RunState.PAUSED
+    assert named(await world.episodes())[members[0]].state is EpisodeState.TRAINED
+    await world.resume()
+    assert await world.plan_all() == 1
+    await check_conservation(world)
+
+
+async def test_a_refill_that_becomes_due_while_paused_waits_for_resume(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.pause()
+    await world.pause()
+    failed, other = members_of(world, 0)
+    refill = failed[:-1] + "1"
+    await world.hear(world.failed(failed), world.graded(other))
+    assert named(await world.episodes())[refill].num_dispatches == 0
+    announced = await world.announced()
+    assert announced[f"episode.requested/{refill}"] == 1
+    assert f"episode.requested/{refill}/d1" not in announced
+    world.now += timedelta(hours=1)
+    await world.sweep(queue_is_idle=True)
+    assert not [key for key in await world.announced() if key.startswith(f"episode.requested/{refill}/")]
+    await world.resume()
+    await world.resume()
+    assert (await world.announced())[f"episode.requested/{refill}/d1"] == 1
+    assert named(await world.episodes())[refill].num_dispatches == 1
+    await world.hear(world.graded(refill))
+    assert (await world.run()).num_graded == 2
+    await check_conservation(world)
+
+
+async def test_a_pause_outlives_the_planner(world: World, sql_url: str) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.pause()
+    reborn = World(await open_database(sql_url))
+    try:
+        assert (await reborn.run()).state is RunState.PAUSED
+        assert await reborn.plan_all() == 0
+        await reborn.resume()
+        assert await reborn.plan_all() == 4
+    finally:
+        await reborn.database.stop()
+
+
+async def test_a_paused_evaluation_goes_on_to_its_end(world: World) -> None:
+    await world.submit(eval_spec(), num_tasks=2)
+    await world.plan_all()
+    await world.pause()
+    failed, *rest = [*members_of(world, 0), *members_of(world, 1)]
+    await world.hear(world.failed(failed), *map(world.graded, rest))
+    assert (await world.run()).state is RunState.PAUSED
+    await world.resume()
+    await world.hear(world.graded(failed[:-1] + "1"))
+    run = await world.run()
+    assert (run.state, run.num_graded) == (RunState.COMPLETED, 4)
+
+
+async def test_a_run_that_stops_waits_for_its_trainer_to_settle_what_is_graded(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    members = members_of(world, 1)
+    await world.hear(*map(world.graded, members))
+    await world.stop()
+    await world.stop()
+    run = await world.run()
+    assert (run.state, run.ending, run.ends_early) == (RunState.DRAINING, RunState.COMPLETED, True)
+    announced = await world.announced()
+    assert announced[f"run.stopping/{world.run_id}"] == 1
+    assert sum(key.startswith("episode.cancelled/") for key in announced) == 6
+    world.now += timedelta(seconds=60)  # a step may take longer than the grace of a cancelled run
+    await world.sweep()
+    assert (await world.run()).state is RunState.DRAINING
+    await world.hear(Advanced(world.run_id, 1, 1), world.settled(f"{world.run_id}-g00001", members))
+    run = await world.run()
+    assert (run.state, run.step, run.failure) == (RunState.COMPLETED, 1, "")
+    await check_conservation(world)
+
+
+async def test_a_run_that_stops_without_a_trainer_ends_after_its_grace(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.hear(*map(world.graded, members_of(world, 1)))
+    await world.stop()
+    world.now += timedelta(seconds=121)
+    await world.sweep()
+    assert (await world.run()).state is RunState.COMPLETED
+    await check_conservation(world)
+
+
+async def test_a_stop_during_the_last_step_leaves_nothing_behind(world: World) -> None:
+    await world.submit(train_spec(steps=1), num_tasks=3)
+    await world.plan_all()
+    await world.hear(*map(world.graded, members_of(world, 1)))
+    await world.stop()
+    await world.hear(Advanced(world.run_id, 1, 1))
+    assert (await world.run()).state is RunState.COMPLETED
+    await check_conservation(world)
+
+
+async def test_a_paused_run_can_be_stopped_at_once_when_nothing_is_graded(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.pause()
+    await world.hear(world.failed(members_of(world, 0)[0]))
+    await world.stop()
+    assert (await world.run()).state is RunState.COMPLETED
+    await check_conservation(world)
+
+
+async def test_a_stale_group_is_replaced_by_a_new_one(world: World) -> None:
+    """Refill: an excluded group frees its slot, and the next task takes it."""
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    members = members_of(world, 0)
+    await world.hear(
+        *map(world.graded, members), world.settled(f"{world.run_id}-g00000", members, "excluded")
+    )
+    assert await world.plan_all() == 1
+    rows = await world.episodes()
+    assert max(row.group_id for row in rows) == f"{world.run_id}-g00004"
+    assert sum(row.state is EpisodeState.EXCLUDED for row in rows) == 2

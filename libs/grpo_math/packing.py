@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,13 +20,24 @@ from grpo_math.errors import MalformedRow
 from grpo_math.packed_attention import AttentionPlan, RowSpan, plan_attention
 
 
+_PER_TOKEN: Final = (
+    "trained",
+    "sampler_logprobs",
+    "turns",
+    "proximal_logprobs",
+    "reference_logprobs",
+    "advantages",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
     """One context of one trajectory.
 
     token_ids [L] int64; trained [L] bool: sampled by the policy, never position 0; sampler_logprobs [L]
     float32, read where trained; turns [L] int64: turn within the row, read where trained; proximal_logprobs
-    and reference_logprobs [L] or None. advantage: of the whole trajectory. temperature: of sampling.
+    and reference_logprobs [L] or None. advantage: of the whole trajectory; advantages [L] float: per token,
+    instead of it. temperature: of sampling.
     """
 
     row_id: str
@@ -38,10 +50,11 @@ class TrainingRow:
     temperature: float = 1.0
     proximal_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    advantages: Tensor | None = None
 
     def __post_init__(self) -> None:
         length = self.token_ids.shape[0]
-        for name in ("trained", "sampler_logprobs", "turns", "proximal_logprobs", "reference_logprobs"):
+        for name in _PER_TOKEN:
             value = getattr(self, name)
             if value is not None and value.shape != (length,):
                 raise MalformedRow(
@@ -140,6 +153,12 @@ def _turns(row: TrainingRow) -> Tensor:
     return row.token_ids.new_zeros(row.num_trained) if row.turns is None else row.turns[row.trained]
 
 
+def _advantages(row: TrainingRow) -> Tensor:
+    if row.advantages is None:
+        return torch.full((row.num_trained,), row.advantage, dtype=torch.float64)
+    return row.advantages[row.trained].double()
+
+
 def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microbatch:
     """One microbatch of these rows, in this order; rows of a group should be neighbours and sorted by
     tokens."""
@@ -147,8 +166,7 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
     own = [path[common:] for path, common in zip(paths, shared, strict=True)]
     trained = [row.trained.nonzero().squeeze(1) for row in rows]
     counts = torch.tensor([each.shape[0] for each in trained])
-    values = torch.tensor([[row.advantage, row.temperature] for row in rows], dtype=torch.float64)
-    per_row = values.repeat_interleave(counts, dim=0)
+    temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
     spans = [RowSpan(path, common) for path, common in zip(paths, shared, strict=True)]
     return Microbatch(
         input_ids=torch.cat([r.token_ids[c:] for r, c in zip(rows, shared, strict=True)])[None],
@@ -164,8 +182,8 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
         labels=torch.cat([row.token_ids[at] for row, at in zip(rows, trained, strict=True)]),
         row_of_token=torch.arange(len(rows)).repeat_interleave(counts),
         sampler_logprobs=torch.cat([r.sampler_logprobs[at] for r, at in zip(rows, trained, strict=True)]),
-        advantages=per_row[:, 0].contiguous(),
-        temperature=per_row[:, 1].contiguous(),
+        advantages=torch.cat([_advantages(row) for row in rows]),
+        temperature=temperatures.repeat_interleave(counts),
         turn_of_token=torch.cat([_turns(row) for row in rows]),
         proximal_logprobs=_optional(rows, "proximal_logprobs"),
         reference_logprobs=_optional(rows, "reference_logprobs"),
@@ -215,3 +233,33 @@ def microbatches(
             cuts[-1].append(row)
             used += length
     return [pack(cut, share_prefixes=share_prefixes) for cut in cuts if cut]
+
+
+def rank_shares(
+    rows: Iterable[TrainingRow], num_ranks: int, *, share_prefixes: bool = True
+) -> list[list[TrainingRow]]:
+    """Rows for each of `num_ranks` processes, balanced by unique tokens; a rank may get none.
+
+    Rows of a group stay together, as far as no rank gets more than its part for it. The order of arrival does
+    not matter.
+    """
+    ordered = sorted_for_sharing(rows)
+    lengths = _unique_lengths(ordered, share_prefixes)
+    part = -(-sum(lengths) // num_ranks)
+    pieces: list[list[TrainingRow]] = []
+    sizes: list[int] = []
+    for row, length in zip(ordered, lengths, strict=True):
+        same_group = pieces and pieces[-1][0].group_id == row.group_id
+        if same_group and sizes[-1] + length <= part:
+            pieces[-1].append(row)
+            sizes[-1] += length
+        else:
+            pieces.append([row])
+            sizes.append(row.token_ids.shape[0])
+    shares: list[list[TrainingRow]] = [[] for _ in range(num_ranks)]
+    load = [0] * num_ranks
+    for index in sorted(range(len(pieces)), key=lambda piece: -sizes[piece]):
+        lightest = load.index(min(load))
+        shares[lightest] += pieces[index]
+        load[lightest] += sizes[index]
+    return shares

@@ -53,10 +53,17 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Buckets, and `order` [U]: where in their joined outputs each unique token's value is."""
+    """Buckets, and `order` [U]: where in their joined outputs each unique token's value is.
+
+    row_of, last_row [U]: which row owns a unique token, and the last row whose path it lies on. longest: tokens
+    of the longest path.
+    """
 
     buckets: tuple[_Bucket, ...]
     order: Tensor
+    row_of: Tensor
+    last_row: Tensor
+    longest: int
 
     def to(self, device: torch.device | str) -> AttentionPlan:
         """The same plan with its indices on another device."""
@@ -69,7 +76,8 @@ class AttentionPlan:
             )
             for b in self.buckets
         )
-        return AttentionPlan(moved, self.order.to(device))
+        order, row_of, last_row = (t.to(device) for t in (self.order, self.row_of, self.last_row))
+        return AttentionPlan(moved, order, row_of, last_row, self.longest)
 
 
 def _pad(paths: Sequence[Tensor]) -> Tensor:
@@ -116,7 +124,12 @@ def plan_attention(spans: Sequence[RowSpan]) -> AttentionPlan:
     placed = torch.cat([b.queries.flatten()[b.own] for b in buckets])
     order = torch.empty_like(placed)
     order[placed] = torch.arange(placed.shape[0])
-    return AttentionPlan(buckets, order)
+    row_of = torch.arange(len(spans)).repeat_interleave(torch.tensor([span.num_own for span in spans]))
+    last_row = row_of.clone()
+    for index, span in enumerate(spans):
+        last_row[span.path[: span.shared]] = index
+    longest = max(span.path.shape[0] for span in spans)
+    return AttentionPlan(buckets, order, row_of, last_row, longest)
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:

@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from grpo_math.aggregation import StepTotals
 from grpo_math.divergence import MismatchSums, mismatch_report, mismatch_sums
 from grpo_math.objective import Objective, entropy_threshold
-from grpo_math.packing import Microbatch, TrainingRow, microbatches
+from grpo_math.packing import Microbatch, TrainingRow, microbatches, pack
 from grpo_math.tokens import TrainedTokens
 from grpo_trainer.adapters.packed_model import PolicyModel
+from grpo_trainer.adapters.ranks import ALONE, Ranks
+from grpo_trainer.adapters.sharding import whole
 from grpo_trainer.domain.errors import Diverged
 
 
@@ -65,15 +67,24 @@ def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> Tr
     )
 
 
-def accumulate(model: PolicyModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient | None:
+def accumulate(
+    model: PolicyModel, rows: Sequence[TrainingRow], options: StepOptions, ranks: Ranks = ALONE
+) -> Gradient | None:
     """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
-    learn."""
+    learn.
+
+    rows: of this rank; all ranks call this together, and what is returned is of all of them.
+    """
     rows = [row for row in rows if row.num_trained]
-    if not rows:
-        return None
     cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
     batches = [batch.to(model.device) for batch in cuts]
-    batches, totals = _prepared(model, batches, options)
+    counts = [float(sum(batch.num_trained for batch in batches)), float(len(rows))]
+    num_tokens, num_rows = (int(count) for count in ranks.total(counts))
+    if not num_tokens:
+        return None
+    totals = StepTotals(num_tokens, num_rows, options.max_row_tokens)
+    idle = int(ranks.largest(len(batches))) - len(batches)
+    batches, totals = _prepared(model, batches, totals, options, _Company(ranks, idle))
     loss, sums = 0.0, MismatchSums()
     for batch in batches:
         logprobs, entropies = model.logprobs(batch)
@@ -82,56 +93,93 @@ def accumulate(model: PolicyModel, rows: Sequence[TrainingRow], options: StepOpt
         part.backward()  # type: ignore[no-untyped-call]
         loss += float(part.detach())
         sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
+    for _ in range(idle):
+        logprobs, entropies = model.logprobs(_nothing().to(model.device))
+        (0.0 * (logprobs.sum() + entropies.sum())).backward()
+    return _of_all_ranks(batches, loss, sums, totals, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """idle: passes that this rank only keeps the others company in; each pass gathers parameters from all."""
+
+    ranks: Ranks
+    idle: int
+
+
+def _nothing() -> Microbatch:
+    """A microbatch for a pass that must happen and teaches nothing."""
+    ids, trained = torch.zeros(2, dtype=torch.int64), torch.tensor([False, True])
+    return pack([TrainingRow("idle", "idle", ids, trained, torch.zeros(2), advantage=0.0)])
+
+
+def _of_all_ranks(
+    batches: Sequence[Microbatch], loss: float, sums: MismatchSums, totals: StepTotals, ranks: Ranks
+) -> Gradient:
+    """What the ranks measured, added up."""
+    num_row_tokens = sum(batch.num_row_tokens for batch in batches)
+    num_unique_tokens = sum(batch.num_unique_tokens for batch in batches)
+    own = asdict(sums)
+    ratio_max = ranks.largest(own.pop("ratio_max"))
+    added = ranks.total([loss, num_row_tokens, num_unique_tokens, *own.values()])
+    everyone = MismatchSums(**dict(zip(own, added[3:], strict=True)), ratio_max=ratio_max)
     return Gradient(
-        loss=loss,
-        sums=sums,
+        loss=added[0],
+        sums=everyone,
         num_rows=totals.num_rows,
-        num_row_tokens=sum(batch.num_row_tokens for batch in batches),
-        num_unique_tokens=sum(batch.num_unique_tokens for batch in batches),
+        num_row_tokens=int(added[1]),
+        num_unique_tokens=int(added[2]),
         num_trained=totals.num_tokens,
     )
 
 
 def _prepared(
-    model: PolicyModel, batches: list[Microbatch], options: StepOptions
+    model: PolicyModel,
+    batches: list[Microbatch],
+    totals: StepTotals,
+    options: StepOptions,
+    company: _Company,
 ) -> tuple[list[Microbatch], StepTotals]:
     """Totals of the step, and what must be known of every token before the first backward."""
-    totals = StepTotals(
-        num_tokens=sum(batch.num_trained for batch in batches),
-        num_rows=sum(batch.num_rows for batch in batches),
-        max_row_tokens=options.max_row_tokens,
-    )
     objective = options.objective
-    needs_proximal = objective.needs_proximal and any(b.proximal_logprobs is None for b in batches)
+    missing = objective.needs_proximal and any(b.proximal_logprobs is None for b in batches)
+    needs_proximal = bool(company.ranks.largest(missing))
     if not needs_proximal and objective.top_entropy >= 1:
         return batches, totals
-    entropies = []
-    for index, batch in enumerate(batches):
-        with torch.no_grad():
+    entropies = [torch.empty(0, device=model.device)]
+    with torch.no_grad():
+        for index, batch in enumerate(batches):
             logprobs, entropy = model.logprobs(batch)
-        entropies.append(entropy)
-        if needs_proximal:
-            batches[index] = replace(batch, proximal_logprobs=logprobs)
+            entropies.append(entropy)
+            if needs_proximal:
+                batches[index] = replace(batch, proximal_logprobs=logprobs)
+        for _ in range(company.idle):
+            model.logprobs(_nothing().to(model.device))
     if objective.top_entropy < 1:
-        threshold = entropy_threshold(torch.cat(entropies), objective.top_entropy)
-        totals = replace(totals, entropy_threshold=threshold)
+        everyone = company.ranks.joined(torch.cat(entropies))
+        totals = replace(totals, entropy_threshold=entropy_threshold(everyone, objective.top_entropy))
     return batches, totals
 
 
 def optimize(
-    model: PolicyModel, optimizer: Optimizer, rows: Sequence[TrainingRow], options: StepOptions
+    model: PolicyModel,
+    optimizer: Optimizer,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float] | None:
     """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
-    move.
+    move. rows: of this rank.
 
     Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite.
     """
     began = time.perf_counter()
     optimizer.zero_grad(set_to_none=True)
-    gradient = accumulate(model, rows, options)
+    gradient = accumulate(model, rows, options, ranks)
     if gradient is None:
         return None
-    norm = float(torch.nn.utils.clip_grad_norm_(model.module.parameters(), options.max_grad_norm))
+    clipped = torch.nn.utils.clip_grad_norm_(model.module.parameters(), options.max_grad_norm)
+    norm = float(whole(clipped))
     if not (torch.isfinite(torch.tensor([norm, gradient.loss])).all()):
         optimizer.zero_grad(set_to_none=True)
         raise Diverged(f"loss {gradient.loss} and gradient norm {norm}: the batch was not applied")

@@ -1,0 +1,40 @@
+"""The same attention as `packed_attention` in one kernel: flex attention with a block mask, for GPUs.
+
+Rows lie in the order of a stack: each row keeps a prefix of the row before it and adds its own tokens. So a
+key is on a query's path exactly if it comes no later and if the query's row still keeps it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from grpo_math.packed_attention import AttentionPlan
+
+
+def flex_mask(plan: AttentionPlan) -> BlockMask:
+    """The mask of a microbatch, on the plan's device; the same for every layer."""
+    row_of, last_row = plan.row_of, plan.last_row
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (row_of[query] <= last_row[key])
+
+    length = row_of.shape[0]
+    return create_block_mask(visible, None, None, length, length, device=str(row_of.device))
+
+
+@cache
+def _kernel(device_type: str) -> Any:
+    """Fused on a GPU; on a CPU the plain computation, which is for tests: it holds all scores."""
+    return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
+
+
+def flex_packed_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    """query [1, Hq, U, D], key and value [1, Hkv, U, D] -> [1, U, Hq, D]. Hq is a multiple of Hkv."""
+    attend = _kernel(query.device.type)
+    mixed: Tensor = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+    return mixed.transpose(1, 2)

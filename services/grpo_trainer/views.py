@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from grpo_trainer import wire
+from grpo_trainer.domain.alarms import Alarm, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.usecases.session import Phase, TrainingSession
@@ -62,6 +63,16 @@ def _present(session: TrainingSession) -> training.TrainingSession:
     return view
 
 
+def _alarm(alarm: Alarm) -> training.TrainingAlarm:
+    return training.TrainingAlarm(
+        kind=alarm.kind.value,
+        value=alarm.value,
+        limit=alarm.limit,
+        since_step=alarm.since_step,
+        text=alarm.text,
+    )
+
+
 def _described(state: SessionState) -> training.TrainingSession:
     view = training.TrainingSession(
         run_id=state.spec.run_id,
@@ -71,6 +82,7 @@ def _described(state: SessionState) -> training.TrainingSession:
         version=state.version,
     )
     if state.last_step is not None:
+        view.alarms.extend(_alarm(alarm) for alarm in alarms_of(state.last_step.metrics))
         metrics = wire.metrics_to_wire(state.last_step.metrics, state.last_step.staleness)
         view.last_metrics.CopyFrom(metrics)
     return view

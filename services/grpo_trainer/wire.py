@@ -80,6 +80,7 @@ def graded_from_wire(
         may_train=message.purpose == common.PURPOSE_TRAIN and message.split == common.SPLIT_TRAIN,
         sequence=sequence,
         trace_headers=trace_headers(headers),
+        cut_off=message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
     )
 
 

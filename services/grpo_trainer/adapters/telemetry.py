@@ -9,6 +9,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
+from grpo_trainer.domain.alarms import AlarmKind, alarms_of
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
@@ -28,6 +29,7 @@ STALENESS = Histogram(
     "Version in training minus oldest sampled",
     buckets=range(17),
 )
+ALARM = Gauge("upcycle_trainer_alarm", "1 while the alarm is raised", ["model", "kind"])
 LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", "metric"])
 
 
@@ -36,12 +38,17 @@ class TrainerInstruments:
 
     @contextmanager
     def step(
-        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+        self,
+        spec: TrainingSpec,
+        step: int,
+        trace_headers: Mapping[str, str],
+        trajectories: Sequence[GradedTrajectory],
     ) -> Iterator[str]:
         """See ports.Instruments."""
         links = [link for one in trajectories if (link := _link(one)) is not None]
         attributes: dict[str, str | int] = {
             "upcycle.run.id": spec.run_id,
+            "upcycle.training.step": step,
             "gen_ai.request.model": spec.model,
             "upcycle.training.trajectories": len(trajectories),
         }
@@ -58,8 +65,6 @@ class TrainerInstruments:
 
     def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Instruments."""
-        span = trace.get_current_span()
-        span.set_attribute("upcycle.training.step", record.step)
         STEPS.labels(spec.model).inc()
         TOKENS.labels(spec.model).inc(record.metrics.get("tokens", 0.0))
         LEARN_S.observe(record.metrics.get("learner_s", 0.0))
@@ -68,6 +73,9 @@ class TrainerInstruments:
         VERSION.labels(spec.model).set(record.version)
         for name, value in record.metrics.items():
             LAST.labels(spec.model, name).set(value)
+        raised = {alarm.kind for alarm in alarms_of(record.metrics)}
+        for kind in AlarmKind:
+            ALARM.labels(spec.model, kind.value).set(kind in raised)
         for versions, count in record.staleness.items():
             for _ in range(count):
                 STALENESS.observe(versions)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from grpo_trainer.domain.alarms import watched
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, Outcome, Reason, Settlement
 
@@ -71,7 +72,8 @@ def checkpoint_id(model: str, version: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them."""
+    """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.
+    before: all metrics of the step before, empty for the first."""
 
     spec: TrainingSpec
     step: int
@@ -79,12 +81,15 @@ class StepPlan:
     groups: Sequence[CompleteGroup]
     idle_s: float
     parent_checkpoint_id: str
+    before: Mapping[str, float] = field(default_factory=dict)
 
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
         members = [member for group in self.groups for member in group.members]
         staleness = Counter(self.version - member.oldest_version for member in members)
         is_final = self.step == self.spec.steps
+        metrics = {**learned, **self._metrics(learned)}
+        metrics |= watched(self.before, metrics, step=self.step, target_steps=self.spec.steps)
         return StepRecord(
             step=self.step,
             version=self.version + 1,
@@ -93,7 +98,7 @@ class StepPlan:
                 Settlement(group.group_id, Outcome.TRAINED, Reason.NONE, group.episode_ids, self.step)
                 for group in self.groups
             ),
-            metrics={**learned, **self._metrics(learned)},
+            metrics=metrics,
             staleness=dict(sorted(staleness.items())),
             completed_at=at,
             traceparent=traceparent,
@@ -109,6 +114,7 @@ class StepPlan:
             "reward_mean": sum(member.reward for member in members) / len(members),
             "success_rate": sum(member.success for member in members) / len(members),
             "staleness_max": float(max(self.version - member.oldest_version for member in members)),
+            "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
             "trajectories": float(len(members)),
             "idle_s": self.idle_s,
             "idle_fraction": self.idle_s / max(self.idle_s + busy_s, 1e-9),

@@ -39,6 +39,8 @@ class GradedTrajectory:
     """Purpose is train and split is not held-out."""
     sequence: int
     trace_headers: Mapping[str, str]
+    cut_off: bool = False
+    """A token budget ended it, not the policy."""
 
 
 class Outcome(StrEnum):

@@ -1,0 +1,72 @@
+"""Alarms: when they are raised, that they clear, and that a restart forgets none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
+
+
+def fold(name: str, values: Sequence[float], *, target_steps: int = 100) -> list[dict[str, float]]:
+    """The completed metrics of each step; only what the step before recorded is handed on."""
+    steps: list[dict[str, float]] = []
+    for number, value in enumerate(values, start=1):
+        before = steps[-1] if steps else {}
+        now = {name: value}
+        steps.append(now | watched(before, now, step=number, target_steps=target_steps))
+    return steps
+
+
+def kinds(steps: Sequence[dict[str, float]]) -> list[set[AlarmKind]]:
+    return [{alarm.kind for alarm in alarms_of(step)} for step in steps]
+
+
+def test_mismatch_is_an_alarm_after_eight_updates_above_the_limit_and_clears_with_the_first_below() -> None:
+    steps = fold("mismatch_kl", [0.11] * 9 + [0.1, 0.2])
+    raised = {AlarmKind.MISMATCH_KL}
+    assert kinds(steps) == [set()] * 7 + [raised, raised, set(), set()]
+    (alarm,) = alarms_of(steps[8])
+    assert (alarm.value, alarm.limit, alarm.since_step) == (0.11, 0.1, 8)
+    assert "for 9 updates" in alarm.text
+
+
+def test_a_single_good_update_begins_the_count_anew() -> None:
+    steps = fold("mismatch_kl", [0.5] * 7 + [0.05] + [0.5] * 7)
+    assert not any(kinds(steps))
+    assert kinds(fold("mismatch_kl", [0.5] * 7 + [0.05] + [0.5] * 8))[-1] == {AlarmKind.MISMATCH_KL}
+
+
+def test_no_mismatch_is_ever_measured_as_nan_and_counted() -> None:
+    assert not any(kinds(fold("mismatch_kl", [float("nan")] * 10)))
+
+
+def test_entropy_below_a_fifth_of_its_start_early_in_the_run_is_a_collapse() -> None:
+    steps = fold("entropy", [2.0] + [0.39] * 9, target_steps=100)
+    assert kinds(steps) == [set()] * 8 + [{AlarmKind.ENTROPY_COLLAPSE}] * 2
+    (alarm,) = alarms_of(steps[-1])
+    assert (alarm.value, alarm.limit, alarm.since_step) == (0.39, pytest.approx(0.4), 9)
+
+
+def test_entropy_may_fall_late_in_the_run_but_not_to_nothing() -> None:
+    # 10 % of 20 steps are over before there are 8 low updates: a policy that has learned is certain.
+    assert not any(kinds(fold("entropy", [2.0] + [0.3] * 19, target_steps=20)))
+    assert kinds(fold("entropy", [2.0] + [0.019] * 8, target_steps=20))[-1] == {AlarmKind.ENTROPY_COLLAPSE}
+    assert not kinds(fold("entropy", [2.0] + [0.019] * 8 + [0.5], target_steps=20))[-1]
+
+
+def test_trajectories_without_an_end_are_averaged_over_eight_updates() -> None:
+    # One of 16 in one update of eight: 0.78 %, no alarm. One of 16 in each: 6.25 %.
+    assert not any(kinds(fold("no_eos_fraction", [1 / 16] + [0.0] * 7)))
+    steps = fold("no_eos_fraction", [1 / 16] * 8)
+    assert kinds(steps) == [set()] * 7 + [{AlarmKind.NO_EOS}]
+    assert steps[-1]["no_eos_mean"] == pytest.approx(1 / 16)
+    # (7/8)^2 of 6.25 % is 4.8 %: two clean updates clear it.
+    after = fold("no_eos_fraction", [1 / 16] * 8 + [0.0, 0.0])
+    assert kinds(after)[-2:] == [{AlarmKind.NO_EOS}, set()]
+
+
+def test_an_alarm_keeps_the_step_at_which_it_was_raised() -> None:
+    steps = fold("mismatch_kl", [0.2] * 12)
+    assert [alarm.since_step for step in steps for alarm in alarms_of(step)] == [8] * 5

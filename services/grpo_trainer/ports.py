@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured
+from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -55,6 +57,22 @@ Canary = tuple[tuple[list[int], list[float]], ...]
 """Rows that prove a reload: token ids, and log-probabilities of all but the first."""
 
 
+class Snapshot(Protocol):
+    """One version of a session, on the host: it does not change while the learner goes on.
+
+    Both methods work beside the learner's thread. canary: rows of the last batch under these weights.
+    """
+
+    @property
+    def canary(self) -> Canary: ...
+
+    async def save(self, directory: Path) -> None:
+        """Write everything that the next step depends on, in the format of torch.distributed.checkpoint."""
+
+    async def export(self, directory: Path) -> None:
+        """Write the policy as a HF directory; equal weights, equal bytes."""
+
+
 class Learner(Protocol):
     """Model, optimizer and random state of one session; heavy work happens in its own thread."""
 
@@ -62,7 +80,7 @@ class Learner(Protocol):
         """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec."""
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
-        """As it was when `tensors` was saved."""
+        """As it was when the folder `tensors` was saved. Raises BrokenArtifact."""
 
     def check(self, group: BatchGroup) -> None:
         """Raises UnusableTrajectory where this model cannot take the tokens."""
@@ -70,14 +88,8 @@ class Learner(Protocol):
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched."""
 
-    async def save(self, path: Path) -> None:
-        """Write all tensors to one file."""
-
-    async def export(self, directory: Path) -> None:
-        """Write the policy as a HF directory; equal weights, equal bytes."""
-
-    async def canary(self) -> Canary:
-        """Rows of the last batch under the weights of now."""
+    async def snapshot(self) -> Snapshot:
+        """The session as it is now, copied to the host."""
 
     async def close(self) -> None:
         """Let the memory go."""
@@ -105,10 +117,11 @@ class States(Protocol):
         """The newest state of every run, finished ones included."""
 
     async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
-        """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
+        """Write the files of the folder `tensors`, then the marker. Raises LineageTaken where another marker
+        is there."""
 
-    async def tensors(self, state: SessionState, path: Path) -> None:
-        """Fetch the tensors of a state that has some."""
+    async def tensors(self, state: SessionState, directory: Path) -> None:
+        """Fetch the files of a state that has some into an empty folder."""
 
     async def marker_of(self, state: SessionState) -> StoredBody:
         """Claim check of the marker of a committed state."""
@@ -167,7 +180,11 @@ class Instruments(Protocol):
     """Spans and metrics of training."""
 
     def step(
-        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+        self,
+        spec: TrainingSpec,
+        step: int,
+        trace_headers: Mapping[str, str],
+        trajectories: Sequence[GradedTrajectory],
     ) -> AbstractContextManager[str]:
         """Span of one step, in the run's trace, linked to its trajectories; gives its traceparent."""
 
@@ -193,3 +210,102 @@ class Tools:
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2
+
+
+class HandLearner(Learner, Protocol):
+    """A learner whose gradients are accumulated by hand. A call that fails leaves them as they were."""
+
+    async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
+        """Log-probabilities of the rows under the weights of now. Raises InvalidInput."""
+
+    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+        """Adds the gradient of the loss, to be divided by all trained tokens of the step. Raises
+        InvalidInput."""
+
+    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+        """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
+
+    async def apply(self, adam: Adam) -> Mapping[str, float]:
+        """One update with what is accumulated, and none is left. Raises Diverged with the weights
+        untouched."""
+
+    async def drop(self) -> None:
+        """Forget the gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrajectory:
+    """A trajectory of the store. reward: None until graded."""
+
+    tokens: EpisodeTokens
+    reward: float | None
+    task_digest: str
+    held_out: bool
+
+
+class Trajectories(Protocol):
+    """Stored trajectories by id."""
+
+    async def get(self, trajectory_id: str) -> StoredTrajectory:
+        """Raises UnknownTrajectory; Waiting while the store is away."""
+
+
+class Conversations(Protocol):
+    """Chat templates."""
+
+    async def samples(self, conversation: ConversationInput, policy: Path) -> tuple[Sample, ...]:
+        """The assistant's turns under the template of a HF directory. Raises InvalidInput."""
+
+
+class Heads(Protocol):
+    """Where a model's head is, and moving it."""
+
+    async def head(self, model: str) -> Head:
+        """Raises UnknownModel; Waiting."""
+
+    async def holds(self, model: str, checkpoint_id: str) -> bool:
+        """Whether the registry has recorded the checkpoint. Raises Waiting."""
+
+    async def promote(self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str) -> bool:
+        """Move head there; False where it moved meanwhile. Raises Waiting, also until the registry holds
+        it."""
+
+
+class HandStates(Protocol):
+    """Durable states of models trained by hand; a state exists once its marker does."""
+
+    async def newest(self, model: str) -> HandState | None:
+        """Raises BrokenArtifact."""
+
+    async def of_version(self, model: str, version: int) -> HandState | None:
+        """The kept state that produced a version."""
+
+    async def commit(self, state: HandState, tensors: Path) -> HandState:
+        """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
+
+    async def tensors(self, state: HandState, path: Path) -> None:
+        """Fetch the tensors of a state."""
+
+    def marker_of(self, state: HandState) -> StoredBody:
+        """Claim check of the marker of a committed state."""
+
+    async def prune(self, model: str, *, newest: int) -> None:
+        """Delete the tensors and markers of all but the newest states."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandTools:
+    """What training by hand works with. busy: says which run trains a model, if one does."""
+
+    new_learner: Callable[[], HandLearner]
+    trajectories: Trajectories
+    conversations: Conversations
+    heads: Heads
+    states: HandStates
+    policies: Policies
+    facts: Facts
+    busy: Callable[[str], str | None]
+    now: Callable[[], datetime]
+    work_dir: Path
+    keep_states: int = 2
+    max_open: int = 4

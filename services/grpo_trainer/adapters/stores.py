@@ -1,11 +1,12 @@
 """Bodies and training states in the object store.
 
-`training/<model>/<run>/step-<n>/` holds the tensors under their digest and, written last and only if
-absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.
+`training/<model>/<run>/step-<n>/` holds the files of tensors under their digest and, written last and only
+if absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from dataclasses import replace
@@ -90,8 +91,7 @@ class BlobStates:
         folder = _folder(state.spec.model, state.spec.run_id, state.step)
         with object_store(f"step {state.step} of {state.spec.run_id}"):
             if tensors is not None:
-                ref = await self._store.put_file(f"{folder}/{_sha256(tensors)[:16]}.safetensors", tensors)
-                state = replace(state, tensors=wire.stored(ref))
+                state = replace(state, tensors=await self._put(folder, tensors))
             marker = await self._store.put_if_absent(f"{folder}/{_MARKER}", _marker_bytes(state))
         if marker is None:
             raise LineageTaken(
@@ -100,12 +100,20 @@ class BlobStates:
             )
         return state
 
-    async def tensors(self, state: SessionState, path: Path) -> None:
+    async def _put(self, folder: str, tensors: Path) -> tuple[StoredBody, ...]:
+        """The content is in the keys: another trainer's files cannot clobber these."""
+        shas = await asyncio.to_thread(lambda: {file: _sha256(file) for file in sorted(tensors.iterdir())})
+        whole = hashlib.sha256("".join(shas.values()).encode()).hexdigest()[:16]
+        refs = [await self._store.put_file(f"{folder}/{whole}/{file.name}", file) for file in shas]
+        return tuple(wire.stored(ref) for ref in refs)
+
+    async def tensors(self, state: SessionState, directory: Path) -> None:
         """See ports.States."""
-        if state.tensors is None:
+        if not state.tensors:
             raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
         with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
-            await self._store.get_file(wire.blob_ref(state.tensors), path)
+            for file in state.tensors:
+                await self._store.get_file(wire.blob_ref(file), directory / file.key.rpartition("/")[2])
 
     async def marker_of(self, state: SessionState) -> StoredBody:
         """See ports.States."""
@@ -125,7 +133,7 @@ class BlobStates:
         folders: dict[str, list[str]] = {}
         with object_store(f"old states of {run_id}"):
             for key in await self._store.list(f"{run}/step-"):
-                folders.setdefault(key.rpartition("/")[0], []).append(key)
+                folders.setdefault(f"{run}/{key.removeprefix(run).split('/')[1]}", []).append(key)
             for folder in sorted(folders)[:-newest]:
                 if not await self._is_kept(run_id, folder):
                     # The marker goes first: a state is whole or it is not there.

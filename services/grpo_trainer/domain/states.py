@@ -11,7 +11,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord, step_from_json
 from grpo_trainer.domain.trajectories import StoredBody
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class SessionState:
     cursor: sequence before the oldest fact that is not settled; a replay from it rebuilds every open and
     waiting group.
     seen: sequence of the newest fact that was handled. first_version: version whose weights are the base's.
-    tensors: model, optimizer and random state; None before the first step. canary: of the version. step:
-    what the last step announced.
+    tensors: files with model, optimizer and random state; none before the first step. canary: of the
+    version. last_step: what the last step announced.
     """
 
     spec: TrainingSpec
@@ -48,7 +48,7 @@ class SessionState:
     parent_checkpoint_id: str
     trace_headers: Mapping[str, str]
     finished: bool = False
-    tensors: StoredBody | None = None
+    tensors: tuple[StoredBody, ...] = ()
     canary: tuple[tuple[list[int], list[float]], ...] = ()
     last_step: StepRecord | None = None
 
@@ -94,6 +94,6 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         trace_headers=plain["trace_headers"],
         finished=plain["finished"],
         canary=tuple((list(ids), list(logprobs)) for ids, logprobs in plain["canary"]),
-        tensors=None if plain["tensors"] is None else StoredBody(**plain["tensors"]),
+        tensors=tuple(StoredBody(**one) for one in plain["tensors"]),
         last_step=None if plain["last_step"] is None else step_from_json(plain["last_step"]),
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Settlement
-from grpo_trainer.ports import Learner, PublishedPolicy, Tools
+from grpo_trainer.ports import PublishedPolicy, Snapshot, Tools
 from grpo_trainer.usecases.patience import Patience
 
 
-async def announce(state: SessionState, tools: Tools, learner: Learner, patience: Patience) -> None:
+async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience) -> None:
     """Publish the version of a state, then the facts: groups, step, policy, checkpoint, in this order.
 
     A first state that merely repeats a version which is already published announces nothing.
@@ -20,7 +20,7 @@ async def announce(state: SessionState, tools: Tools, learner: Learner, patience
     record, facts, spec = state.last_step, tools.facts, state.spec
     if record is None and state.version == state.base.version:
         return
-    policy = await _publish(state, tools, learner, patience)
+    policy = await _publish(state, tools, snapshot, patience)
 
     async def settled(settlement: Settlement) -> None:
         await patience.until_done(lambda: facts.settled(spec, settlement))
@@ -38,10 +38,10 @@ async def announce(state: SessionState, tools: Tools, learner: Learner, patience
 
 
 async def _publish(
-    state: SessionState, tools: Tools, learner: Learner, patience: Patience
+    state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience
 ) -> PublishedPolicy:
     at = state.opened_at if state.last_step is None else state.last_step.completed_at
     with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
         directory = Path(folder) / "policy"
-        await learner.export(directory)
+        await snapshot.export(directory)
         return await patience.until_done(lambda: tools.policies.publish(state, directory, at=at))

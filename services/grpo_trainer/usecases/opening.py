@@ -42,7 +42,7 @@ async def first_state(
         opened_at=tools.now(),
         parent_checkpoint_id=base.checkpoint_id,
         trace_headers=submission.trace_headers,
-        canary=await learner.canary(),
+        canary=(await learner.snapshot()).canary,
     )
     return await patience.until_done(lambda: tools.states.commit(state, None))
 
@@ -50,10 +50,11 @@ async def first_state(
 async def load_state(state: SessionState, tools: Tools, learner: Learner, patience: Patience) -> None:
     """Put the learner where it was when `state` became durable."""
     directory = await patience.until_done(lambda: tools.policies.fetch(state.base))
-    if state.tensors is None:
+    if not state.tensors:
         await learner.begin(state.spec, directory)
         return
     with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
-        path = Path(folder) / "state.safetensors"
+        path = Path(folder) / "state"
+        path.mkdir()
         await patience.until_done(lambda: tools.states.tensors(state, path))
         await learner.resume(state.spec, directory, path)

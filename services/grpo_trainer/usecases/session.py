@@ -1,5 +1,7 @@
 """One training session: waits for a batch, steps, makes the state durable, and only then tells the world.
 
+The next step may compute while the state of the last one is on its way; nothing is said before it is durable.
+
 Guarantees: what a state says was consumed is in its weights, and nothing else; every announcement can be
 repeated, word for word, from the newest state; a fact is replayed until the state that holds its gradient
 is durable.
@@ -9,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from grpo_trainer.domain.errors import (
@@ -27,19 +27,29 @@ from grpo_trainer.domain.errors import (
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
-from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Submission, excluded
-from grpo_trainer.ports import BatchGroup, Tools
+from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
+from grpo_trainer.ports import BatchGroup, Canary, Tools
 from grpo_trainer.usecases.announcing import announce
 from grpo_trainer.usecases.horizon import Horizon
 from grpo_trainer.usecases.intake import Fact, Intake
 from grpo_trainer.usecases.opening import first_state, load_state
 from grpo_trainer.usecases.patience import Patience
+from grpo_trainer.usecases.persisting import Persistence
 
 log = logging.getLogger(__name__)
 
 _MAX_DIVERGED: Final = 3
 """Batches in a row whose loss is not finite before the session gives up."""
-_SAID: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm", "learner_s", "idle_s")
+_SAID: Final = (
+    "loss",
+    "reward_mean",
+    "success_rate",
+    "mismatch_kl",
+    "grad_norm",
+    "learner_s",
+    "stall_s",
+    "idle_s",
+)
 
 
 class Phase(StrEnum):
@@ -78,6 +88,9 @@ class TrainingSession:
         self._patience = Patience()
         self._learner = tools.new_learner()
         self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
+        self._persistence = Persistence(
+            tools, self._patience, durable=self._became_durable, ended=self.intake.changed
+        )
         self._stopping = False
         self._diverged = 0
         self._waiting_since = time.monotonic()
@@ -118,6 +131,7 @@ class TrainingSession:
             if intake is not None:
                 intake.cancel()
             self.intake.close()
+            await self._persistence.close()
             await self._learner.close()
 
     async def _begin(self) -> None:
@@ -129,7 +143,7 @@ class TrainingSession:
         self.intake.refuse_tasks(self.state.held_out_tasks)
         self.intake.seen = self.state.cursor
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
-        await announce(self.state, self._tools, self._learner, self._patience)
+        await announce(self.state, self._tools, await self._learner.snapshot(), self._patience)
 
     async def _work_beside(self, intake: asyncio.Task[None]) -> None:
         """Train until the run is over; an intake that dies ends the work."""
@@ -144,11 +158,13 @@ class TrainingSession:
 
     async def _work(self) -> None:
         """Steps until there are enough of them, then nothing until the run is over."""
-        while self.state is not None and self.state.step < self.spec.steps:
-            batch = await self._next_batch(self.state.version)
+        trained = self.state
+        while trained is not None and trained.step < self.spec.steps:
+            batch = await self._next_batch(trained.version)
             if batch is None:
                 break
-            await self._one_step(self.state, batch)
+            trained = await self._one_step(trained, batch)
+        await self._landed()
         if not self._stopping:
             await self._finish()
 
@@ -174,9 +190,10 @@ class TrainingSession:
         await self._enter(Phase.WAITING)
         while not (self.intake.over or self._stopping):
             self.intake.changed.clear()
+            self._persistence.check()
             cut = self.intake.cutter.cut(version)
             for settlement in cut.stale:
-                await self.intake.settle(settlement)
+                await self._exclude(settlement)
             contents = await self._contents(cut.groups) if cut.groups else None
             if contents is not None:
                 return _Batch(cut.groups, contents, time.monotonic() - began)
@@ -194,10 +211,22 @@ class TrainingSession:
                 contents.append(content)
             except UnusableTrajectory as error:
                 whole = False
-                await self.intake.settle(excluded(group, Reason.QUARANTINED, str(error)))
+                await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
         return tuple(contents) if whole else None
 
-    async def _one_step(self, state: SessionState, batch: _Batch) -> None:
+    async def _exclude(self, settlement: Settlement) -> None:
+        """Settle what the version in training does not take; that version must be durable first."""
+        await self._landed()
+        await self.intake.settle(settlement)
+
+    async def _landed(self) -> None:
+        """Wait for the state in flight, if there is one."""
+        if self._persistence.in_flight:
+            await self._enter(Phase.PUBLISHING)
+        await self._persistence.landed()
+
+    async def _one_step(self, state: SessionState, batch: _Batch) -> SessionState:
+        """The state after the batch, on its way to be durable; the same state where nothing was applied."""
         plan = StepPlan(
             spec=self.spec,
             step=state.step + 1,
@@ -207,22 +236,22 @@ class TrainingSession:
             parent_checkpoint_id=state.parent_checkpoint_id,
         )
         members = [member for group in batch.groups for member in group.members]
-        tools, began = self._tools, time.monotonic()
-        with tools.instruments.step(self.spec, state.trace_headers, members) as traceparent:
+        span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
+        with span as traceparent:
             learned = await self._learn(batch)
             if learned is None:
-                return
-            record = plan.record(learned, at=tools.now(), traceparent=traceparent)
-            await self._enter(Phase.PUBLISHING)
-            durable = await self._persist(state, record)
-            durable_s = time.monotonic() - began
-            await announce(durable, tools, self._learner, self._patience)
-            tools.instruments.stepped(self.spec, record)
+                return state
+            stalled = time.monotonic()
+            await self._landed()
+            snapshot = await self._learner.snapshot()
+            learned["stall_s"] = time.monotonic() - stalled
+            record = plan.record(learned, at=self._tools.now(), traceparent=traceparent)
+            following = self._following(state, record, snapshot.canary)
+            self._persistence.begin(following, snapshot)
         said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
-        timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
-        log.info("step_done", extra={"step": record.step, "version": record.version, **said, **timings})
-        await self._prune()
+        log.info("step_done", extra={"step": record.step, "version": record.version, **said})
         self._waiting_since = time.monotonic()
+        return following
 
     async def _learn(self, batch: _Batch) -> dict[str, float] | None:
         """Metrics of the optimizer step; None where the batch could not be applied, and its groups were
@@ -233,37 +262,34 @@ class TrainingSession:
         except Diverged as error:
             self._diverged += 1
             for group in batch.groups:
-                await self.intake.settle(excluded(group, Reason.QUARANTINED, str(error)))
+                await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
             if self._diverged >= _MAX_DIVERGED:
                 raise
             return None
         self._diverged = 0
         return dict(numbers.values)
 
-    async def _persist(self, state: SessionState, record: StepRecord) -> SessionState:
-        """Everything that the next step depends on, durable under one marker."""
-        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
-            path = Path(folder) / "state.safetensors"
-            await self._learner.save(path)
-            canary = await self._learner.canary()
-            for settlement in record.settlements:
-                self.intake.remember(settlement)
-            identity = checkpoint_id(self.spec.model, record.version)
-            following = replace(
-                state,
-                version=record.version,
-                step=record.step,
-                cursor=self._cursor(),
-                seen=self._horizon.handled,
-                settled=self.intake.settled.to_json(),
-                settled_counts=dict(self.intake.counts),
-                parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
-                canary=canary,
-                last_step=record,
-            )
-            durable = await self._patience.until_done(lambda: self._tools.states.commit(following, path))
-        self.state = durable
-        return durable
+    def _following(self, state: SessionState, record: StepRecord, canary: Canary) -> SessionState:
+        """Everything but tensors that the next step depends on."""
+        for settlement in record.settlements:
+            self.intake.remember(settlement)
+        identity = checkpoint_id(self.spec.model, record.version)
+        return replace(
+            state,
+            version=record.version,
+            step=record.step,
+            cursor=self._cursor(),
+            seen=self._horizon.handled,
+            settled=self.intake.settled.to_json(),
+            settled_counts=dict(self.intake.counts),
+            parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
+            canary=canary,
+            last_step=record,
+        )
+
+    async def _became_durable(self, state: SessionState) -> None:
+        self.state = state
+        await self._enter(self.phase)
 
     def _cursor(self) -> int:
         """Sequence from which a replay finds everything that is not settled."""
@@ -271,12 +297,6 @@ class TrainingSession:
         first = self.intake.assembler.first_unsettled_sequence
         bound = min(handled, self._horizon.bound)
         return bound if first is None else min(bound, first - 1)
-
-    async def _prune(self) -> None:
-        spec, tools = self.spec, self._tools
-        await self._patience.until_done(
-            lambda: tools.states.prune(spec.run_id, spec.model, newest=tools.keep_states)
-        )
 
 
 def _settled(state: SessionState | None, run_id: str) -> SettledGroups:

@@ -140,7 +140,11 @@ class Instruments:
 
     @contextmanager
     def step(
-        self, spec: TrainingSpec, trace_headers: Mapping[str, str], trajectories: Sequence[GradedTrajectory]
+        self,
+        spec: TrainingSpec,
+        step: int,
+        trace_headers: Mapping[str, str],
+        trajectories: Sequence[GradedTrajectory],
     ) -> Iterator[str]:
         yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 

@@ -121,7 +121,7 @@ async def test_a_corrupt_training_state_fails_its_run_and_the_others_go_on(world
     async with Trainer(world):
         await world.published(f"policy.published/{MODEL}/1")
     for key in world.store.objects:
-        if key.startswith("training/") and key.endswith(".safetensors"):
+        if key.startswith("training/") and key.endswith(".distcp"):
             world.store.objects[key] = b"rotten"
     await world.publish_base(model="other", seed=4)
     await one_step(world, run_id="run-2", model="other")

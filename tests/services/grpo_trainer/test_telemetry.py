@@ -49,12 +49,14 @@ def test_a_step_joins_the_runs_trace_and_links_to_512_trajectories() -> None:
         untraced = trajectory(600, {})
         spec = TrainingSpec("run-1", "m", 8)
         run = {"traceparent": f"00-{RUN_TRACE}-{'b' * 16}-01"}
-        with telemetry.TrainerInstruments().step(spec, run, [*sampled, untraced]) as traceparent:
+        with telemetry.TrainerInstruments().step(spec, 3, run, [*sampled, untraced]) as traceparent:
             assert trace.get_current_span().is_recording()
     finally:
         telemetry._tracer = before
     (span,) = exporter.get_finished_spans()
     assert span.name == "train_step"
+    assert span.attributes is not None
+    assert span.attributes["upcycle.training.step"] == 3
     assert span.context is not None
     assert f"{span.context.trace_id:032x}" == RUN_TRACE
     assert traceparent.split("-")[1] == RUN_TRACE

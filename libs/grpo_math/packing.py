@@ -19,7 +19,6 @@ from torch import Tensor
 from grpo_math.errors import MalformedRow
 from grpo_math.packed_attention import AttentionPlan, RowSpan, plan_attention
 
-
 _PER_TOKEN: Final = (
     "trained",
     "sampler_logprobs",

@@ -178,7 +178,8 @@ def optimize(
     gradient = accumulate(model, rows, options, ranks)
     if gradient is None:
         return None
-    clipped = torch.nn.utils.clip_grad_norm_(model.module.parameters(), options.max_grad_norm)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clipped = torch.nn.utils.clip_grad_norm_(trained, options.max_grad_norm)
     norm = float(whole(clipped))
     if not (torch.isfinite(torch.tensor([norm, gradient.loss])).all()):
         optimizer.zero_grad(set_to_none=True)

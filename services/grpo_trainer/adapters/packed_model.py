@@ -267,7 +267,9 @@ def _checkpoint(model: Any, blocks: list[Any]) -> None:
         raise UnsupportedModel(f"{type(model).__name__} has no gradient checkpointing; switch it off")
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for block in blocks:
-        block.training = True  # a block checkpoints only then; its parts, dropout among them, stay as they are
+        block.training = (
+            True  # a block checkpoints only then; its parts, dropout among them, stay as they are
+        )
 
 
 def _facts(model: Any, device: torch.device) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], ranks: Ranks, device: to
     mesh = init_device_mesh(device.type, (ranks.size,))
     parts = [*blocks, root]
     for part in parts:
-        fully_shard(part, mesh=mesh)
+        # Also the root, so that between two passes every parameter is the optimizer's, and nothing else.
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
     for part in parts:
         assert isinstance(part, FSDPModule)  # noqa: S101 - fully_shard changed its class
         part.set_gradient_divide_factor(_DIVIDE_BY)

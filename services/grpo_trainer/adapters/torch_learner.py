@@ -1,42 +1,39 @@
-"""The learner of one session: a model, its optimizer, and a thread that they share with other sessions."""
+"""The learner of one session: computes in a thread, and on ranks, that it shares with other sessions."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from grpo_math.errors import GrpoMathError
-from grpo_math.objective import build_objective
-from grpo_math.packing import TrainingRow, pack
-from grpo_trainer.adapters.optimization import StepOptions, optimize
-from grpo_trainer.adapters.packed_model import PackedModel, load_model
-from grpo_trainer.adapters.policy_export import export_policy
+from grpo_math.packing import TrainingRow, rank_shares
+from grpo_trainer.adapters.learner_core import (
+    CANARY_ROWS,
+    LearnerOptions,
+    StepShare,
+    canary,
+    new_optimizer,
+    step_options,
+)
+from grpo_trainer.adapters.packed_model import PackedModel
+from grpo_trainer.adapters.rank_group import RankGroup
 from grpo_trainer.adapters.rows import batch_rows
-from grpo_trainer.adapters.tensor_files import load_tensors, save_tensors
-from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
+from grpo_trainer.adapters.snapshots import HostSnapshot, WriterThread
+from grpo_trainer.domain.errors import UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.ports import BatchGroup, Canary, StepNumbers
+from grpo_trainer.ports import BatchGroup, StepNumbers
+
+__all__ = ["LearnerOptions", "LearnerThread", "TorchLearner", "canary", "new_optimizer", "step_options"]
 
 T = TypeVar("T")
 
-_CANARY_ROWS: Final = 8
-_CANARY_TOKENS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerOptions:
-    """How this process computes. device: a torch device; num_threads: of torch on CPU."""
-
-    device: str = "cpu"
-    num_threads: int = 2
-    microbatch_tokens: int = 4096
-    share_prefixes: bool = True
+_NUMBERS: Final = itertools.count(1)
+"""Sessions of this process, so that ranks can tell them apart."""
 
 
 class LearnerThread:
@@ -44,6 +41,8 @@ class LearnerThread:
 
     def __init__(self, options: LearnerOptions) -> None:
         self.options = options
+        self.writer = WriterThread()
+        self.group = RankGroup(options)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=self._prepare)
 
     def _prepare(self) -> None:
@@ -55,7 +54,9 @@ class LearnerThread:
 
     def close(self) -> None:
         """Let the running work finish, drop the rest."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.submit(self.group.close)
+        self._executor.shutdown(wait=True)
+        self.writer.close()
 
 
 class TorchLearner:
@@ -63,12 +64,9 @@ class TorchLearner:
 
     def __init__(self, thread: LearnerThread) -> None:
         self._thread = thread
+        self._session = f"session-{next(_NUMBERS)}"
         self._spec: TrainingSpec | None = None
-        self._model: PackedModel | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._step_options: StepOptions | None = None
-        self._base: Path | None = None
-        self._canary_rows: list[TrainingRow] = []
+        self._config: Any = None
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
         """See ports.Learner."""
@@ -76,27 +74,21 @@ class TorchLearner:
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
         """See ports.Learner."""
+        await self._thread.run(lambda: self._load(spec, base, tensors))
 
-        def work() -> None:
-            model, optimizer = self._load(spec, base)
-            load_tensors(tensors, model.module, optimizer)
-
-        await self._thread.run(work)
-
-    def _load(self, spec: TrainingSpec, base: Path) -> tuple[PackedModel, torch.optim.Optimizer]:
-        options = self._thread.options
-        self._step_options = step_options(spec, options)
-        torch.manual_seed(spec.seed)
-        model = load_model(base, device=options.device)
-        optimizer = new_optimizer(model, spec)
-        self._spec, self._base, self._model, self._optimizer = spec, base, model, optimizer
-        self._canary_rows = _random_rows(model, spec.seed)
+    def _load(
+        self, spec: TrainingSpec, base: Path, tensors: Path | None = None
+    ) -> tuple[PackedModel, torch.optim.Optimizer]:
+        self._thread.group.same(self._session, "load", spec, base, tensors)
+        model, optimizer = self._loaded()
+        self._spec, self._config = spec, model.module.config
         return model, optimizer
 
     def check(self, group: BatchGroup) -> None:
         """See ports.Learner."""
-        model, _ = self._loaded()
-        vocabulary, longest = model.module.config.vocab_size, model.module.config.max_position_embeddings
+        if self._config is None:
+            raise RuntimeError("the learner was not begun")
+        vocabulary, longest = self._config.vocab_size, self._config.max_position_embeddings
         for member in group.members:
             for context in member.tokens.contexts:
                 ids, name = context.token_ids, member.tokens.trajectory_id
@@ -110,96 +102,38 @@ class TorchLearner:
         return await self._thread.run(lambda: self._step(groups))
 
     def _step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        if self._spec is None or self._model is None or self._optimizer is None or self._step_options is None:
+        if self._spec is None:
             raise RuntimeError("the learner was not begun")
         rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
-        longest = max((row.num_trained for row in rows), default=1)
-        options = replace(self._step_options, max_row_tokens=longest)
-        self._canary_rows = rows[:_CANARY_ROWS]
-        values = optimize(self._model, self._optimizer, rows, options)
+        shares = [(share,) for share in self._shares(rows)]
+        values = self._thread.group.call(self._session, "step", shares)
         return StepNumbers(values or {}, applied=values is not None)
 
-    async def save(self, path: Path) -> None:
-        """See ports.Learner."""
-        model, optimizer = self._loaded()
-        await self._thread.run(lambda: save_tensors(path, model.module, optimizer))
+    def _shares(self, rows: Sequence[TrainingRow]) -> list[StepShare]:
+        """What each rank computes."""
+        options = self._thread.options
+        longest = max((row.num_trained for row in rows), default=1)
+        proofs = tuple(rows[:CANARY_ROWS])
+        if options.ranks == 1:
+            return [StepShare(tuple(rows), longest, proofs)]
+        parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
+        return [StepShare(tuple(part), longest, proofs) for part in parts]
 
-    async def export(self, directory: Path) -> None:
+    async def snapshot(self) -> HostSnapshot:
         """See ports.Learner."""
-        model, _ = self._loaded()
-        base = self._base
-        if base is None:
-            raise RuntimeError("the learner was not begun")
-        await self._thread.run(lambda: export_policy(model.module, base, directory))
+        return await self._thread.run(self._snapshot)
 
-    async def canary(self) -> Canary:
-        """See ports.Learner."""
-        model, _ = self._loaded()
-        return await self._thread.run(lambda: tuple(canary(model, self._canary_rows)))
+    def _snapshot(self) -> HostSnapshot:
+        others: list[tuple[None]] = [(None,)] * (self._thread.options.ranks - 1)
+        shares = [(self._thread.writer,), *others]
+        snapshot: HostSnapshot = self._thread.group.call(self._session, "snapshot", shares)
+        return snapshot
 
     def _loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
-        if self._model is None or self._optimizer is None:
-            raise RuntimeError("the learner was not begun")
-        return self._model, self._optimizer
+        """Model and optimizer of this rank."""
+        return self._thread.group.core(self._session).loaded
 
     async def close(self) -> None:
         """See ports.Learner."""
-        self._model = self._optimizer = None
-        self._canary_rows = []
-
-
-def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
-    """The objective of a run. Raises InvalidTrainingSpec for names and numbers that do not exist or do not
-    fit."""
-    try:
-        objective = build_objective(spec.loss, spec.loss_config)
-    except GrpoMathError as error:
-        raise InvalidTrainingSpec(f"run {spec.run_id}: {error}") from error
-    if objective.kl is not None:
-        raise InvalidTrainingSpec(
-            f"run {spec.run_id}: kl_coefficient needs a reference policy, which no run has yet"
-        )
-    return StepOptions(
-        objective=objective,
-        max_grad_norm=spec.max_grad_norm,
-        microbatch_tokens=options.microbatch_tokens,
-        share_prefixes=options.share_prefixes,
-        clip_low=getattr(objective.loss, "clip_low", 0.2),
-        clip_high=getattr(objective.loss, "clip_high", 0.28),
-    )
-
-
-def new_optimizer(model: PackedModel, spec: TrainingSpec) -> torch.optim.Optimizer:
-    """AdamW with a constant learning rate."""
-    return torch.optim.AdamW(
-        model.module.parameters(),
-        lr=spec.learning_rate,
-        betas=(spec.adam_beta1, spec.adam_beta2),
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
-
-
-def _random_rows(model: PackedModel, seed: int) -> list[TrainingRow]:
-    """Rows for the canary of a policy that has not trained on anything yet."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (_CANARY_ROWS, _CANARY_TOKENS)
-    ids = torch.randint(model.module.config.vocab_size, shape, generator=generator)
-    trained = torch.zeros(_CANARY_TOKENS, dtype=torch.bool)
-    unknown = torch.zeros(_CANARY_TOKENS)
-    return [TrainingRow(f"canary/{n}", "canary", row, trained, unknown, 0.0) for n, row in enumerate(ids)]
-
-
-@torch.no_grad()
-def canary(model: PackedModel, rows: Sequence[TrainingRow]) -> list[tuple[list[int], list[float]]]:
-    """The first tokens of each row with their log-probabilities under the model, at temperature 1."""
-    proofs = []
-    for row in rows:
-        ids = row.token_ids[:_CANARY_TOKENS]
-        trained = torch.ones(ids.shape[0], dtype=torch.bool)
-        trained[0] = False
-        unknown = torch.zeros(ids.shape[0])
-        probe = TrainingRow(row.row_id, row.group_id, ids, trained, unknown, advantage=0.0)
-        logprobs, _ = model.logprobs(pack([probe]).to(model.device))
-        proofs.append((ids.tolist(), [min(value, 0.0) for value in logprobs.tolist()]))
-    return proofs
+        self._config = None
+        await self._thread.run(lambda: self._thread.group.forget(self._session))

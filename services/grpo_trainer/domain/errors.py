@@ -31,3 +31,56 @@ class Diverged(TrainerError):
 
 class Waiting(TrainerError):
     """Something outside is away for a while; the text names it. The same call may succeed later."""
+
+
+class InvalidInput(TrainerError):
+    """A request to train by hand names or holds something that cannot be trained on as it stands."""
+
+
+class PartialGroup(InvalidInput):
+    """The inputs are not whole groups: advantages would be relative to the wrong rollouts."""
+
+
+class HeldOutInput(InvalidInput):
+    """The trajectory is of a held-out task, which must never train."""
+
+
+class RequestIdReused(InvalidInput):
+    """The request id belongs to another request: one of the two would be lost."""
+
+
+class UnknownModel(TrainerError):
+    """The registry knows no model of that name."""
+
+
+class UnknownTrajectory(TrainerError):
+    """The store holds no trajectory of that id, or nothing that can be trained."""
+
+
+class UnknownForward(TrainerError):
+    """No forward pass of that id is kept: its weights are gone, or the trainer was restarted."""
+
+
+class StaleForward(TrainerError):
+    """The weights changed since the forward pass, so its gradients belong to another policy."""
+
+
+class NothingAccumulated(TrainerError):
+    """An optimizer step without a gradient."""
+
+
+class LostGradients(TrainerError):
+    """Gradients that the caller counts on are not accumulated any more."""
+
+
+class HeadMoved(TrainerError):
+    """Head was set elsewhere while gradients were accumulated; they were dropped."""
+
+
+class ModelBusy(TrainerError):
+    """A run trains this model, and one model has one line of versions."""
+
+
+class LostRank(TrainerError):
+    """A process that shares every step died or is late; what is left is not a model. Only a new start
+    helps."""

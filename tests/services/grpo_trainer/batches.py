@@ -1,0 +1,71 @@
+"""Policies of several architectures, and batches of random rollouts for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from grpo_trainer.adapters.packed_model import new_model
+from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.ports import BatchGroup, BatchMember
+
+VOCAB = 64
+
+
+def config_of(architecture: str, *, tied: bool) -> Any:
+    """A few thousand parameters."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.2,
+    }
+    return {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**shape)
+
+
+def policy(directory: Path, architecture: str = "qwen3", *, tied: bool = True) -> Path:
+    """A HF directory with random weights."""
+    torch.manual_seed(0)
+    new_model(config_of(architecture, tied=tied)).module.save_pretrained(directory)
+    return directory
+
+
+def rollouts(seed: int, *, groups: int = 3, members: int = 4, reward: float = 1.0) -> list[BatchGroup]:
+    """Groups of multi-turn rollouts of very unequal length; every second one earned `reward`."""
+    generator = torch.Generator().manual_seed(seed)
+    return [_group(f"run-g{number:05d}", members, reward, generator) for number in range(groups)]
+
+
+def _group(name: str, members: int, reward: float, generator: torch.Generator) -> BatchGroup:
+    prompt = _ids(5, generator)
+    made = []
+    for number in range(members):
+        tokens = _episode(f"{name}-e{number}", prompt, generator)
+        made.append(BatchMember(tokens, reward * (number % 2), bool(number % 2)))
+    return BatchGroup(name, tuple(made))
+
+
+def _episode(name: str, prompt: list[int], generator: torch.Generator) -> EpisodeTokens:
+    """One to five turns of sampled tokens, with an observation between two turns."""
+    ids, trained, turns = list(prompt), [False] * len(prompt), [0] * len(prompt)
+    for turn in range(int(torch.randint(1, 6, (), generator=generator))):
+        sampled, observed = (int(n) for n in torch.randint(1, 9, (2,), generator=generator))
+        ids += _ids(observed + sampled, generator)
+        trained += [False] * observed + [True] * sampled
+        turns += [turn] * (observed + sampled)
+    logprobs = (-4 * torch.rand(len(ids), generator=generator)).tolist()
+    return EpisodeTokens(f"traj-{name}", (Context(ids, trained, logprobs, turns),), 1.0, 0, 0, 0)
+
+
+def _ids(count: int, generator: torch.Generator) -> list[int]:
+    ids: list[int] = torch.randint(VOCAB, (count,), generator=generator).tolist()
+    return ids

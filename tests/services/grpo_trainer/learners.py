@@ -1,0 +1,63 @@
+"""Learners on one rank and on several, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from grpo_trainer.adapters.packed_model import ModelOptions
+from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.domain.spec import TrainingSpec
+
+DEADLINE_S = 60.0
+
+
+def spec(**other: object) -> TrainingSpec:
+    return TrainingSpec("run-0000000000ab", "tiny", 4, learning_rate=2e-3, **other)  # type: ignore[arg-type]
+
+
+def options(
+    ranks: int, *, deadline_s: float = DEADLINE_S, model: ModelOptions | None = None
+) -> LearnerOptions:
+    """Microbatches so small that ranks have several, and unequally many."""
+    return LearnerOptions(
+        num_threads=1,
+        microbatch_tokens=40,
+        ranks=ranks,
+        rank_deadline_s=deadline_s,
+        model=model or ModelOptions(),
+    )
+
+
+@contextmanager
+def thread_of(given: LearnerOptions) -> Iterator[LearnerThread]:
+    thread = LearnerThread(given)
+    try:
+        yield thread
+    finally:
+        thread.close()
+
+
+@asynccontextmanager
+async def begun(thread: LearnerThread, base: Path, of: TrainingSpec) -> AsyncIterator[TorchLearner]:
+    learner = TorchLearner(thread)
+    await learner.begin(of, base)
+    try:
+        yield learner
+    finally:
+        await learner.close()
+
+
+async def weights(learner: TorchLearner, folder: Path) -> dict[str, Tensor]:
+    """What the learner would publish."""
+    await (await learner.snapshot()).export(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)

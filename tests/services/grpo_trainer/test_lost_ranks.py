@@ -1,0 +1,58 @@
+"""Ranks with other settings, and ranks that are lost: each test has a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.services.grpo_trainer.batches import policy, rollouts
+from tests.services.grpo_trainer.learners import (
+    DEADLINE_S,
+    begun,
+    distance,
+    options,
+    spec,
+    thread_of,
+    weights,
+)
+
+from grpo_trainer.adapters.packed_model import ModelOptions
+from grpo_trainer.adapters.torch_learner import TorchLearner
+from grpo_trainer.domain.errors import InvalidTrainingSpec, LostRank
+
+
+async def test_checkpointed_layers_on_two_ranks(tmp_path: Path) -> None:
+    base = policy(tmp_path / "base")
+    with thread_of(options(1)) as alone:
+        async with begun(alone, base, spec()) as learner:
+            await learner.step(rollouts(1))
+            expected = await weights(learner, tmp_path / "expected")
+    given = options(2, model=ModelOptions(gradient_checkpointing=True))
+    with thread_of(given) as thread:
+        async with begun(thread, base, spec()) as learner:
+            await learner.step(rollouts(1))
+            assert distance(expected, await weights(learner, tmp_path / "found")) <= 1e-6
+
+
+@pytest.mark.parametrize(("number", "deadline_s"), [(signal.SIGKILL, DEADLINE_S), (signal.SIGSTOP, 4.0)])
+async def test_a_lost_rank_fails_the_step(number: signal.Signals, deadline_s: float, tmp_path: Path) -> None:
+    base = policy(tmp_path / "base")
+    with thread_of(options(2, deadline_s=deadline_s)) as thread:
+        learner = TorchLearner(thread)
+        await learner.begin(spec(), base)
+        [child] = thread.group.children
+        os.kill(child, number)
+        with pytest.raises(LostRank, match="all 2 ranks"):
+            await learner.step(rollouts(1))
+        with pytest.raises(LostRank):
+            await learner.snapshot()
+        await learner.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+async def test_ranks_and_compiled_layers_are_refused_together() -> None:
+    with pytest.raises(InvalidTrainingSpec, match="compiled"):
+        options(2, model=ModelOptions(compiled=True))

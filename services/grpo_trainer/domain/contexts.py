@@ -8,7 +8,7 @@ tokens, the stop token included, are trained, except in a turn whose completion 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from grpo_trainer.domain.errors import UnusableTrajectory
@@ -96,6 +96,16 @@ def episode_tokens(
             f"{trajectory_id}: a row begins with a prompt, and a policy must have sampled"
         )
     return EpisodeTokens(trajectory_id, contexts, temperature, min(versions), max(versions), masked)
+
+
+def context_counts(episodes: Iterable[EpisodeTokens]) -> dict[str, float]:
+    """Metrics of a batch: context_forks, rows that begin anew within an episode; masked_turns, turns that
+    could not be read and were left out."""
+    counts = {"context_forks": 0.0, "masked_turns": 0.0}
+    for episode in episodes:
+        counts["context_forks"] += max(len(episode.contexts) - 1, 0)
+        counts["masked_turns"] += episode.num_masked_turns
+    return counts
 
 
 def _check_turn(trajectory_id: str, number: int, turn: SampledTurn) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from upcycle.rewards import EvaluationResult, SubScore
     from upcycle.scenario import Answer, Scenario
     from upcycle.tasks import Task, Taskset
+    from upcycle.train import TrainingClient
 
 _HOME = {
     "Answer": "upcycle.scenario",
@@ -26,10 +27,11 @@ _HOME = {
     "SubScore": "upcycle.rewards",
     "Task": "upcycle.tasks",
     "Taskset": "upcycle.tasks",
+    "TrainingClient": "upcycle.train",
     "UpcycleError": "upcycle.errors",
     "create_agent": "upcycle.agents",
 }
-_MODULES = ("agents", "eval", "graders", "tasks")
+_MODULES = ("agents", "eval", "graders", "tasks", "train")
 
 __all__ = [
     "Answer",
@@ -40,6 +42,7 @@ __all__ = [
     "SubScore",
     "Task",
     "Taskset",
+    "TrainingClient",
     "UpcycleError",
     "create_agent",
     "eval",

@@ -1,17 +1,27 @@
 """Builds the trainer; the only module that constructs adapters. Nothing connects before it is started."""
 
+from dataclasses import dataclass
+
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.policies import IDEMPOTENT, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.conversations import ChatConversations
+from grpo_trainer.adapters.departure import Departure
+from grpo_trainer.adapters.heads import RegistryHeads
+from grpo_trainer.adapters.interactive_learner import InteractiveLearner
+from grpo_trainer.adapters.interactive_states import InteractiveStates
+from grpo_trainer.adapters.policies import IDEMPOTENT, BranchPolicies, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.stored_trajectories import IDEMPOTENT as READ_AGAIN
+from grpo_trainer.adapters.stored_trajectories import PlatformTrajectories
 from grpo_trainer.adapters.stores import BlobBodies, BlobStates
 from grpo_trainer.adapters.telemetry import TrainerInstruments
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.handlers import FactReader
-from grpo_trainer.ports import Tools
+from grpo_trainer.ports import HandTools, Tools
 from grpo_trainer.servicer import TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
+from grpo_trainer.usecases.models import Models
 from grpo_trainer.usecases.sessions import Sessions
 from service_kit import Service, Worker, as_component, run_main, utc_now
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
@@ -39,6 +49,37 @@ class _LearnerComponent:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    registry: Peer
+    trajectories: Peer
+
+
+def _hand_tools(
+    settings: GrpoTrainerSettings,
+    tools: Tools,
+    sessions: Sessions,
+    thread: LearnerThread,
+    blobs: S3BlobStore,
+    peers: _Peers,
+) -> HandTools:
+    """What training by hand works with; facts and folders are those of the runs."""
+    return HandTools(
+        new_learner=lambda: InteractiveLearner(thread),
+        trajectories=PlatformTrajectories(peers.trajectories, train_parse_errors=settings.train_parse_errors),
+        conversations=ChatConversations(),
+        heads=RegistryHeads(peers.registry),
+        states=InteractiveStates(blobs),
+        policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
+        facts=tools.facts,
+        busy=sessions.trainer_of,
+        now=utc_now,
+        work_dir=settings.data_dir,
+        keep_states=settings.keep_states,
+        max_open=settings.max_open_models,
+    )
+
+
 def build_app(settings: GrpoTrainerSettings) -> Service:
     """Wires everything. Needs a running event loop."""
     service = Service(NAME, settings)
@@ -64,15 +105,21 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
     )
-    sessions = Sessions(tools)
+    sessions = Sessions(tools, leave_s=settings.spot_grace_s / 2)
     reader = FactReader(bus, sessions)
-    servicer = TrainingServicer(sessions)
+    peers = _Peers(
+        registry, service.add(Peer("trajectories", settings.peers.trajectories, idempotent=READ_AGAIN))
+    )
+    models = Models(_hand_tools(settings, tools, sessions, thread, blobs, peers))
+    servicer = TrainingServicer(sessions, models)
     service.add(_LearnerComponent(thread))
     service.add(as_component("bus", bus))
+    service.add(models)
     service.add(
         GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)
     )
     service.add(Worker("training", reader.run, ready=reader.ready))
+    service.add(Departure(settings.spot_grace_s, leave=service.request_stop))
     return service
 
 

@@ -126,6 +126,9 @@ class States(Protocol):
     async def marker_of(self, state: SessionState) -> StoredBody:
         """Claim check of the marker of a committed state."""
 
+    async def stop(self, state: SessionState) -> None:
+        """Remember that the run ends early, with this state."""
+
     async def close(self, state: SessionState) -> None:
         """Remember that the run is over."""
 

@@ -1,24 +1,45 @@
-"""TrainingService: what the trainer is doing, and what it can do."""
+"""TrainingService: what the trainer is doing, what it can do, and training by hand."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from grpc_edge import StatusTable, domain_errors_as_status
 from grpo_math.advantages import ADVANTAGES
 from grpo_math.objective import LOSSES
 from grpo_trainer import views
-from grpo_trainer.domain.errors import UnknownSession
+from grpo_trainer import wire_by_hand as wire
+from grpo_trainer.domain import errors
+from grpo_trainer.domain.hands import Update
+from grpo_trainer.usecases.models import Models
 from grpo_trainer.usecases.sessions import Sessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
 
-STATUS_OF: Final[StatusTable] = {UnknownSession: grpc.StatusCode.NOT_FOUND}
+STATUS_OF: Final[StatusTable] = {
+    errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownForward: grpc.StatusCode.NOT_FOUND,
+    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidTrainingSpec: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.StaleForward: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NothingAccumulated: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.LostGradients: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ModelBusy: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Diverged: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.HeadMoved: grpc.StatusCode.ABORTED,
+    errors.LineageTaken: grpc.StatusCode.ABORTED,
+    errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
+    errors.Waiting: grpc.StatusCode.UNAVAILABLE,
+}
 _LONGEST_SILENCE_S: Final = 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,13 +48,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TrainingServicer(TrainingServiceServicer):
     """See proto/upcycle/api/training/v1/service.proto."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, models: Models) -> None:
         self._sessions = sessions
+        self._models = models
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
-        """One session as it is now."""
+        """One session as it is now, and what its newest steps measured."""
         async with domain_errors_as_status(context, STATUS_OF):
-            return pb.GetSessionResponse(session=views.find(self._sessions, request.run_id))
+            view = views.find(self._sessions, request.run_id)
+            steps = views.steps(self._sessions, request.run_id, request.num_steps)
+            return pb.GetSessionResponse(session=view, steps=steps)
 
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
@@ -60,6 +84,85 @@ class TrainingServicer(TrainingServiceServicer):
                 yield pb.WatchSessionResponse(session=view)
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
-        """Names that a training configuration may use."""
+        """Names that a training configuration, or a pass by hand, may use."""
         async with domain_errors_as_status(context, STATUS_OF):
+            if request.model:
+                await self._models.tools.heads.head(request.model)
             return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
+
+    async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
+        """Log-probabilities under the weights of now, for a loss of the caller's."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            inputs, options = wire.inputs_from_wire(request.batch), wire.options_from_wire(request.batch)
+            forward_id, version, data = await self._models.once(
+                request.model,
+                request.request_id,
+                _digest(request),
+                lambda model: model.forward(inputs, options),
+                remember=False,
+            )
+            return pb.ForwardResponse(
+                forward_id=forward_id, version=version, data=map(wire.datum_to_wire, data)
+            )
+
+    async def ForwardBackward(
+        self, request: pb.ForwardBackwardRequest, context: Context
+    ) -> pb.ForwardBackwardResponse:
+        """Adds the gradient of a built-in loss."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            asked, request_id = wire.pass_from_wire(request), request.request_id
+            measured = await self._models.once(
+                request.model,
+                request_id,
+                _digest(request),
+                lambda model: model.forward_backward(request_id, asked),
+            )
+            return wire.measured_to_wire(measured)
+
+    async def Backward(self, request: pb.BackwardRequest, context: Context) -> pb.BackwardResponse:
+        """Adds the gradient that the caller worked out."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            weights = wire.weights_from_wire(request.weights)
+            request_id, forward_id, metrics = request.request_id, request.forward_id, dict(request.metrics)
+            measured = await self._models.once(
+                request.model,
+                request_id,
+                _digest(request),
+                lambda model: model.backward(request_id, forward_id, weights, metrics),
+            )
+            return pb.BackwardResponse(metrics=wire.finite(measured.metrics), num_datums=measured.num_datums)
+
+    async def OptimStep(self, request: pb.OptimStepRequest, context: Context) -> pb.OptimStepResponse:
+        """Updates, saves, publishes and promotes."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            update, request_id = wire.update_from_wire(request), request.request_id
+            done = await self._models.once(
+                request.model,
+                request_id,
+                _digest(request),
+                lambda model: model.optim_step(request_id, update),
+            )
+            return pb.OptimStepResponse(result=wire.step_to_wire(done))
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
+        """ForwardBackward and OptimStep."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            asked, request_id = wire.pass_from_wire(request), request.request_id
+            update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
+            measured, done = await self._models.once(
+                request.model,
+                request_id,
+                _digest(request),
+                lambda model: model.step(request_id, asked, update),
+            )
+            return pb.StepResponse(
+                result=wire.step_to_wire(done),
+                metrics=wire.finite(measured.metrics),
+                num_datums=measured.num_datums,
+            )
+
+
+def _digest(request: Message) -> bytes:
+    """Of the content of a request: equal requests, equal digests."""
+    named = request.DESCRIPTOR.full_name.encode()
+    return hashlib.sha256(named + request.SerializeToString(deterministic=True)).digest()

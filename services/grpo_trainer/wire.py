@@ -34,6 +34,9 @@ _PLAIN_FIELDS: Final = (
     "weight_decay",
     "adam_beta1",
     "adam_beta2",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
 )
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
@@ -125,10 +128,7 @@ def tokens_from_body(
     holds = (body.trajectory_id, body.run_id, body.group_id, body.member, body.task_digest, trains)
     if said != holds:
         raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
-    turns = [_turn(turn) for turn in body.turns]
-    tokens = episode_tokens(
-        graded.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
-    )
+    tokens = tokens_of_body(body, train_parse_errors=train_parse_errors)
     span = (tokens.oldest_version, tokens.newest_version)
     if span != (graded.oldest_version, graded.newest_version):
         raise UnusableTrajectory(
@@ -136,6 +136,14 @@ def tokens_from_body(
             f"{(graded.oldest_version, graded.newest_version)}: staleness cannot be trusted"
         )
     return tokens
+
+
+def tokens_of_body(body: trajectory.TrajectoryBody, *, train_parse_errors: bool) -> EpisodeTokens:
+    """The rows of a stored episode, as it is. Raises UnusableTrajectory where arrays disagree."""
+    turns = [_turn(turn) for turn in body.turns]
+    return episode_tokens(
+        body.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
+    )
 
 
 def _turn(turn: trajectory.Turn) -> SampledTurn:

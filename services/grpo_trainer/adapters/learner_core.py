@@ -219,7 +219,7 @@ def canary(model: PackedModel, rows: Sequence[TrainingRow]) -> list[tuple[list[i
         return []
     probes = [_probe(row) for row in rows]
     logprobs, _ = model.logprobs(pack(probes, share_prefixes=False).to(model.device))
-    parts = logprobs.split([probe.num_trained for probe in probes])
+    parts = torch.split(logprobs, [probe.num_trained for probe in probes])
     return [
         (probe.token_ids.tolist(), [min(value, 0.0) for value in part.tolist()])
         for probe, part in zip(probes, parts, strict=True)

@@ -93,6 +93,13 @@ def _published(manifest: PolicyManifest) -> PublishedPolicy:
     return PublishedPolicy(manifest.version, manifest.digest, wire.stored(manifest_ref(manifest)))
 
 
+class BranchPolicies(RegistryPolicies):
+    """See ports.Policies; the parent of a version is what it was trained from, of whatever number."""
+
+    async def _parent(self, state: SessionState) -> PolicyManifest:
+        return await self._manifest(state.base.manifest)
+
+
 class HeldOutTasks:
     """See ports.HeldOut."""
 

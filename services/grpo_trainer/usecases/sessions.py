@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnknownSession
 from grpo_trainer.domain.spec import TrainingSpec
@@ -19,12 +20,17 @@ from grpo_trainer.usecases.session import Phase, TrainingSession
 
 log = logging.getLogger(__name__)
 
+_LAST_MOMENT_S: Final = 1.0
+"""For abandoned sessions to let go; a learner in the middle of a step cannot."""
+
 
 class Sessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, *, leave_s: float = 15.0) -> None:
+        """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned."""
         self._tools = tools
+        self._leave_s = leave_s
         self.horizon = Horizon()
         self.patience = Patience()
         self._sessions: dict[str, TrainingSession] = {}
@@ -89,14 +95,28 @@ class Sessions:
             stopping.cancel()
 
     async def stop(self) -> None:
-        """Let steps under way become durable, then end every session."""
+        """Let steps under way become durable, then end every session. What takes too long is abandoned: the
+        newest durable state does not know of it, and whoever resumes takes that step again."""
         for session in self._sessions.values():
             session.stop()
         running = [task for task in self._tasks.values() if not task.done()]
         for run_id, task in self._tasks.items():
             if self._sessions[run_id].phase is Phase.OPENING:
                 task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if not running:
+            return
+        _, late = await asyncio.wait(running, timeout=self._leave_s)
+        for task in late:
+            log.warning("step_abandoned", extra={"task": task.get_name(), "leave_s": self._leave_s})
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=_LAST_MOMENT_S)
+
+    def trainer_of(self, model: str) -> str | None:
+        """The run that trains a model now, if there is one."""
+        over = (Phase.FINISHED, Phase.FAILED)
+        going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in over)
+        return next((one.spec.run_id for one in going), None)
 
     @property
     def all(self) -> list[TrainingSession]:

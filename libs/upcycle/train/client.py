@@ -1,0 +1,305 @@
+"""The client of training by hand: one model, its gradients, its checkpoints.
+
+A request that finds the trainer away is sent again under the same id until `timeout_s`; the trainer answers
+a repeated id alike, so nothing is ever accumulated or applied twice.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
+
+from upcycle.errors import UpcycleError
+from upcycle.evaluation import connected
+from upcycle.train.custom import CustomLoss, weights_of
+from upcycle.train.inputs import TrainingInput, input_to_wire
+from upcycle.train.results import (
+    Forward,
+    ForwardBackwardResult,
+    OptimStepResult,
+    StepResult,
+    datum_of,
+    optim_step_of,
+    step_of,
+)
+
+if TYPE_CHECKING:
+    from upcycle.api.registry.v1.registry_pb2 import Checkpoint
+    from upcycle.platform import Addresses, Platform
+
+T = TypeVar("T")
+DEFAULT_LOSS: Final = "importance_sampling"
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 3.0
+_ACTOR: Final = "training client"
+
+
+class AdamOptions(TypedDict, total=False):
+    """Of an update, beside its rate: 0.9, 0.95, 1e-8, 0, and 1 (0: no bound) unless said otherwise."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+class StepOptions(AdamOptions, total=False):
+    """And of the pass before it; see `forward_backward`."""
+
+    reward_scale: float
+    num_substeps: int
+    advantage: str
+
+
+class TrainingClient:
+    """Trains one model slug and moves its head: what the gateway serves, and what the next rollout samples.
+
+    inputs of every pass: Runs, ids of stored trajectories, Trajectory, Conversation and TokenRow objects.
+    Raises grpc_edge.RemoteError for what the trainer refuses, with its reason; UpcycleError for what is wrong
+    on this side.
+    """
+
+    def __init__(
+        self, model: str, *, runtime: "Platform | Addresses | None" = None, timeout_s: float = 600.0
+    ) -> None:
+        """runtime: where (a Platform or its Addresses); by default the platform that is found, when a call
+        is made. timeout_s: of each call, with everything that it waits for."""
+        if not model:
+            raise UpcycleError("the model slug is empty", "`upcycle models list` names those that exist")
+        self.model = model
+        self._runtime = runtime
+        self._timeout_s = timeout_s
+        self._accumulated: list[str] = []
+
+    async def step(
+        self,
+        inputs: Sequence[TrainingInput],
+        *,
+        learning_rate: float,
+        group_size: int | None = None,
+        loss_fn: str = DEFAULT_LOSS,
+        loss_fn_config: Mapping[str, float] | None = None,
+        promote: bool = True,
+        **more: Unpack[StepOptions],
+    ) -> StepResult:
+        """forward_backward, then optim_step, in one request; see both for the arguments."""
+        from upcycle.api.training.v1 import service_pb2 as pb
+
+        scale, advantage = more.pop("reward_scale", 1.0), more.pop("advantage", "")
+        num_substeps = more.pop("num_substeps", 1)
+        request = pb.StepRequest(
+            model=self.model,
+            request_id=_new_id("step"),
+            batch=_batch(inputs, group_size, scale, advantage),
+            loss=_loss(loss_fn, loss_fn_config),
+            num_substeps=num_substeps,
+            adam=_adam(learning_rate, more),
+            keep_head=not promote,
+        )
+        reply = await self._call("step", lambda stub: stub.Step, request)
+        return step_of(reply.result, dict(reply.metrics), reply.num_datums)
+
+    async def forward_backward(
+        self,
+        inputs: Sequence[TrainingInput],
+        loss_fn: str = DEFAULT_LOSS,
+        loss_fn_config: Mapping[str, float] | None = None,
+        *,
+        group_size: int | None = None,
+        reward_scale: float = 1.0,
+        num_substeps: int = 1,
+        advantage: str = "",
+    ) -> ForwardBackwardResult:
+        """Adds the gradient of a built-in loss to what is accumulated; the next optim_step divides all of it
+        by its trained tokens.
+
+        group_size: consecutive inputs whose rewards are compared (absent: all; 1: the reward itself counts).
+        num_substeps: slices that the pass is computed in; less memory, the same gradient.
+        """
+        from upcycle.api.training.v1 import service_pb2 as pb
+
+        request = pb.ForwardBackwardRequest(
+            model=self.model,
+            request_id=_new_id("fb"),
+            batch=_batch(inputs, group_size, reward_scale, advantage),
+            loss=_loss(loss_fn, loss_fn_config),
+            num_substeps=num_substeps,
+        )
+        reply = await self._call("forward_backward", lambda stub: stub.ForwardBackward, request)
+        self._accumulated.append(request.request_id)
+        return ForwardBackwardResult(dict(reply.metrics), reply.num_datums)
+
+    async def forward(
+        self,
+        inputs: Sequence[TrainingInput],
+        *,
+        group_size: int | None = None,
+        reward_scale: float = 1.0,
+        advantage: str = "",
+    ) -> Forward:
+        """Log-probabilities of every token under the policy in training; changes nothing."""
+        from upcycle.api.training.v1 import service_pb2 as pb
+
+        request = pb.ForwardRequest(
+            model=self.model,
+            request_id=_new_id("fwd"),
+            batch=_batch(inputs, group_size, reward_scale, advantage),
+        )
+        reply = await self._call("forward", lambda stub: stub.Forward, request)
+        return Forward(reply.forward_id, reply.version, [datum_of(datum) for datum in reply.data])
+
+    async def backward(
+        self,
+        forward_id: str,
+        weights: Sequence[Sequence[float]],
+        metrics: Mapping[str, float] | None = None,
+    ) -> ForwardBackwardResult:
+        """Adds a gradient that was worked out here. weights: per datum of the forward, -dC/dlogprob of each
+        of its tokens. Refused where the weights of the model changed since the forward."""
+        from upcycle.api.training.v1 import interactive_pb2, service_pb2
+
+        request = service_pb2.BackwardRequest(
+            model=self.model,
+            request_id=_new_id("bwd"),
+            forward_id=forward_id,
+            weights=[interactive_pb2.TokenValues(values=values) for values in weights],
+            metrics=dict(metrics or {}),
+        )
+        reply = await self._call("backward", lambda stub: stub.Backward, request)
+        self._accumulated.append(request.request_id)
+        return ForwardBackwardResult(dict(reply.metrics), reply.num_datums)
+
+    async def forward_backward_custom(
+        self,
+        inputs: Sequence[TrainingInput],
+        loss_fn: CustomLoss,
+        *,
+        group_size: int | None = None,
+        reward_scale: float = 1.0,
+    ) -> ForwardBackwardResult:
+        """Adds the gradient of a loss that is computed here, with torch.
+
+        loss_fn(data, logprobs) -> (loss, metrics): DatumTensors, and as many tensors [T] to differentiate by.
+        Raises CustomLossInvalid.
+        """
+        passed = await self.forward(inputs, group_size=group_size, reward_scale=reward_scale)
+        weights, metrics = await asyncio.to_thread(weights_of, passed.data, loss_fn)
+        return await self.backward(passed.forward_id, weights, metrics)
+
+    async def optim_step(
+        self, learning_rate: float, *, promote: bool = True, **adam: Unpack[AdamOptions]
+    ) -> OptimStepResult:
+        """One update with everything accumulated: saved, published and, if `promote`, made head.
+
+        adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused where
+        gradients that this client accumulated are lost.
+        """
+        from upcycle.api.training.v1 import service_pb2 as pb
+
+        request = pb.OptimStepRequest(
+            model=self.model,
+            request_id=_new_id("optim"),
+            adam=_adam(learning_rate, adam),
+            gradients=self._accumulated,
+            keep_head=not promote,
+        )
+        self._accumulated = []
+        reply = await self._call("optim_step", lambda stub: stub.OptimStep, request)
+        return optim_step_of(reply.result)
+
+    async def available_losses(self) -> list[str]:
+        """Built-in losses that the model can be trained with."""
+        from upcycle.api.training.v1.service_pb2 import ListLossesRequest
+
+        request = ListLossesRequest(model=self.model)
+        reply = await self._call("available_losses", lambda stub: stub.ListLosses, request)
+        return list(reply.losses)
+
+    async def checkpoints(self) -> "list[Checkpoint]":
+        """The model's checkpoint tree, oldest first."""
+        from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+
+        request = ListCheckpointsRequest(model=self.model)
+        reply = await self._ask("checkpoints", lambda at: at.registry.ListCheckpoints, request)
+        return list(reply.checkpoints)
+
+    async def head(self) -> "Checkpoint":
+        """The promoted checkpoint: what the gateway serves, and where the next step begins."""
+        from upcycle.api.registry.v1.service_pb2 import GetModelRequest
+
+        reply = await self._ask("head", lambda at: at.registry.GetModel, GetModelRequest(model=self.model))
+        checkpoint: Checkpoint = reply.head
+        return checkpoint
+
+    async def set_head(self, checkpoint: "str | Checkpoint", *, reason: str = "set by hand") -> "Checkpoint":
+        """Roll back, or branch: the next step extends the tree from there."""
+        from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
+
+        checkpoint_id = checkpoint if isinstance(checkpoint, str) else checkpoint.checkpoint_id
+        request = SetHeadRequest(model=self.model, checkpoint_id=checkpoint_id, actor=_ACTOR, reason=reason)
+        await self._ask("set_head", lambda at: at.registry.SetHead, request)
+        return await self.head()
+
+    async def _call(self, what: str, method: Callable[[Any], Any], request: Any) -> Any:
+        return await self._ask(what, lambda platform: method(platform.training), request)
+
+    async def _ask(self, what: str, method: "Callable[[Platform], Any]", request: Any) -> Any:
+        """The reply; sent again, under the same request id, while the service is away."""
+        from grpc_edge import remote_errors
+
+        async def once(platform: "Platform", timeout_s: float) -> Any:
+            with remote_errors(f"{what} of {self.model!r}"):
+                return await method(platform)(request, timeout=timeout_s)
+
+        async with connected(self._runtime) as platform:
+            return await _until_available(lambda left_s: once(platform, left_s), self._timeout_s)
+
+
+async def _until_available(call: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
+    from grpc_edge import RemoteUnavailable
+
+    give_up_at, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while True:
+        left_s = max(give_up_at - time.monotonic(), 0.1)
+        try:
+            return await call(left_s)
+        except RemoteUnavailable:
+            if time.monotonic() + pause_s >= give_up_at:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+def _new_id(what: str) -> str:
+    return f"{what}-{uuid.uuid4().hex}"
+
+
+def _batch(
+    inputs: Sequence[TrainingInput], group_size: int | None, reward_scale: float, advantage: str
+) -> Any:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    return pb.Batch(
+        inputs=[input_to_wire(one) for one in inputs],
+        group_size=group_size,
+        reward_scale=reward_scale,
+        advantage=advantage,
+    )
+
+
+def _loss(name: str, config: Mapping[str, float] | None) -> Any:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    return pb.Loss(name=name, config=dict(config or {}))
+
+
+def _adam(learning_rate: float, given: Mapping[str, Any]) -> Any:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    names = [field.name for field in pb.AdamParameters.DESCRIPTOR.fields]
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise UpcycleError(f"unknown argument {unknown[0]!r}", f"the optimizer has {', '.join(names)}")
+    return pb.AdamParameters(learning_rate=learning_rate, **given)

@@ -1,0 +1,175 @@
+"""What training is given: Runs, ids of stored trajectories, and what the caller brings; mixed freely."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from upcycle.errors import UpcycleError
+from upcycle.evaluation import Run
+
+if TYPE_CHECKING:
+    from upcycle.api.training.v1.interactive_pb2 import TrainingInput as WireInput
+    from upcycle.api.trajectory.v1.trajectory_pb2 import Message
+
+
+class InputInvalid(UpcycleError, ValueError):
+    """Something in a batch cannot be trained on."""
+
+    kind = "input_invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn: the whole prompt, the sampled tokens, and a log-probability for each of these."""
+
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    output_logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A graded episode that the platform does not hold. temperature: at which it was sampled."""
+
+    samples: Sequence[Sample]
+    reward: float
+    temperature: float = 1.0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages (role, content, tool_calls as in chat completions) of which the assistant's are learnt, with
+    loss `cross_entropy`. tools: specs as rendered into the prompt. weight: of each trained token."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    weight: float = 1.0
+    last_turn_only: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """Token ids with one value per token, aligned to the token itself; a token is trained where its weight
+    (`cross_entropy`), or its advantage (other losses, with sampling_logprobs), is not 0."""
+
+    token_ids: Sequence[int]
+    weights: Sequence[float] = ()
+    sampling_logprobs: Sequence[float] = ()
+    advantages: Sequence[float] = ()
+    reward: float | None = None
+    temperature: float = 1.0
+    name: str = ""
+
+
+TrainingInput = str | Run | Trajectory | Conversation | TokenRow
+
+
+def whole_groups(runs: Sequence[Run], group_size: int) -> list[Run]:
+    """The runs without those groups (consecutive `group_size` runs) in which an episode has no reward.
+
+    Raises InputInvalid where the runs are not whole groups.
+    """
+    if group_size < 1 or len(runs) % group_size:
+        raise InputInvalid(f"{len(runs)} runs are not whole groups of {group_size}")
+    groups = [runs[first : first + group_size] for first in range(0, len(runs), group_size)]
+    return [run for group in groups if not any(run.is_error for run in group) for run in group]
+
+
+def input_to_wire(given: TrainingInput) -> "WireInput":
+    """One input as the trainer takes it. Raises InputInvalid."""
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    match given:
+        case str():
+            return pb.TrainingInput(trajectory_id=given)
+        case Run():
+            if given.is_error:
+                raise InputInvalid(
+                    f"run {given.trace_id} has no reward: {given.failure}",
+                    "leave its group out; upcycle.train.whole_groups does",
+                )
+            return pb.TrainingInput(trajectory_id=given.trace_id, reward=given.reward)
+        case Trajectory():
+            return _trajectory(given)
+        case Conversation():
+            return pb.TrainingInput(conversation=_conversation(given))
+        case TokenRow():
+            return _row(given)
+    raise InputInvalid(
+        f"{type(given).__name__} cannot be trained on",
+        "give Runs, trace ids, Trajectory, Conversation or TokenRow objects",
+    )
+
+
+def _trajectory(given: Trajectory) -> "WireInput":
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    samples = [
+        pb.InlineSample(
+            prompt_token_ids=sample.prompt_token_ids,
+            output_token_ids=sample.output_token_ids,
+            output_logprobs=sample.output_logprobs,
+        )
+        for sample in given.samples
+    ]
+    inline = pb.InlineTrajectory(samples=samples, name=given.name, temperature=given.temperature)
+    return pb.TrainingInput(trajectory=inline, reward=given.reward)
+
+
+def _row(given: TokenRow) -> "WireInput":
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    row = pb.TokenRow(
+        token_ids=given.token_ids,
+        weights=given.weights,
+        sampling_logprobs=given.sampling_logprobs,
+        advantages=given.advantages,
+        temperature=given.temperature,
+        name=given.name,
+    )
+    return pb.TrainingInput(row=row, reward=given.reward)
+
+
+def _conversation(given: Conversation) -> Any:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    return pb.Conversation(
+        messages=[_message(given.name, at, message) for at, message in enumerate(given.messages)],
+        tools_json=json.dumps(list(given.tools)) if given.tools else "",
+        name=given.name,
+        weight=given.weight,
+        last_turn_only=given.last_turn_only,
+    )
+
+
+def _message(name: str, at: int, message: Mapping[str, Any]) -> "Message":
+    from upcycle.api.trajectory.v1 import trajectory_pb2
+
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        raise InputInvalid(
+            f"{name or 'a conversation'}: message {at} needs a role and text content, got role {role!r} and "
+            f"content of type {type(content).__name__}"
+        )
+    return trajectory_pb2.Message(
+        role=role,
+        content=content or "",
+        tool_calls=[_call(call) for call in message.get("tool_calls") or ()],
+        tool_call_id=message.get("tool_call_id", ""),
+        name=message.get("name", ""),
+    )
+
+
+def _call(call: Mapping[str, Any]) -> Any:
+    from upcycle.api.trajectory.v1 import trajectory_pb2
+
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    return trajectory_pb2.ToolCall(
+        call_id=call.get("id", ""),
+        name=function["name"],
+        arguments_json=arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )

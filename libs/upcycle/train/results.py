@@ -1,0 +1,109 @@
+"""What training by hand answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class DatumTensors:
+    """One row of a batch, per token from its second on; the arrays have equal length and are 0 where mask is.
+
+    reward: of the trajectory, scaled; advantage: of it within its group. traj_idx: index of the input;
+    group_idx: None without groups. logprobs: under the policy in training; sampling_logprobs: under the one
+    that sampled.
+    """
+
+    reward: float
+    advantage: float
+    traj_idx: int
+    group_idx: int | None
+    logprobs: Sequence[float]
+    sampling_logprobs: Sequence[float]
+    mask: Sequence[float]
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A forward pass by the weights of `version`. forward_id: for `backward`, until the weights change."""
+
+    forward_id: str
+    version: int
+    data: Sequence[DatumTensors]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackwardResult:
+    """A gradient was accumulated. num_datums: rows that were trained."""
+
+    metrics: Mapping[str, float]
+    num_datums: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepResult:
+    """An update is durable and published. sampler_path: of its weights; state_path: of its training state;
+    is_head: head moved to it."""
+
+    step: int
+    version: int
+    checkpoint_id: str
+    sampler_path: str
+    state_path: str
+    model: str
+    metrics: Mapping[str, float]
+    is_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult(OptimStepResult):
+    """An update with the pass before it. num_datums: rows that were trained."""
+
+    num_datums: int = 0
+
+
+def datum_of(message: "pb.Datum") -> DatumTensors:
+    """From the wire."""
+    return DatumTensors(
+        reward=message.reward,
+        advantage=message.advantage,
+        traj_idx=message.traj_idx,
+        group_idx=message.group_idx if message.HasField("group_idx") else None,
+        logprobs=list(message.logprobs),
+        sampling_logprobs=list(message.sampling_logprobs),
+        mask=list(message.mask),
+        token_ids=list(message.token_ids),
+    )
+
+
+def optim_step_of(message: "pb.OptimStepResult") -> OptimStepResult:
+    """From the wire."""
+    return OptimStepResult(
+        step=message.step,
+        version=message.version,
+        checkpoint_id=message.checkpoint_id,
+        sampler_path=message.sampler_path,
+        state_path=message.state_path,
+        model=message.model,
+        metrics=dict(message.metrics),
+        is_head=message.is_head,
+    )
+
+
+def step_of(message: "pb.OptimStepResult", metrics: Mapping[str, float], num_datums: int) -> StepResult:
+    """From the wire; the metrics of the pass and of the update are one mapping."""
+    return StepResult(
+        step=message.step,
+        version=message.version,
+        checkpoint_id=message.checkpoint_id,
+        sampler_path=message.sampler_path,
+        state_path=message.state_path,
+        model=message.model,
+        metrics={**metrics, **message.metrics},
+        is_head=message.is_head,
+        num_datums=num_datums,
+    )

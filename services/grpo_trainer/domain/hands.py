@@ -1,0 +1,142 @@
+"""Training by hand: parameters of an optimizer step, what a call measured, the durable state of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from grpo_trainer.domain.errors import InvalidInput
+from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
+from grpo_trainer.domain.steps import checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """One update of AdamW. max_grad_norm: 0 leaves the gradient as it is."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        wrong = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+        wrong += [f"{n} is {values[n]:g}, it must be > 0" for n in ("learning_rate", "eps") if values[n] <= 0]
+        wrong += [
+            f"{n} is {values[n]:g}, it must be in [0, 1)"
+            for n in ("beta1", "beta2")
+            if not 0 <= values[n] < 1
+        ]
+        wrong += [
+            f"{n} is {values[n]:g}, it must be >= 0"
+            for n in ("weight_decay", "max_grad_norm")
+            if values[n] < 0
+        ]
+        if wrong:
+            raise InvalidInput("; ".join(wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step. gradients: request ids that must be accumulated. keep_head: do not move head."""
+
+    adam: Adam
+    gradients: tuple[str, ...] = ()
+    keep_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one forward and backward pass added. num_datums: rows; trajectory_ids: those of the store."""
+
+    metrics: Mapping[str, float]
+    num_datums: int
+    trajectory_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatumValues:
+    """One row of a forward pass, per token from its second on; 0 where mask is 0."""
+
+    input_index: int
+    group_index: int | None
+    reward: float
+    advantage: float
+    logprobs: Sequence[float]
+    sampling_logprobs: Sequence[float]
+    mask: Sequence[float]
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The promoted checkpoint of a model; revision: +1 at each move."""
+
+    base: BasePolicy
+    revision: int
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self.base.checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class HandState:
+    """The durable state after an optimizer step by hand.
+
+    head_revision: of the head that the step began from. keep_head: head was to stay where it was.
+    """
+
+    session: SessionState
+    request_id: str
+    head_revision: int
+    keep_head: bool
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Of the version that the step produced."""
+        return checkpoint_id(self.session.spec.model, self.session.version)
+
+    def is_current(self, head: Head) -> bool:
+        """Training goes on from here: head is at this step, or was meant to stay and did."""
+        if head.checkpoint_id == self.checkpoint_id:
+            return True
+        return self.keep_head and head.revision == self.head_revision
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in a stable order."""
+        return {
+            "session": self.session.to_json(),
+            "request_id": self.request_id,
+            "head_revision": self.head_revision,
+            "keep_head": self.keep_head,
+        }
+
+
+def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
+    """The state that `to_json` described. Raises ValueError, KeyError, TypeError where it is none."""
+    return HandState(
+        session=state_from_json(plain["session"]),
+        request_id=plain["request_id"],
+        head_revision=plain["head_revision"],
+        keep_head=plain["keep_head"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """An optimizer step by hand, durable and published. is_head: head moved to it."""
+
+    step: int
+    version: int
+    checkpoint_id: str
+    sampler_path: str
+    state_path: str
+    model: str
+    metrics: Mapping[str, float]
+    is_head: bool

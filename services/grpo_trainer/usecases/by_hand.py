@@ -1,0 +1,286 @@
+"""One model that is trained by hand: gradients accumulate, an optimizer step makes a version of them.
+
+Guarantees: calls take turns; a state is durable before its version is published, and published before head
+moves; a step that was cut off is finished when the model is opened again; gradients are never applied to
+weights that they were not computed for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from grpo_trainer.domain.errors import (
+    HeadMoved,
+    LostGradients,
+    ModelBusy,
+    NothingAccumulated,
+    StaleForward,
+    UnknownForward,
+)
+from grpo_trainer.domain.hands import DatumValues, HandState, Head, Measured, StepDone, Update
+from grpo_trainer.domain.inputs import BatchOptions, Pass, PreparedBatch, TrainingInput, prepared_batch
+from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.ports import HandTools, Snapshot
+from grpo_trainer.usecases.hand_steps import hand_spec, publish_step, recorded, session_of, step_metrics
+from grpo_trainer.usecases.patience import Patience
+from grpo_trainer.usecases.preparing import Preparer
+
+log = logging.getLogger(__name__)
+
+_MAX_FORWARDS: Final = 8
+"""Forward passes that may still get their backward; each keeps its rows in memory."""
+_BUDGET_S: Final = 120.0
+"""How long a call waits for a store, a bus or a registry that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    batch: PreparedBatch
+    generation: int
+    version: int
+
+
+class ModelByHand:
+    """See the module. Every public method takes the model's lock."""
+
+    def __init__(self, model: str, tools: HandTools) -> None:
+        self.model = model
+        self.lock = asyncio.Lock()
+        self.patience = Patience(budget_s=_BUDGET_S)
+        self._tools = tools
+        self._learner = tools.new_learner()
+        self._preparer = Preparer(tools.trajectories, tools.conversations, self.patience)
+        self._policy: Path | None = None
+        self._at: Head | None = None
+        self._done: StepDone | None = None
+        self._request_id = ""
+        self._generation = 0
+        self._pending: dict[str, Measured] = {}
+        self._forwards: OrderedDict[str, _Forward] = OrderedDict()
+
+    @property
+    def has_gradients(self) -> bool:
+        """An optimizer step would have something to apply."""
+        return bool(self._pending)
+
+    async def forward(
+        self, inputs: tuple[TrainingInput, ...], options: BatchOptions
+    ) -> tuple[str, int, tuple[DatumValues, ...]]:
+        """Id of the pass, version of the weights, and the log-probabilities of every row."""
+        async with self.lock:
+            policy, head = await self._current()
+            batch = await self._prepared(Pass(inputs, options), policy)
+            data = await self._learner.forward(batch)
+            forward_id = f"fwd-{uuid.uuid4().hex[:16]}"
+            self._forwards[forward_id] = _Forward(batch, self._generation, head.base.version)
+            while len(self._forwards) > _MAX_FORWARDS:
+                self._forwards.popitem(last=False)
+            return forward_id, head.base.version, data
+
+    async def forward_backward(self, request_id: str, asked: Pass) -> Measured:
+        """Adds the gradient of a built-in loss."""
+        async with self.lock:
+            return await self._forward_backward(request_id, asked)
+
+    async def _forward_backward(self, request_id: str, asked: Pass) -> Measured:
+        policy, head = await self._current()
+        batch = await self._prepared(asked, policy)
+        measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
+        versions = [one.oldest_version for one in batch.inputs if one.oldest_version is not None]
+        age = {"staleness_max": float(head.base.version - min(versions))} if versions else {}
+        self._pending[request_id] = replace(measured, metrics={**measured.metrics, **age})
+        return self._pending[request_id]
+
+    async def backward(
+        self,
+        request_id: str,
+        forward_id: str,
+        weights: Sequence[Sequence[float]],
+        metrics: Mapping[str, float],
+    ) -> Measured:
+        """Adds the gradient that the caller worked out on the rows of a forward pass."""
+        async with self.lock:
+            await self._current()
+            found = self._forwards.get(forward_id)
+            if found is None:
+                raise UnknownForward(
+                    f"{self.model}: forward pass {forward_id!r} is not kept (the last {_MAX_FORWARDS} are, "
+                    "until the trainer restarts): call forward again"
+                )
+            if found.generation != self._generation:
+                raise StaleForward(
+                    f"{self.model}: {forward_id} was computed at v{found.version}, and the weights have "
+                    "changed since: call forward again"
+                )
+            measured = await self._learner.backward(found.batch, weights)
+            self._pending[request_id] = replace(measured, metrics={**measured.metrics, **metrics})
+            return self._pending[request_id]
+
+    async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[Measured, StepDone]:
+        """forward_backward and optim_step under one id; a repeated one computes nothing again."""
+        async with self.lock:
+            await self._current()
+            if (done := self._repeated(request_id)) is not None:
+                return Measured(done.metrics, int(done.metrics.get("datums", 0))), done
+            measured = await self._forward_backward(request_id, asked)
+            only = replace(update, gradients=(request_id,))
+            return measured, await self._optim_step(request_id, only)
+
+    async def optim_step(self, request_id: str, update: Update) -> StepDone:
+        """One update with all gradients since the last; durable, published and, unless told not to,
+        promoted."""
+        async with self.lock:
+            await self._current()
+            if (done := self._repeated(request_id)) is not None:
+                return done
+            return await self._optim_step(request_id, update)
+
+    async def close(self) -> None:
+        """Let the memory go; gradients are lost."""
+        self._pending.clear()
+        self._forwards.clear()
+        self._policy = self._at = None
+        self._generation += 1
+        await self._learner.close()
+
+    def _repeated(self, request_id: str) -> StepDone | None:
+        """The recorded answer, where the newest durable step was made by this very request."""
+        return self._done if request_id == self._request_id else None
+
+    async def _prepared(self, asked: Pass, policy: Path) -> PreparedBatch:
+        prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
+        return prepared_batch(prepared, asked.options, asked.loss)
+
+    async def _current(self) -> tuple[Path, Head]:
+        """Opens the model, or follows a head that was set elsewhere. Raises ModelBusy, HeadMoved,
+        UnknownModel."""
+        run = self._tools.busy(self.model)
+        if run is not None:
+            await self._discard()
+            raise ModelBusy(f"run {run} trains {self.model!r}: wait until it is over, or stop it")
+        head = await self.patience.until_done(lambda: self._tools.heads.head(self.model))
+        at = self._at
+        if at is not None and self._policy is not None:
+            if head.revision == at.revision or head.checkpoint_id == at.checkpoint_id:
+                self._at = at = replace(at, revision=head.revision)
+                return self._policy, at
+            if self._pending:
+                await self._discard()
+                raise HeadMoved(
+                    f"{self.model}: head was set to {head.checkpoint_id} while gradients were accumulated on "
+                    f"{at.checkpoint_id}; they are dropped: call forward_backward again"
+                )
+        return await self._open(head)
+
+    async def _discard(self) -> None:
+        if self._pending:
+            await self._learner.drop()
+        self._pending.clear()
+
+    async def _open(self, head: Head) -> tuple[Path, Head]:
+        """The newest state, if it is unfinished or head still is where it left it; else head itself."""
+        await self.close()
+        tools, patience = self._tools, self.patience
+        state = await patience.until_done(lambda: tools.states.newest(self.model))
+        if state is not None:
+            known = await patience.until_done(lambda: tools.heads.holds(self.model, state.checkpoint_id))
+            if not known or state.is_current(head):
+                await self._resume(state, state.session.base)
+                await self._finish(state, await self._learner.snapshot())
+                head = await patience.until_done(lambda: tools.heads.head(self.model))
+                if state.is_current(head) and self._policy is not None and self._at is not None:
+                    return self._policy, self._at
+            self._done = recorded(state, tools.states.marker_of(state), is_head=False)
+            self._request_id = state.request_id
+        return await self._follow(head)
+
+    async def _follow(self, head: Head) -> tuple[Path, Head]:
+        """Head's weights; with their optimizer state, where one is kept."""
+        tools, version = self._tools, head.base.version
+        kept = await self.patience.until_done(lambda: tools.states.of_version(self.model, version))
+        if kept is not None and kept.checkpoint_id == head.checkpoint_id:
+            policy = await self._resume(kept, head.base)
+        else:
+            policy = await self.patience.until_done(lambda: tools.policies.fetch(head.base))
+            await self._learner.begin(hand_spec(self.model), policy)
+        self._policy, self._at = policy, head
+        log.info("model_opened", extra={"model": self.model, "checkpoint_id": head.checkpoint_id})
+        return policy, head
+
+    async def _resume(self, state: HandState, base: BasePolicy) -> Path:
+        policy = await self.patience.until_done(lambda: self._tools.policies.fetch(base))
+        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
+            await self.patience.until_done(lambda: self._tools.states.tensors(state, Path(folder)))
+            await self._learner.resume(state.session.spec, policy, Path(folder))
+        self._policy = policy
+        return policy
+
+    async def _optim_step(self, request_id: str, update: Update) -> StepDone:
+        _, head = await self._current()
+        self._refuse_missing(update.gradients)
+        pending, self._pending = self._pending, {}
+        try:
+            numbers = await self._learner.apply(update.adam)
+        finally:
+            self._generation += 1
+        try:
+            snapshot = await self._learner.snapshot()
+            session = await self._session(head, step_metrics(pending, update.adam, numbers), pending)
+            session = replace(session, canary=snapshot.canary)
+            state = HandState(session, request_id, head.revision, update.keep_head)
+            return await self._finish(await self._persist(state, snapshot), snapshot)
+        except BaseException:
+            # The weights in memory may be ahead of what is durable: the next call opens the durable ones.
+            await self.close()
+            raise
+
+    def _refuse_missing(self, gradients: Sequence[str]) -> None:
+        missing = [one for one in gradients if one not in self._pending]
+        if missing:
+            raise LostGradients(
+                f"{self.model}: gradients of {', '.join(missing)} are not accumulated (the trainer was "
+                "restarted, or head moved): call forward_backward again"
+            )
+        if not self._pending:
+            raise NothingAccumulated(
+                f"{self.model}: no gradient is accumulated; call forward_backward before optim_step"
+            )
+
+    async def _session(
+        self, head: Head, metrics: Mapping[str, float], pending: Mapping[str, Measured]
+    ) -> SessionState:
+        tools, patience = self._tools, self.patience
+        newest = await patience.until_done(lambda: tools.policies.newest_version(self.model))
+        before = await patience.until_done(lambda: tools.states.newest(self.model))
+        return session_of(
+            hand_spec(self.model),
+            head,
+            step=1 if before is None else before.session.step + 1,
+            version=max(newest, head.base.version) + 1,
+            at=tools.now(),
+            metrics=metrics,
+            trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
+        )
+
+    async def _persist(self, state: HandState, snapshot: Snapshot) -> HandState:
+        """Weights, moments and what the step was, durable under one marker."""
+        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
+            await snapshot.save(Path(folder))
+            return await self.patience.until_done(lambda: self._tools.states.commit(state, Path(folder)))
+
+    async def _finish(self, state: HandState, snapshot: Snapshot) -> StepDone:
+        """Publish, announce and promote a durable step; repeated, it does what is left to do."""
+        self._done, self._at = await publish_step(state, self._tools, snapshot, self.patience)
+        self._request_id = state.request_id
+        await self.patience.until_done(
+            lambda: self._tools.states.prune(self.model, newest=self._tools.keep_states)
+        )
+        return self._done

@@ -1,0 +1,141 @@
+"""A durable step of training by hand: what it is called, how it is published, how head moves to it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import StoredBody
+from grpo_trainer.ports import HandTools, PublishedPolicy, Snapshot
+from grpo_trainer.usecases.patience import Patience
+from policy_files import manifest_key
+
+
+def hand_spec(model: str) -> TrainingSpec:
+    """The configuration under which a model is trained by hand; each call brings its own loss and rate."""
+    return TrainingSpec(run_id=f"hand-{model}", model=model, group_size=2, loss="importance_sampling")
+
+
+def session_of(
+    spec: TrainingSpec,
+    head: Head,
+    *,
+    step: int,
+    version: int,
+    at: datetime,
+    metrics: Mapping[str, float],
+    trajectory_ids: tuple[str, ...],
+) -> SessionState:
+    """The state after a step from `head`, without its tensors."""
+    record = StepRecord(
+        step=step,
+        version=version,
+        trajectory_ids=trajectory_ids,
+        settlements=(),
+        metrics=metrics,
+        staleness={},
+        completed_at=at,
+        traceparent="",
+        saves_checkpoint=True,
+        is_final=False,
+        parent_checkpoint_id=head.checkpoint_id,
+    )
+    return SessionState(
+        spec=spec,
+        base=head.base,
+        first_version=head.base.version,
+        version=version,
+        step=step,
+        cursor=0,
+        seen=0,
+        settled={},
+        settled_counts={},
+        held_out_tasks=(),
+        opened_at=at,
+        parent_checkpoint_id=head.checkpoint_id,
+        trace_headers={},
+        last_step=record,
+    )
+
+
+def step_metrics(
+    pending: Mapping[str, Measured], adam: Adam, numbers: Mapping[str, float]
+) -> dict[str, float]:
+    """Metrics of the checkpoint: of the update, and of the passes before it, weighted by their tokens."""
+    weights = [max(each.metrics.get("tokens", 1.0), 1.0) for each in pending.values()]
+    names = {name for each in pending.values() for name in each.metrics}
+    metrics: dict[str, float] = {}
+    for name in sorted(names):
+        known = [
+            (each.metrics[name], weight)
+            for each, weight in zip(pending.values(), weights, strict=True)
+            if name in each.metrics
+        ]
+        if name in ("tokens", "datums", "row_tokens"):
+            metrics[name] = sum(value for value, _ in known)
+        else:
+            metrics[name] = sum(value * weight for value, weight in known) / sum(w for _, w in known)
+    return {**metrics, **numbers, "learning_rate": adam.learning_rate}
+
+
+async def publish_step(
+    state: HandState, tools: HandTools, snapshot: Snapshot, patience: Patience
+) -> tuple[StepDone, Head]:
+    """Publish the version, say so, and move head unless it is to stay; all of it may be repeated.
+
+    snapshot: of the state's weights. Returns what the caller is told, and where training goes on.
+    """
+    session, record = state.session, state.session.last_step
+    if record is None:
+        raise RuntimeError(f"{state.checkpoint_id} has no step")
+    spec, policy = session.spec, await _publish(state, tools, snapshot, patience)
+    marker = tools.states.marker_of(state)
+    at = record.completed_at
+    await patience.until_done(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
+    await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker))
+    is_head = not state.keep_head and await patience.until_done(
+        lambda: tools.heads.promote(
+            spec.model,
+            state.checkpoint_id,
+            expected_revision=state.head_revision,
+            reason=f"optimizer step {record.step} by hand",
+        )
+    )
+    base = BasePolicy(session.version, state.checkpoint_id, policy.manifest)
+    revision = state.head_revision
+    if is_head:
+        revision = (await patience.until_done(lambda: tools.heads.head(spec.model))).revision
+    return recorded(state, marker, is_head=is_head), Head(base, revision)
+
+
+async def _publish(
+    state: HandState, tools: HandTools, snapshot: Snapshot, patience: Patience
+) -> PublishedPolicy:
+    session = state.session
+    with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
+        directory = Path(folder) / "policy"
+        await snapshot.export(directory)
+        return await patience.until_done(
+            lambda: tools.policies.publish(session, directory, at=session.opened_at)
+        )
+
+
+def recorded(state: HandState, marker: StoredBody, *, is_head: bool) -> StepDone:
+    """What the caller of the step is told. marker: claim check of the state."""
+    session, record = state.session, state.session.last_step
+    return StepDone(
+        step=session.step,
+        version=session.version,
+        checkpoint_id=state.checkpoint_id,
+        sampler_path=manifest_key(session.spec.model, session.version),
+        state_path=marker.key,
+        model=session.spec.model,
+        metrics={} if record is None else record.metrics,
+        is_head=is_head,
+    )

@@ -1,0 +1,130 @@
+"""All models that are trained by hand: opened when first asked for, each request done once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from grpo_trainer.domain.errors import InvalidInput, RequestIdReused, UnknownModel
+from grpo_trainer.ports import HandTools
+from grpo_trainer.usecases.by_hand import ModelByHand
+
+T = TypeVar("T")
+
+_MAX_REMEMBERED: Final = 512
+"""Answers kept, so that a request that is sent again gets the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    digest: bytes
+    task: asyncio.Task[Any]
+
+
+class Models:
+    """Runs each request to its end whether or not the caller waits, and answers a repeated one alike."""
+
+    name = "models"
+
+    def __init__(self, tools: HandTools) -> None:
+        self.tools = tools
+        self._models: OrderedDict[str, ModelByHand] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
+        self._evicting: set[asyncio.Task[None]] = set()
+
+    async def once(
+        self,
+        model: str,
+        request_id: str,
+        digest: bytes,
+        work: Callable[[ModelByHand], Awaitable[T]],
+        *,
+        remember: bool = True,
+    ) -> T:
+        """The result of `work`, done once per request id; a request that failed changed nothing and is done
+        again.
+
+        digest: of the request. remember: keep the answer, where work has an effect. Raises InvalidInput,
+        RequestIdReused, and what the work raises.
+        """
+        if not model or not request_id:
+            raise InvalidInput("model and request_id must be set; a repeated request_id is answered alike")
+        key = (model, request_id)
+        known = self._asked.get(key)
+        if known is not None and known.digest != digest:
+            raise RequestIdReused(
+                f"{model}: request id {request_id!r} belongs to another request; make ids unique"
+            )
+        if known is None:
+            task = asyncio.create_task(self._do(model, work), name=f"by-hand/{model}/{request_id}")
+            known = self._asked[key] = _Asked(digest, task)
+            task.add_done_callback(lambda done: self._ended(key, done, remember))
+            self._forget_old()
+        result: T = await asyncio.shield(known.task)
+        return result
+
+    async def _do(self, model: str, work: Callable[[ModelByHand], Awaitable[T]]) -> T:
+        opened = self._open(model)
+        try:
+            return await work(opened)
+        except UnknownModel:
+            self._models.pop(model, None)
+            raise
+
+    def _open(self, model: str) -> ModelByHand:
+        if model not in self._models:
+            self._models[model] = ModelByHand(model, self.tools)
+        self._models.move_to_end(model)
+        self._evict()
+        return self._models[model]
+
+    def _evict(self) -> None:
+        """Close models that were not asked for lately; gradients under way are never thrown away."""
+        newest = next(reversed(self._models))
+        idle = [
+            name
+            for name, one in self._models.items()
+            if not one.lock.locked() and not one.has_gradients and one is not self._models[newest]
+        ]
+        for name in idle[: max(len(self._models) - self.tools.max_open, 0)]:
+            closing = asyncio.create_task(self._models.pop(name).close())
+            self._evicting.add(closing)
+            closing.add_done_callback(self._evicting.discard)
+
+    def _ended(self, key: tuple[str, str], task: asyncio.Task[Any], remember: bool) -> None:
+        """A request that failed may be sent again."""
+        if _failed(task) or not remember:
+            self._asked.pop(key, None)
+
+    def _forget_old(self) -> None:
+        done = [key for key, asked in self._asked.items() if asked.task.done()]
+        for key in done[: max(len(self._asked) - _MAX_REMEMBERED, 0)]:
+            del self._asked[key]
+
+    def waiting_for(self) -> str | None:
+        """What a model waits for outside of this process, if anything."""
+        for model in self._models.values():
+            if model.patience.waiting_for is not None:
+                return f"{model.model} waits for {model.patience.waiting_for}"
+        return None
+
+    async def start(self) -> None:
+        """Nothing: a model is opened when it is first asked for."""
+
+    async def stop(self) -> None:
+        """Let requests under way become durable."""
+        running = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        await asyncio.gather(*running, *self._evicting, return_exceptions=True)
+        for model in self._models.values():
+            await model.close()
+
+    def ready(self) -> str | None:
+        """None: a model that waits for something does not keep others from training."""
+        return None
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -72,7 +72,8 @@ def build_app(settings: SamplerSettings) -> Service:
         ("eval", ROLLOUT_SAMPLER_EVAL, settings.eval_slots),
     ):
         if slots:
-            bus.subscribe(spec, EpisodeHandler(pool, play, bus, now=utc_now), slots=slots)
+            handler = EpisodeHandler(pool, play, bus, now=utc_now, slots=slots)
+            bus.subscribe(spec, handler, slots=slots)
     service.add(as_component("bus", bus))
     return service
 

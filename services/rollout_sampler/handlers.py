@@ -18,6 +18,7 @@ from rollout_sampler.domain import (
     Recorded,
     TryLater,
 )
+from rollout_sampler.idleness import SlotMeter
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,13 @@ class Play(Protocol):
 class EpisodeHandler:
     """Plays what is asked for, and says how it ended. Safe to redeliver: the record is written once."""
 
-    def __init__(self, pool: str, play: Play, facts: Facts, *, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, pool: str, play: Play, facts: Facts, *, now: Callable[[], datetime], slots: int = 1
+    ) -> None:
+        """slots: episodes that are played at once."""
         self._pool = pool
+        self._meter = SlotMeter(slots)
+        telemetry.IDLE_RATIO.labels(pool).set_function(self._meter.idle_ratio)
         self._play = play
         self._facts = facts
         self._now = now
@@ -56,7 +62,11 @@ class EpisodeHandler:
             task = wire.task_from_wire(delivery.message)
         except wire.MalformedRequest as error:
             raise Poison(str(error)) from error
-        with telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(), telemetry.agent_span(task) as span:
+        with (
+            self._meter.playing(),
+            telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(),
+            telemetry.agent_span(task) as span,
+        ):
             outcome = await self._outcome(task, delivery)
             if isinstance(outcome, Failed):
                 telemetry.mark_failed(span, outcome.kind, outcome.detail)

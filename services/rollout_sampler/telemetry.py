@@ -19,6 +19,9 @@ EPISODES = Counter(
     "upcycle_sampler_episodes_total", "Episodes by how the sampler's part ended", ["pool", "outcome", "kind"]
 )
 IN_FLIGHT = Gauge("upcycle_sampler_episodes_in_flight", "Episodes being played", ["pool"])
+IDLE_RATIO = Gauge(
+    "upcycle_sampler_idle_ratio", "Share of the slots that played nothing in the last 30 s", ["pool"]
+)
 TOKENS = Counter("upcycle_sampler_tokens_total", "Tokens that policies sampled", ["model"])
 TURN_S = Histogram("upcycle_sampler_turn_sampling_seconds", "From request to completion of one turn")
 TOOL_S = Histogram("upcycle_sampler_tool_call_seconds", "From call to result of one tool call")

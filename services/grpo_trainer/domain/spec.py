@@ -6,12 +6,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 
 MAX_TRAJECTORIES_PER_STEP = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
+
+
+ALL_LINEAR = "all-linear"
+"""Adapters beside every linear layer but the output head."""
+
+_LATER_FIELDS = frozenset({"lora_rank", "lora_alpha", "lora_targets"})
+"""Fields that the first version did not have. They enter a digest where they differ from their default, so
+that runs which an older trainer began keep theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,12 @@ class TrainingSpec:
     """Name of the taskset that the promotion gate measures on; none of its tasks may train."""
     held_out_split: bool = False
     """The run draws from a held-out taskset: everything it samples is refused."""
+    lora_rank: int = 0
+    """0: all weights train; else adapters of this rank do, on a base that stays as it is."""
+    lora_alpha: float = 0.0
+    """Adapters are scaled by alpha / rank; 0: alpha is 2 * rank."""
+    lora_targets: str = ALL_LINEAR
+    """Layers with adapters: all-linear, or their names, comma-separated."""
 
     def __post_init__(self) -> None:
         at_least_one = ("steps", "prompts_per_step", "checkpoint_every_steps")
@@ -64,6 +78,7 @@ class TrainingSpec:
             wrong.append(f"max_staleness must be >= 0, got {self.max_staleness}")
         if self.weight_decay < 0:
             wrong.append(f"weight_decay must be >= 0, got {self.weight_decay:g}")
+        wrong += self._wrong_about_lora()
         if self.prompts_per_step * self.group_size > MAX_TRAJECTORIES_PER_STEP:
             wrong.append(
                 f"prompts_per_step * group_size is {self.prompts_per_step * self.group_size}, "
@@ -71,6 +86,26 @@ class TrainingSpec:
             )
         if wrong:
             raise InvalidTrainingSpec(f"run {self.run_id}: " + "; ".join(wrong))
+
+    def _wrong_about_lora(self) -> list[str]:
+        if self.lora_rank == 0:
+            idle = [
+                n for n, off in (("lora_alpha", 0.0), ("lora_targets", ALL_LINEAR)) if getattr(self, n) != off
+            ]
+            return [
+                f"{name} is set but lora_rank is 0: all weights train, and nothing reads it" for name in idle
+            ]
+        wrong = []
+        if self.lora_rank < 0:
+            wrong.append(f"lora_rank must be >= 0, got {self.lora_rank}")
+        if not (math.isfinite(self.lora_alpha) and self.lora_alpha >= 0):
+            wrong.append(f"lora_alpha must be finite and >= 0, got {self.lora_alpha:g}")
+        return wrong
+
+    @property
+    def lora_scale(self) -> float:
+        """What the product of the two adapter matrices is multiplied by: alpha / rank."""
+        return self.lora_alpha / self.lora_rank if self.lora_alpha else 2.0
 
     @property
     def min_members(self) -> int:
@@ -80,6 +115,9 @@ class TrainingSpec:
     def digest(self) -> str:
         """Identity of the configuration: sha256 of its canonical JSON."""
         plain = {**asdict(self), "loss_config": dict(self.loss_config)}
+        for one in fields(self):
+            if one.name in _LATER_FIELDS and plain[one.name] == one.default:
+                del plain[one.name]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

@@ -326,6 +326,9 @@ class TrainingConfig(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     ADAM_BETA1_FIELD_NUMBER: _builtins.int
     ADAM_BETA2_FIELD_NUMBER: _builtins.int
+    LORA_RANK_FIELD_NUMBER: _builtins.int
+    LORA_ALPHA_FIELD_NUMBER: _builtins.int
+    LORA_TARGETS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100"""
     prompts_per_step: _builtins.int
@@ -349,6 +352,12 @@ class TrainingConfig(_message.Message):
     """default 0.9"""
     adam_beta2: _builtins.float
     """default 0.95"""
+    lora_rank: _builtins.int
+    """0 (default): all weights train; else low-rank adapters of this rank do"""
+    lora_alpha: _builtins.float
+    """adapters are scaled by alpha / rank; default 2 * rank"""
+    lora_targets: _builtins.str
+    """"all-linear" (default) or comma-separated module names, e.g. "q_proj,v_proj" """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -369,10 +378,13 @@ class TrainingConfig(_message.Message):
         weight_decay: _builtins.float | None = ...,
         adam_beta1: _builtins.float | None = ...,
         adam_beta2: _builtins.float | None = ...,
+        lora_rank: _builtins.int | None = ...,
+        lora_alpha: _builtins.float | None = ...,
+        lora_targets: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "loss", b"loss", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "loss", b"loss", "loss_config", b"loss_config", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -384,6 +396,12 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__checkpoint_every_steps: _TypeAlias = _typing.Literal["_checkpoint_every_steps", b"_checkpoint_every_steps"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__lora_alpha: _TypeAlias = _typing.Literal["lora_alpha"]  # noqa: Y015
+    _WhichOneofArgType__lora_alpha: _TypeAlias = _typing.Literal["_lora_alpha", b"_lora_alpha"]  # noqa: Y015
+    _WhichOneofReturnType__lora_rank: _TypeAlias = _typing.Literal["lora_rank"]  # noqa: Y015
+    _WhichOneofArgType__lora_rank: _TypeAlias = _typing.Literal["_lora_rank", b"_lora_rank"]  # noqa: Y015
+    _WhichOneofReturnType__lora_targets: _TypeAlias = _typing.Literal["lora_targets"]  # noqa: Y015
+    _WhichOneofArgType__lora_targets: _TypeAlias = _typing.Literal["_lora_targets", b"_lora_targets"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
@@ -408,6 +426,12 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_every_steps) -> _WhichOneofReturnType__checkpoint_every_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_alpha) -> _WhichOneofReturnType__lora_alpha | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_rank) -> _WhichOneofReturnType__lora_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_targets) -> _WhichOneofReturnType__lora_targets | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
     @_typing.overload

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from event_bus import CursorBeyondStream, Delivery
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.usecases.intake import GroupShortened, RunOver
+from grpo_trainer.usecases.intake import GroupShortened, RunOver, RunStopping
 from grpo_trainer.usecases.sessions import Sessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 EVENTS: Final[tuple[type[Message], ...]] = (
     taskset.RunSubmitted,
+    taskset.RunStopping,
     taskset.RunFinished,
     taskset.GroupShortened,
     TrajectoryGraded,
@@ -85,6 +86,8 @@ class FactReader:
             case taskset.GroupShortened():
                 short = GroupShortened(event.group_id, event.expected_members, sequence)
                 self._sessions.put(event.run_id, short)
+            case taskset.RunStopping():
+                self._sessions.put(event.run_id, RunStopping(sequence))
             case taskset.RunFinished():
                 self._sessions.put(event.run_id, RunOver(sequence))
             case _:

@@ -32,6 +32,22 @@ def find(sessions: Sessions, run_id: str) -> training.TrainingSession:
     raise UnknownSession(f"no training session for run {run_id!r}; `ListSessions` names those that exist")
 
 
+def steps(sessions: Sessions, run_id: str, count: int) -> list[training.StepPoint]:
+    """What the newest `count` steps of a session of this process measured, oldest first."""
+    try:
+        history = list(sessions.get(run_id).history)
+    except UnknownSession:
+        return []
+    return [
+        training.StepPoint(
+            step=record.step,
+            version=record.version,
+            metrics=wire.metrics_to_wire(record.metrics, record.staleness),
+        )
+        for record in history[max(0, len(history) - count) :]
+    ]
+
+
 def every(sessions: Sessions) -> list[training.TrainingSession]:
     """All sessions: of earlier processes, of this one, and those that were refused."""
     refused = [
@@ -59,6 +75,7 @@ def _present(session: TrainingSession) -> training.TrainingSession:
     view.groups_open = session.intake.assembler.num_open
     view.settled.update(session.intake.counts)
     view.failure = session.failure
+    view.stopping = session.intake.stopping
     view.waiting_s = session.waiting_s
     return view
 

@@ -26,6 +26,7 @@ from trajectory_body import MalformedBody, unpack
 
 _ROOT: Final = "training"
 _MARKER: Final = "state.json"
+_STOPPED: Final = "stopped.json"
 _CLOSED: Final = "closed.json"
 
 
@@ -57,12 +58,15 @@ class BlobStates:
     async def find(self) -> FoundStates:
         """See ports.States."""
         newest: dict[str, str] = {}
+        stopped: set[str] = set()
         closed: set[str] = set()
         with object_store("training states"):
             keys = await self._store.list(f"{_ROOT}/")
         for key in keys:
             folder, _, name = key.rpartition("/")
-            if name == _CLOSED:
+            if name == _STOPPED:
+                stopped.add(folder)
+            elif name == _CLOSED:
                 closed.add(folder)
             elif name == _MARKER:
                 run = folder.rpartition("/")[0]
@@ -71,7 +75,7 @@ class BlobStates:
         for run, key in sorted(newest.items()):
             try:
                 state = await self._read(key)
-                states.append(replace(state, finished=True) if run in closed else state)
+                states.append(replace(state, finished=run in closed, stopped=run in stopped))
             except BrokenArtifact as error:
                 broken[unquote(run.rpartition("/")[2])] = str(error)
         return FoundStates(tuple(states), broken)
@@ -121,11 +125,19 @@ class BlobStates:
         key = f"{_folder(state.spec.model, state.spec.run_id, state.step)}/{_MARKER}"
         return StoredBody(key, hashlib.sha256(data).hexdigest(), len(data))
 
+    async def stop(self, state: SessionState) -> None:
+        """See ports.States."""
+        with object_store(f"the early end of {state.spec.run_id}"):
+            await self._store.put(
+                f"{_run_folder(state)}/{_STOPPED}", json.dumps({"step": state.step}).encode()
+            )
+
     async def close(self, state: SessionState) -> None:
         """See ports.States."""
-        folder = _folder(state.spec.model, state.spec.run_id, state.step).rpartition("/")[0]
         with object_store(f"the end of {state.spec.run_id}"):
-            await self._store.put(f"{folder}/{_CLOSED}", json.dumps({"seen": state.seen}).encode())
+            await self._store.put(
+                f"{_run_folder(state)}/{_CLOSED}", json.dumps({"seen": state.seen}).encode()
+            )
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """See ports.States."""
@@ -153,6 +165,10 @@ class BlobStates:
 
 def _folder(model: str, run_id: str, step: int) -> str:
     return f"{_ROOT}/{quote(model, safe='')}/{quote(run_id, safe='')}/step-{step:08d}"
+
+
+def _run_folder(state: SessionState) -> str:
+    return _folder(state.spec.model, state.spec.run_id, state.step).rpartition("/")[0]
 
 
 def _marker_bytes(state: SessionState) -> bytes:

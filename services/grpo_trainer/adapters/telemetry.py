@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 
+log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("upcycle.grpo_trainer")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -35,6 +37,9 @@ LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", 
 
 class TrainerInstruments:
     """See ports.Instruments."""
+
+    def __init__(self) -> None:
+        self._alarms: dict[str, frozenset[AlarmKind]] = {}
 
     @contextmanager
     def step(
@@ -73,12 +78,22 @@ class TrainerInstruments:
         VERSION.labels(spec.model).set(record.version)
         for name, value in record.metrics.items():
             LAST.labels(spec.model, name).set(value)
-        raised = {alarm.kind for alarm in alarms_of(record.metrics)}
-        for kind in AlarmKind:
-            ALARM.labels(spec.model, kind.value).set(kind in raised)
+        self._alarm(spec, record)
         for versions, count in record.staleness.items():
             for _ in range(count):
                 STALENESS.observe(versions)
+
+    def _alarm(self, spec: TrainingSpec, record: StepRecord) -> None:
+        raised = {alarm.kind: alarm for alarm in alarms_of(record.metrics)}
+        known = self._alarms.get(spec.run_id, frozenset())
+        for kind in AlarmKind:
+            ALARM.labels(spec.model, kind.value).set(kind in raised)
+            said = {"run_id": spec.run_id, "step": record.step, "kind": kind.value}
+            if kind in raised and kind not in known:
+                log.warning("alarm_raised", extra={**said, "why": raised[kind].text})
+            elif kind in known and kind not in raised:
+                log.info("alarm_cleared", extra=said)
+        self._alarms[spec.run_id] = frozenset(raised)
 
     def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """See ports.Instruments."""

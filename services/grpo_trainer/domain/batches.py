@@ -67,6 +67,11 @@ class BatchCutter:
         return left
 
     @property
+    def waiting(self) -> tuple[CompleteGroup, ...]:
+        """Complete groups in order of completion."""
+        return tuple(self._ready)
+
+    @property
     def num_ready(self) -> int:
         """Complete groups that wait."""
         return len(self._ready)

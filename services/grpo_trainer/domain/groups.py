@@ -7,7 +7,7 @@ once, when its last expected member arrives; what may not train never leaves as 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from grpo_trainer.domain.settled import SettledGroups
@@ -64,12 +64,22 @@ class GroupAssembler:
     def settle(self, group_id: str) -> None:
         """The end of a group is known to the world; facts about it are ignored from now on."""
         self._left.pop(group_id, None)
+        self._open.pop(group_id, None)
         self._settled.add(group_id)
 
     @property
     def num_open(self) -> int:
         """Groups that wait for members."""
         return len(self._open)
+
+    @property
+    def open_groups(self) -> tuple[CompleteGroup, ...]:
+        """Groups that wait for members and have some, as far as they are here."""
+        return tuple(
+            CompleteGroup(group_id, _in_order(group.members), group.first_sequence)
+            for group_id, group in self._open.items()
+            if group.members
+        )
 
     @property
     def first_unsettled_sequence(self) -> int | None:
@@ -88,8 +98,7 @@ class GroupAssembler:
             return None
         del self._open[group_id]
         self._left[group_id] = group.first_sequence
-        members = tuple(group.members[index] for index in sorted(group.members))
-        complete = CompleteGroup(group_id, members, group.first_sequence)
+        complete = CompleteGroup(group_id, _in_order(group.members), group.first_sequence)
         reason, detail = self._reason_against(complete)
         return complete if reason is Reason.NONE else excluded(complete, reason, detail)
 
@@ -122,3 +131,7 @@ class GroupAssembler:
     def _is_sound(self, member: GradedTrajectory) -> bool:
         in_range = 0 <= member.member < member.group_size == self._spec.group_size
         return in_range and math.isfinite(member.reward)
+
+
+def _in_order(members: Mapping[int, GradedTrajectory]) -> tuple[GradedTrajectory, ...]:
+    return tuple(members[index] for index in sorted(members))

@@ -48,6 +48,8 @@ class SessionState:
     parent_checkpoint_id: str
     trace_headers: Mapping[str, str]
     finished: bool = False
+    stopped: bool = False
+    """The run ends early with this state; kept beside the marker, which never changes."""
     tensors: tuple[StoredBody, ...] = ()
     canary: tuple[tuple[list[int], list[float]], ...] = ()
     last_step: StepRecord | None = None
@@ -59,6 +61,7 @@ class SessionState:
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
         plain = asdict(self)
+        del plain["stopped"]
         plain["schema_version"] = SCHEMA_VERSION
         plain["opened_at"] = self.opened_at.isoformat()
         plain["config_digest"] = self.spec.digest()

@@ -109,7 +109,7 @@ class StepPlan:
 
     def _metrics(self, learned: Mapping[str, float]) -> dict[str, float]:
         members = [member for group in self.groups for member in group.members]
-        busy_s = learned.get("learner_s", 0.0)
+        busy_s = learned.get("learner_s", 0.0) + learned.get("stall_s", 0.0)
         return {
             "reward_mean": sum(member.reward for member in members) / len(members),
             "success_rate": sum(member.success for member in members) / len(members),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from grpo_trainer.domain.states import SessionState
@@ -35,6 +36,17 @@ async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patien
         saved = record
         marker = await tools.states.marker_of(state)
         await patience.until_done(lambda: facts.saved(spec, saved, policy, marker))
+
+
+async def announce_final(state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience) -> None:
+    """Ask for the last version of a run that ended early to be judged, unless it was asked for already."""
+    record = state.last_step
+    if record is None or record.saves_checkpoint:
+        return
+    final = replace(record, saves_checkpoint=True, is_final=True)
+    policy = await _publish(state, tools, snapshot, patience)
+    marker = await tools.states.marker_of(state)
+    await patience.until_done(lambda: tools.facts.saved(state.spec, final, policy, marker))
 
 
 async def _publish(

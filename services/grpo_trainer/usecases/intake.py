@@ -42,7 +42,14 @@ class RunOver:
     sequence: int
 
 
-Fact = GradedTrajectory | GroupShortened | RunOver
+@dataclass(frozen=True, slots=True)
+class RunStopping:
+    """The planner says that the run is to end early: nothing that comes after this trains."""
+
+    sequence: int
+
+
+Fact = GradedTrajectory | GroupShortened | RunStopping | RunOver
 
 
 class Intake:
@@ -60,6 +67,7 @@ class Intake:
         self.changed = asyncio.Event()
         self.over = False
         self.retired = False
+        self._stop_sequence: int | None = None
         self.seen = 0
         self.patience = Patience()
         self._bodies = tools.bodies
@@ -80,6 +88,21 @@ class Intake:
         self._arrived.set()
 
     @property
+    def stopping(self) -> bool:
+        """The run is to end early."""
+        return self._stop_sequence is not None
+
+    @property
+    def first_unsettled_sequence(self) -> int | None:
+        """Sequence of the earliest fact that a replay must find again; None when there is none."""
+        found = (self.assembler.first_unsettled_sequence, self._stop_sequence)
+        return min((one for one in found if one is not None), default=None)
+
+    def held(self) -> list[CompleteGroup]:
+        """Groups that have a member here and are not settled, complete or not."""
+        return [*self.cutter.waiting, *self.assembler.open_groups]
+
+    @property
     def is_drained(self) -> bool:
         """Every fact that was put is handled."""
         return not self._inbox
@@ -96,13 +119,15 @@ class Intake:
 
     async def _handle(self, fact: Fact) -> None:
         self.seen = fact.sequence
-        if self.retired and not isinstance(fact, RunOver):
-            return  # the run has all its steps; whoever plans it cancels what is left
+        if (self.retired or self.stopping) and not isinstance(fact, RunOver):
+            return  # no step follows; whoever plans the run cancels what is left
         match fact:
             case GradedTrajectory():
                 await self._take(self.assembler.add(fact))
             case GroupShortened(group_id, expected_members, sequence):
                 await self._take(self.assembler.shorten(group_id, expected_members, sequence))
+            case RunStopping(sequence):
+                self._stop_sequence = sequence
             case RunOver():
                 self.over = True
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import (
     BrokenArtifact,
     Diverged,
@@ -29,7 +31,7 @@ from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
 from grpo_trainer.ports import BatchGroup, Canary, Tools
-from grpo_trainer.usecases.announcing import announce
+from grpo_trainer.usecases.announcing import announce, announce_final
 from grpo_trainer.usecases.horizon import Horizon
 from grpo_trainer.usecases.intake import Fact, Intake
 from grpo_trainer.usecases.opening import first_state, load_state
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _MAX_DIVERGED: Final = 3
 """Batches in a row whose loss is not finite before the session gives up."""
+_MAX_HISTORY: Final = 512
+"""Steps whose metrics can be asked for."""
 _SAID: Final = (
     "loss",
     "reward_mean",
@@ -82,6 +86,9 @@ class TrainingSession:
         self.phase = Phase.OPENING
         self.failure = ""
         self.changed = asyncio.Condition()
+        self.history: deque[StepRecord] = deque(maxlen=_MAX_HISTORY)
+        if state is not None and state.last_step is not None:
+            self.history.append(state.last_step)
         self._submission = submission
         self._tools = tools
         self._horizon = horizon
@@ -159,7 +166,7 @@ class TrainingSession:
     async def _work(self) -> None:
         """Steps until there are enough of them, then nothing until the run is over."""
         trained = self.state
-        while trained is not None and trained.step < self.spec.steps:
+        while trained is not None and trained.step < self.spec.steps and not trained.stopped:
             batch = await self._next_batch(trained.version)
             if batch is None:
                 break
@@ -169,6 +176,8 @@ class TrainingSession:
             await self._finish()
 
     async def _finish(self) -> None:
+        if self.state is not None and self.state.step < self.spec.steps:
+            await self._end_early(self.state)
         self.intake.retired = True
         await self._enter(Phase.FINISHED)
         while not (self.intake.over or self._stopping):
@@ -179,16 +188,36 @@ class TrainingSession:
             await self._patience.until_done(lambda: self._tools.states.close(closed))
             self.state = closed
 
+    async def _end_early(self, state: SessionState) -> None:
+        """Ask for the newest version to be judged, then settle every group that is still here.
+
+        That the run stopped is durable before anything is said, so a restart repeats this and trains no more.
+        """
+        while not (self.intake.stopping or self.intake.over or self._stopping):
+            self.intake.changed.clear()
+            await self.intake.changed.wait()
+        if not self.intake.stopping:
+            return
+        await self._enter(Phase.PUBLISHING)
+        stopped = replace(state, stopped=True)
+        if not state.stopped:
+            await self._patience.until_done(lambda: self._tools.states.stop(stopped))
+            self.state = stopped
+        await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
+        for group in self.intake.held():
+            await self.intake.settle(excluded(group, Reason.RUN_OVER))
+        log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
+
     async def _enter(self, phase: Phase) -> None:
         self.phase = phase
         async with self.changed:
             self.changed.notify_all()
 
     async def _next_batch(self, version: int) -> _Batch | None:
-        """The next groups to train, with their tokens; None when the run is over or we are stopping."""
+        """The next groups to train, with their tokens; None when the run is over or stopping, or we are."""
         began = time.monotonic()
         await self._enter(Phase.WAITING)
-        while not (self.intake.over or self._stopping):
+        while not (self.intake.over or self.intake.stopping or self._stopping):
             self.intake.changed.clear()
             self._persistence.check()
             cut = self.intake.cutter.cut(version)
@@ -234,6 +263,7 @@ class TrainingSession:
             groups=batch.groups,
             idle_s=batch.idle_s,
             parent_checkpoint_id=state.parent_checkpoint_id,
+            before={} if state.last_step is None else state.last_step.metrics,
         )
         members = [member for group in batch.groups for member in group.members]
         span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
@@ -267,7 +297,8 @@ class TrainingSession:
                 raise
             return None
         self._diverged = 0
-        return dict(numbers.values)
+        members = (member.tokens for group in batch.contents for member in group.members)
+        return {**numbers.values, **context_counts(members)}
 
     def _following(self, state: SessionState, record: StepRecord, canary: Canary) -> SessionState:
         """Everything but tensors that the next step depends on."""
@@ -289,12 +320,14 @@ class TrainingSession:
 
     async def _became_durable(self, state: SessionState) -> None:
         self.state = state
+        if state.last_step is not None:
+            self.history.append(state.last_step)
         await self._enter(self.phase)
 
     def _cursor(self) -> int:
         """Sequence from which a replay finds everything that is not settled."""
         handled = self._horizon.handled if self.intake.is_drained else self.intake.seen
-        first = self.intake.assembler.first_unsettled_sequence
+        first = self.intake.first_unsettled_sequence
         bound = min(handled, self._horizon.bound)
         return bound if first is None else min(bound, first - 1)
 

@@ -1,0 +1,57 @@
+"""Leaving on notice: a spot machine says so by SIGTERM or SIGUSR1, and is gone half a minute later.
+
+The first signal of either kind asks the service to stop: steps under way become durable, if they can. Whatever
+still hangs shortly before the machine goes is left as a crash would leave it, which no durable state minds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+EXIT_LEFT_BY_FORCE: Final = 1
+_MARGIN: Final = 0.1
+"""Share of the grace that is kept back for the exit itself."""
+
+
+class Departure:
+    """A component that is stopped first: from then on the process has `grace_s` to leave."""
+
+    name = "departure"
+
+    def __init__(self, grace_s: float, *, leave: Callable[[], None]) -> None:
+        """leave: asks the service to stop."""
+        self._grace_s = grace_s
+        self._leave = leave
+        self._watchdog: threading.Timer | None = None
+
+    async def start(self) -> None:
+        """Listen for the notice."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._on_notice)
+
+    def _on_notice(self) -> None:
+        log.warning("spot_notice", extra={"grace_s": self._grace_s})
+        self._leave()
+
+    async def stop(self) -> None:
+        """Begin to count: a daemon thread, because the event loop may be what hangs."""
+        self._watchdog = threading.Timer(self._grace_s * (1 - _MARGIN), _leave_by_force, (self._grace_s,))
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def ready(self) -> str | None:
+        """Always."""
+        return None
+
+
+def _leave_by_force(grace_s: float) -> None:
+    log.error("left_by_force", extra={"grace_s": grace_s, "why": "a step or an upload took too long"})
+    logging.shutdown()
+    os._exit(EXIT_LEFT_BY_FORCE)

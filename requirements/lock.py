@@ -24,6 +24,7 @@ def lock(target: str, extras: tuple[str, ...], *constraints: str) -> None:
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--generate-hashes", "--no-header", "-q"]
     command += ["--python-version", "3.11", "--universal", "--no-annotate", "-o", str(HERE / target)]
     command += [part for name in constraints for part in ("-c", str(HERE / name))]
+    command += ["--override", str(HERE / "apart.txt")]
     subprocess.run(command, input="\n".join(wanted(extras)), text=True, check=True)
 
 

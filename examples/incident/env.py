@@ -1,7 +1,8 @@
 """The environment: four tools over the database of one incident, and the scenario that grades a diagnosis."""
 
+import os
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Final
 
 from examples.incident.grading import WEIGHTS, Grade, grade
 from examples.incident.names import Split
@@ -9,6 +10,9 @@ from examples.incident.world import CAUSES, World, draw_incident
 from upcycle import Environment, EvaluationResult, SubScore
 
 env = Environment("incident")
+
+TOOL_DELAY_MS: Final = "INCIDENT_TOOL_DELAY_MS"
+"""Variable that makes every tool call take so many milliseconds, as tools over a network do; 0 when unset."""
 
 # An episode is a process of its own, so its world is this module's state: set by the scenario, read by tools.
 _worlds: list[World] = []
@@ -41,7 +45,7 @@ def recent_deploys(service: str) -> str:
 @env.scenario("investigate")
 async def investigate(split: Split, seed: int) -> AsyncGenerator[Any, Any]:
     """Find the service at fault in the incident of a seed, and why it broke."""
-    world = World(draw_incident(split, seed))
+    world = World(draw_incident(split, seed), tool_delay_s=float(os.environ.get(TOOL_DELAY_MS, "0")) / 1e3)
     _worlds.append(world)
     try:
         answer = yield prompt(world.incident.alerting)

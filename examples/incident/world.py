@@ -7,6 +7,7 @@ no single observation decides the diagnosis. The database holds evidence only; t
 
 import random
 import sqlite3
+import time
 from dataclasses import dataclass
 
 from examples.incident.names import Split, draw_services
@@ -70,9 +71,11 @@ def draw_incident(split: Split, seed: int) -> Incident:
 class World:
     """The database of one incident with the four tools over it. `num_calls` counts every tool call."""
 
-    def __init__(self, incident: Incident) -> None:
+    def __init__(self, incident: Incident, *, tool_delay_s: float = 0.0) -> None:
+        """tool_delay_s: how long every tool call takes at least, as a call over a network would."""
         self.incident = incident
         self.num_calls = 0
+        self._tool_delay_s = tool_delay_s
         self._db = sqlite3.connect(":memory:")
         _fill(self._db, incident)
 
@@ -80,15 +83,20 @@ class World:
         """Free the database."""
         self._db.close()
 
+    def _called(self) -> None:
+        self.num_calls += 1
+        if self._tool_delay_s:
+            time.sleep(self._tool_delay_s)
+
     def list_issues(self) -> str:
         """Open issues, one per line: error, id and the service that raised it."""
-        self.num_calls += 1
+        self._called()
         rows = self._db.execute("SELECT error, id, service FROM issues ORDER BY rowid").fetchall()
         return "\n".join(f"{error} #{issue} ({service})" for error, issue, service in rows)
 
     def get_stack_trace(self, issue_id: str) -> str:
         """The stack of an issue, innermost call last."""
-        self.num_calls += 1
+        self._called()
         issue_id = issue_id.removeprefix("#")
         found = self._db.execute("SELECT error FROM issues WHERE id = ?", (issue_id,)).fetchone()
         if found is None:
@@ -101,7 +109,7 @@ class World:
 
     def search_logs(self, service: str) -> str:
         """Recent log lines of a service, oldest first."""
-        self.num_calls += 1
+        self._called()
         rows = self._db.execute(
             "SELECT message FROM logs WHERE service = ? ORDER BY minutes_ago DESC", (service,)
         ).fetchall()
@@ -109,7 +117,7 @@ class World:
 
     def recent_deploys(self, service: str) -> str:
         """Deployments of a service, newest first, with their age."""
-        self.num_calls += 1
+        self._called()
         rows = self._db.execute(
             "SELECT version, minutes_ago FROM deploys WHERE service = ? ORDER BY minutes_ago", (service,)
         ).fetchall()

@@ -1,5 +1,6 @@
 """`upcycle eval`."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -13,54 +14,65 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
 
 
-async def evaluate(
-    tasks: str,
-    model: str,
-    *,
-    group: int = 1,
-    taskset: str | None = None,
-    channel: Literal["latest", "head"] = "head",
-    at_version: int | None = None,
-    temperature: float = 1.0,
-    max_turns: int | None = None,
-    min_success: float | None = None,
-    timeout_s: float = 3600.0,
-    detach: bool = False,
-    dry_run: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> int:
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """Which weights play, and how."""
+
+    group: int = 1
+    """episodes per task."""
+    taskset: str | None = None
+    """which taskset of the file."""
+    channel: Literal["latest", "head"] = "head"
+    """which weights: `head` (promoted) or `latest` (newest published)."""
+    at_version: int | None = None
+    """exactly this policy version instead of a channel."""
+    temperature: float = 1.0
+    """sampling temperature."""
+    max_turns: int | None = None
+    """turns an episode may take."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What to do with the result."""
+
+    min_success: float | None = None
+    """exit with 3 when the success rate is lower."""
+    timeout_s: float = 3600.0
+    """give up watching after so many seconds."""
+    detach: bool = False
+    """print the run id and leave."""
+    dry_run: bool = False
+    """load and validate the tasks, submit nothing."""
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    """JSON lines: `launch`, then `done`."""
+
+
+async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Report = Report()) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
     Parameters
     ----------
     tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
     model: slug of the model.
-    group: episodes per task.
-    taskset: which taskset of the file.
-    channel: which weights: `head` (promoted) or `latest` (newest published).
-    at_version: exactly this policy version instead of a channel.
-    temperature: sampling temperature.
-    max_turns: turns an episode may take.
-    min_success: exit with 3 when the success rate is lower.
-    timeout_s: give up watching after so many seconds.
-    detach: print the run id and leave.
-    dry_run: load and validate the tasks, submit nothing.
-    as_json: JSON lines: `launch`, then `done`.
     """
     from grpc_edge import remote_errors
     from upcycle.cli import watching
 
-    if dry_run:
-        return _dry_run(tasks, as_json)
+    if report.dry_run:
+        return _dry_run(tasks, report.as_json)
     async with Platform() as platform, remote_errors():
-        name = await watching.register(platform, tasks, taskset)
-        spec = eval_spec(name, selector(model, channel, at_version), group, temperature, max_turns)
+        name = await watching.register(platform, tasks, play.taskset)
+        policy = selector(model, play.channel, play.at_version)
+        spec = eval_spec(name, policy, play.group, play.temperature, play.max_turns)
         run = await watching.submit(platform, spec)
-        _launched(run, as_json)
-        if detach:
+        _launched(run, report.as_json)
+        if report.detach:
             return Exit.OK
-        run = await watching.follow(platform, run.run_id, Progress(), timeout_s=timeout_s)
-    return _report(run, min_success, as_json)
+        run = await watching.follow(platform, run.run_id, Progress(), timeout_s=report.timeout_s)
+    return _report(run, report.min_success, report.as_json)
 
 
 def selector(model: str, channel: str, version: int | None) -> "PolicySelector":

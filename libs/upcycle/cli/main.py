@@ -19,7 +19,7 @@ COMMANDS = {
     "demo": ("upcycle.cli.demo:demo", "Close the loop once: evaluate, train, promote, serve."),
     "eval": ("upcycle.cli.evaluate:evaluate", "Measure a model on a taskset; the trajectories are kept."),
     "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
-    "runs": ("upcycle.cli.runs:runs", "List runs, or cancel one."),
+    "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),
     "why": ("upcycle.cli.why:why", "What is a run waiting for?"),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
 }

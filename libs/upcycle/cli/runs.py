@@ -1,6 +1,6 @@
 """`upcycle runs`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -12,11 +12,25 @@ from upcycle.platform import Platform
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
 
+Action = Literal["list", "pause", "resume", "stop", "cancel"]
+_SAID = {
+    "pause": "is paused: nothing new is dispatched, what is in flight settles",
+    "resume": "goes on",
+    "stop": "ends early: its trainer finishes the step under way and saves the final checkpoint",
+    "cancel": "is cancelled",
+}
+
 
 class NoSuchRun(UpcycleError, LookupError):
     """`last` was asked for and there is no run."""
 
     kind = "no_such_run"
+
+
+class NoRunNamed(UpcycleError, ValueError):
+    """An action needs a run, and none was named."""
+
+    kind = "no_run_named"
 
 
 async def resolve_run(platform: Platform, run: str) -> str:
@@ -32,39 +46,93 @@ async def resolve_run(platform: Platform, run: str) -> str:
 
 
 async def runs(
+    action: Action = "list",
+    run: str | None = None,
     *,
     cancel: str | None = None,
+    wait: bool = False,
     model: str = "",
     limit: int = 20,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
-    """List runs, newest first.
+    """List runs, newest first; pause, resume, stop or cancel RUN.
+
+    A paused run dispatches nothing new until it is resumed; it outlives restarts. A training run that is
+    stopped finishes its step, saves a final checkpoint that its gate judges, and is complete; one that is
+    cancelled is not.
 
     Parameters
     ----------
-    cancel: cancel this run (or `last`) instead of listing.
-    model: only runs of this model.
-    limit: at most so many.
+    action: what to do.
+    run: id of the run, or `last`.
+    cancel: the same as `cancel RUN`.
+    wait: after `stop` or `cancel`, wait until the run is over; exit with 1 when it did not complete.
+    model: list only runs of this model.
+    limit: list at most so many.
     as_json: one JSON line per run.
     """
     from grpc_edge import remote_errors
-    from upcycle.api.taskset.v1.service_pb2 import CancelRunRequest, ListRunsRequest
 
+    if cancel is not None:
+        action, run = "cancel", cancel
+    if action != "list" and run is None:
+        raise NoRunNamed(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
     async with Platform() as platform, remote_errors():
-        if cancel is not None:
-            run_id = await resolve_run(platform, cancel)
-            request = CancelRunRequest(run_id=run_id, reason="cancelled from the command line")
-            listed = [(await platform.tasksets.CancelRun(request, timeout=10)).run]
-            human().print(f"cancelled {run_id}")
+        if run is None:
+            listed = await _listed(platform, model, limit)
         else:
-            answer = await platform.tasksets.ListRuns(ListRunsRequest(limit=limit, model=model), timeout=10)
-            listed = list(answer.runs)
-    if as_json:
-        for run in listed:
-            print_json("run", run)
-    else:
+            listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
+    _print(listed, as_json)
+    return Exit.FAILED if action == "stop" and wait and not _completed(listed[0]) else Exit.OK
+
+
+async def _listed(platform: Platform, model: str, limit: int) -> "list[Run]":
+    from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+
+    answer = await platform.tasksets.ListRuns(ListRunsRequest(limit=limit, model=model), timeout=10)
+    return list(answer.runs)
+
+
+async def _steered(platform: Platform, action: Action, run_id: str, *, wait: bool) -> "Run":
+    from upcycle.cli.watching import follow
+
+    found = await _asked(platform, action, run_id)
+    if action != "list":
+        human().print(f"{run_id} {_SAID[action]}", markup=False)
+    if wait and action in ("stop", "cancel"):
+        found = await follow(platform, run_id, lambda run: None, timeout_s=3600)
+    return found
+
+
+async def _asked(platform: Platform, action: Action, run_id: str) -> "Run":
+    from upcycle.api.taskset.v1 import service_pb2 as pb
+
+    why, tasksets = f"{action} from the command line", platform.tasksets
+    match action:
+        case "pause":
+            return (await tasksets.PauseRun(pb.PauseRunRequest(run_id=run_id), timeout=10)).run
+        case "resume":
+            return (await tasksets.ResumeRun(pb.ResumeRunRequest(run_id=run_id), timeout=10)).run
+        case "stop":
+            return (await tasksets.StopRun(pb.StopRunRequest(run_id=run_id, reason=why), timeout=10)).run
+        case "cancel":
+            return (await tasksets.CancelRun(pb.CancelRunRequest(run_id=run_id, reason=why), timeout=10)).run
+        case "list":
+            return (await tasksets.GetRun(pb.GetRunRequest(run_id=run_id), timeout=10)).run
+
+
+def _completed(run: "Run") -> bool:
+    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
+
+    return bool(run.state == RUN_STATE_COMPLETED)
+
+
+def _print(listed: "list[Run]", as_json: bool) -> None:
+    if not as_json:
         result_console().print(run_table(listed))
-    return Exit.OK
+        return
+    for run in listed:
+        print_json("run", run)
 
 
 def run_table(listed: "list[Run]") -> object:

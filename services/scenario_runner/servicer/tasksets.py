@@ -94,7 +94,10 @@ class TasksetServicer(TasksetServiceServicer):
             limit = request.limit or DEFAULT_RUNS
             if not 0 < limit <= MAX_RUNS:
                 raise InvalidRequest(f"limit is {limit}; use 1 to {MAX_RUNS}")
-            views = await self._runs.list(limit, request.model)
+            if request.unfinished:
+                views = await self._runs.unfinished(request.model)
+            else:
+                views = await self._runs.list(limit, request.model)
             return pb.ListRunsResponse(runs=[wire.run_to_wire(view) for view in views])
         raise AssertionError("context.abort returned")
 

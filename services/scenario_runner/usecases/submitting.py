@@ -124,6 +124,15 @@ class Runs:
         """Newest first."""
         return await self._plan.transact(lambda unit: [view_of(unit, run) for run in unit.runs(limit, model)])
 
+    async def unfinished(self, model: str) -> Sequence[RunView]:
+        """Runs that are not over, oldest first; empty model: of any."""
+
+        def read(unit: PlanUnit) -> list[RunView]:
+            runs = [run for run in unit.active_runs() if model in ("", run.spec.policy.model)]
+            return [view_of(unit, run) for run in runs]
+
+        return await self._plan.transact(read)
+
     async def cancel(self, run_id: str, reason: str) -> RunView:
         """Cancelling a run that is over changes nothing. Raises NotFound."""
 
@@ -282,6 +291,8 @@ def _check_training(training: Training) -> None:
     _in_range("spec.training.weight_decay", training.weight_decay, 0.0, 10.0)
     _in_range("spec.training.adam_beta1", training.adam_beta1, 0.0, 0.999999)
     _in_range("spec.training.adam_beta2", training.adam_beta2, 0.0, 0.999999)
+    _in_range("spec.training.lora_rank", training.lora_rank, 0, 65536)
+    _in_range("spec.training.lora_alpha", training.lora_alpha, 0.0, 1e6)
     for name, value in training.loss_config.items():
         _in_range(f"spec.training.loss_config[{name!r}]", value, -1e9, 1e9)
 

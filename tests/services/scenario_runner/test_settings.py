@@ -1,9 +1,11 @@
-"""Settings that contradict each other are refused with both names."""
+"""Settings that contradict each other are refused with both names; none of the contract's options is lost."""
 
 import pytest
 
+from scenario_runner.domain.runs import Training
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit import SettingsError, load_settings
+from upcycle.api.taskset.v1 import taskset_pb2
 
 
 def refused(**environ: str) -> str:
@@ -26,3 +28,8 @@ def test_a_lease_must_outlast_a_grade() -> None:
 
 def test_a_misspelt_variable_is_named_with_the_nearest() -> None:
     assert "did you mean SCENARIO_RUNNER_MAX_ENVIRONMENTS" in refused(SCENARIO_RUNNER_MAX_ENVIRONMENT="5")
+
+
+def test_every_training_option_of_the_contract_reaches_the_trainer() -> None:
+    config = taskset_pb2.TrainingConfig.DESCRIPTOR
+    assert {field.name for field in config.fields} == set(Training.__slots__)

@@ -1,0 +1,189 @@
+"""How an attached training run looks: curves in a terminal, a line per event elsewhere, or JSON lines."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from upcycle.cli.attending import (
+    AlarmCleared,
+    AlarmRaised,
+    Event,
+    Judged,
+    PeerAway,
+    Picture,
+    RunChanged,
+    Show,
+    Stepped,
+)
+from upcycle.cli.output import human, print_json
+from upcycle.cli.sparkline import sparkline
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from upcycle.api.registry.v1.registry_pb2 import Checkpoint
+    from upcycle.api.training.v1.training_pb2 import StepPoint
+
+METRICS: Final = (
+    ("reward", "reward_mean", "{:.3f}"),
+    ("success", "success_rate", "{:.1%}"),
+    ("mismatch KL", "mismatch_kl", "{:.2e}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("clip fraction", "clip_fraction", "{:.1%}"),
+    ("grad norm", "grad_norm", "{:.3g}"),
+    ("tokens/s", "tokens_per_s", "{:,.0f}"),
+    ("trainer idle", "idle_fraction", "{:.0%}"),
+)
+"""What is drawn: name, metric, format."""
+_LABEL_COLUMNS: Final = 30
+
+
+@contextmanager
+def shown(as_json: bool) -> Iterator[Show]:
+    """What to call with each event: JSON lines, curves in a terminal, or a line per event."""
+    console = human()
+    if as_json:
+        yield _json_line
+    elif console.is_terminal:
+        with dashboard(console) as show:
+            yield show
+    else:
+        lines = Lines(console)
+        yield lines
+
+
+class Lines:
+    """One line per event, for logs and pipes."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._state = 0
+
+    def __call__(self, picture: Picture, event: Event) -> None:
+        """See attending.Show."""
+        if isinstance(event, RunChanged):
+            if event.run.state == self._state:
+                return
+            self._state = event.run.state
+        self._console.print(told(event), markup=False, soft_wrap=True)
+
+
+@contextmanager
+def dashboard(console: "Console") -> Iterator[Show]:
+    """Curves that redraw themselves; verdicts and alarms stay above them as lines."""
+    from rich.live import Live
+
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+
+        def show(picture: Picture, event: Event) -> None:
+            if not isinstance(event, Stepped | RunChanged):
+                live.console.print(told(event), markup=False)
+            live.update(drawn(picture, console.width))
+
+        yield show
+
+
+def drawn(picture: Picture, width: int) -> "RenderableType":
+    """The curves of a run as a table."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, title=_title(picture), title_justify="left", padding=(0, 1))
+    points = [picture.points[step] for step in sorted(picture.points)]
+    for name, values, last in curves(points, picture.verdicts.values()):
+        table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
+    for alarm in picture.alarms.values():
+        table.add_row("[red]alarm[/red]", alarm.text)
+    for peer in sorted(picture.away):
+        table.add_row("[yellow]away[/yellow]", f"{peer} does not answer")
+    return table
+
+
+def curves(
+    points: "Sequence[StepPoint]", verdicts: "Iterable[Checkpoint]"
+) -> list[tuple[str, list[float], str]]:
+    """(name, values, last value as text) of everything that was measured at least once."""
+    rows = []
+    for name, metric, form in METRICS:
+        values = [point.metrics.values[metric] for point in points if metric in point.metrics.values]
+        rows.append((name, values, form.format(values[-1]) if values else ""))
+    staleness = [_staleness(point) for point in points]
+    rows.insert(4, ("staleness", staleness, f"{staleness[-1]:.1f}" if staleness else ""))
+    judged = sorted((one for one in verdicts if one.HasField("gate")), key=lambda one: one.step)
+    held_out = [one.gate.candidate_rate for one in judged]
+    rows.insert(2, ("held-out", held_out, f"{held_out[-1]:.1%}" if held_out else ""))
+    return [row for row in rows if row[1]]
+
+
+def told(event: Event) -> str:
+    """An event in one line."""
+    match event:
+        case RunChanged(run):
+            return f"{run.run_id} is {_word(run.state)}"
+        case Stepped(point):
+            return _step_line(point)
+        case Judged(checkpoint):
+            return _verdict(checkpoint)
+        case AlarmRaised(alarm):
+            return f"alarm {alarm.kind}: {alarm.text}"
+        case AlarmCleared(kind):
+            return f"alarm {kind} is over"
+        case PeerAway(peer, is_away):
+            return f"{peer} does not answer" if is_away else f"{peer} answers again"
+
+
+def _step_line(point: "StepPoint") -> str:
+    measured = [
+        f"{name} {form.format(point.metrics.values[metric])}"
+        for name, metric, form in METRICS
+        if metric in point.metrics.values
+    ]
+    return (
+        f"step {point.step:<4} v{point.version:<4} {'  '.join(measured)}  staleness {_staleness(point):.1f}"
+    )
+
+
+def _verdict(checkpoint: "Checkpoint") -> str:
+    from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_PROMOTED
+
+    verdict = "promoted" if checkpoint.state == CHECKPOINT_STATE_PROMOTED else "held"
+    rate = f", held-out {checkpoint.gate.candidate_rate:.1%}" if checkpoint.HasField("gate") else ""
+    return f"{checkpoint.checkpoint_id} {verdict}{rate}: {checkpoint.reason}"
+
+
+def _staleness(point: "StepPoint") -> float:
+    """Mean age of the step's trajectories, in versions."""
+    counts = point.metrics.staleness
+    total = sum(counts.values())
+    return sum(age * count for age, count in counts.items()) / total if total else 0.0
+
+
+def _title(picture: Picture) -> str:
+    run, counts = picture.run, picture.run.counts
+    step = max(run.step, picture.last_step)
+    return (
+        f"[bold]{run.run_id}[/bold]  {run.spec.policy.model}  {_word(run.state)}  "
+        f"step {step}/{run.spec.training.steps}  v{run.policy_version}  "
+        f"episodes {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
+    )
+
+
+def _word(state: int) -> str:
+    from upcycle.api.taskset.v1.taskset_pb2 import RunState
+
+    return str(RunState.Name(state)).removeprefix("RUN_STATE_").lower()  # type: ignore[arg-type]
+
+
+def _json_line(picture: Picture, event: Event) -> None:
+    match event:
+        case RunChanged(run):
+            print_json("progress", run)
+        case Stepped(point):
+            print_json("step", point)
+        case Judged(checkpoint):
+            print_json("checkpoint", checkpoint)
+        case AlarmRaised(alarm):
+            print_json("alarm", alarm)
+        case AlarmCleared(kind):
+            print_json("alarm_over", {"alarm": kind})
+        case PeerAway(peer, is_away):
+            print_json("peer", {"peer": peer, "away": is_away})

@@ -1,0 +1,96 @@
+"""Curves, verdicts and conversations: what needs no service."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from upcycle.api.registry.v1.registry_pb2 import Checkpoint, GateReport
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_PAUSED, Run, RunSpec, TrainingConfig
+from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
+from upcycle.cli.attending import AlarmRaised, Picture, RunChanged, Stepped
+from upcycle.cli.cloning import CloningRefused, conversations_in, planned
+from upcycle.cli.curves import curves, dashboard
+from upcycle.cli.sparkline import sparkline
+from upcycle.cli.train import Cloning, Recipe
+
+
+def point(step: int, **values: float) -> StepPoint:
+    return StepPoint(step=step, version=step, metrics=TrainingMetrics(values=values, staleness={1: 3, 3: 1}))
+
+
+def test_a_sparkline_spans_its_values_and_averages_what_does_not_fit() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert sparkline([5, 5], 10) == "▁▁"
+    assert sparkline([float("nan"), 1, 2], 10) == "▁█"
+    assert sparkline([], 10) == ""
+    assert len(sparkline(list(range(1000)), 40)) == 40
+
+
+def test_curves_hold_what_was_measured_and_the_held_out_success_of_checkpoints() -> None:
+    points = [point(1, reward_mean=0.25, entropy=2.0), point(2, reward_mean=0.5)]
+    judged = [
+        Checkpoint(step=2, gate=GateReport(candidate_rate=0.5)),
+        Checkpoint(step=1, gate=GateReport(candidate_rate=0.25)),
+        Checkpoint(step=3),
+    ]
+    found = {name: (values, last) for name, values, last in curves(points, judged)}
+    assert found == {
+        "reward": ([0.25, 0.5], "0.500"),
+        "held-out": ([0.25, 0.5], "50.0%"),
+        "entropy": ([2.0], "2.000"),
+        "staleness": ([1.5, 1.5], "1.5"),
+    }
+
+
+def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
+    spec = RunSpec(training=TrainingConfig(steps=9))
+    picture = Picture(Run(run_id="run-1", spec=spec, state=RUN_STATE_PAUSED, step=2))
+    alarm = TrainingAlarm(kind="no_eos", text="they do not stop")
+    with dashboard(console) as show:
+        for number in (1, 2):
+            picture.points[number] = point(number, reward_mean=number / 2)
+            show(picture, Stepped(picture.points[number]))
+        picture.alarms[alarm.kind] = alarm
+        show(picture, AlarmRaised(alarm))
+        show(picture, RunChanged(picture.run))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for part in ("run-1", "paused", "step 2/9", "▁█", "1.000", "they do not stop"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "has neither"),
+        ('{"messages": "hello"}', "has neither"),
+        ('{"prompt": [{"role": "user", "content": "q"}]}', "has neither"),
+        ('{"messages": [{"role": "user", "content": "q"}]}', "no assistant message"),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, wrong: str) -> None:
+    good = {"messages": [{"role": "assistant", "content": "a"}]}
+    path = tmp_path / "talks.jsonl"
+    path.write_text(json.dumps(good) + "\n\n" + line + "\n")
+    with pytest.raises(CloningRefused, match=f"talks.jsonl:3 .*{wrong}"):
+        list(conversations_in(path))
+
+
+def test_each_epoch_sees_everything_once_in_an_order_of_its_own() -> None:
+    inputs = [f"t{number}" for number in range(10)]
+    plan = planned(inputs, "run-1", Recipe(), Cloning(epochs=2, batch=4))
+    assert [len(batch) for batch in plan.batches] == [4, 4, 2] * 2
+    first, second = (sum((list(b) for b in plan.batches[at : at + 3]), list[Any]()) for at in (0, 3))
+    assert sorted(first) == sorted(second) == inputs
+    assert first != second
+    assert planned(inputs, "run-1", Recipe(), Cloning(epochs=2, batch=4)) == plan
+    assert len(planned(inputs, "run-1", Recipe(steps=2), Cloning(batch=4)).batches) == 2
+    with pytest.raises(CloningRefused, match="nothing to imitate"):
+        planned([], "empty.jsonl", Recipe(), Cloning())

@@ -103,10 +103,9 @@ class HandState:
         return checkpoint_id(self.session.spec.model, self.session.version)
 
     def is_current(self, head: Head) -> bool:
-        """Training goes on from here: head is at this step, or was meant to stay and did."""
-        if head.checkpoint_id == self.checkpoint_id:
-            return True
-        return self.keep_head and head.revision == self.head_revision
+        """Training goes on from here: head is at this step, or has not moved since the step began, because
+        it was meant to stay or because promoting it was cut off."""
+        return head.checkpoint_id == self.checkpoint_id or head.revision == self.head_revision
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""

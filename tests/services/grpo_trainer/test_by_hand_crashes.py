@@ -1,0 +1,151 @@
+"""Training by hand under kill: at every durable write, then a restart, and the same bits and versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.services.grpo_trainer.bench import MODEL, START, World
+from tests.services.grpo_trainer.hand_bench import SGD_LIKE, Policies, Registry, hands, inline
+from tests.services.grpo_trainer.test_crashes import Fuse, Guarded, Killed
+
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.interactive_states import InteractiveStates
+from grpo_trainer.domain.errors import LostGradients
+from grpo_trainer.domain.hands import Adam, StepDone
+
+STEPS = 2
+
+
+def batch(step: int) -> list[Any]:
+    return [inline(10 * step + member, float(member % 2)) for member in range(4)]
+
+
+def fused(world: World, registry: Registry, fuse: Fuse) -> dict[str, Any]:
+    """Ports of which every write burns the fuse first."""
+    states, policies = InteractiveStates(world.store), Policies(world)
+    for adapter in (states, policies):
+        vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
+    facts = BusFacts(Guarded(world.recorder, fuse), now=lambda: START)
+    return {"states": states, "policies": policies, "facts": facts, "heads": Promoting(registry, fuse)}
+
+
+class Promoting:
+    """A registry whose promotion burns the fuse, before and after."""
+
+    def __init__(self, inner: Registry, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def promote(self, *args: Any, **kwargs: Any) -> bool:
+        self._fuse()
+        moved = await self._inner.promote(*args, **kwargs)
+        self._fuse()
+        return moved
+
+
+class Client:
+    """Does what a caller does: repeats a request whose answer never came, under its id, and starts a pass
+    again where its gradient is lost."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.registry = Registry(world)
+        self.done: list[StepDone] = []
+        self.passes = 0
+        self._acked: str | None = None
+
+    async def work(self, fuse: Fuse) -> None:
+        async with hands(self.world, **fused(self.world, self.registry, fuse)) as by:
+            while len(self.done) < STEPS:
+                step = len(self.done) + 1
+                if self._acked is None:
+                    self.passes += 1
+                    await by.forward_backward(f"pass-{self.passes}", batch(step), group_size=4)
+                    self._acked = f"pass-{self.passes}"
+                try:
+                    done = await by.optim_step(f"optim-{step}", Adam(1e-3), gradients=(self._acked,))
+                except LostGradients:
+                    self._acked = None
+                    continue
+                self.done.append(done)
+                self._acked = None
+
+
+async def trained(folder: Path, fuse: Fuse) -> tuple[World, Client]:
+    """A world after two steps, through one death."""
+    world = World(folder)
+    await world.publish_base()
+    client = Client(world)
+    try:
+        await client.work(fuse)
+    except Killed:
+        await client.work(Fuse())
+    return world, client
+
+
+async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path) -> None:
+    counting = Fuse()
+    calm, calm_client = await trained(tmp_path / "calm", counting)
+    async with hands(calm) as by:
+        expected = [await by.weights(version) for version in (1, 2)]
+    assert counting.used >= 16
+    for kill_at in range(counting.used):
+        world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at))
+        assert [(one.step, one.version) for one in client.done] == [(1, 1), (2, 2)], kill_at
+        assert [one.metrics for one in client.done] == [one.metrics for one in calm_client.done], kill_at
+        assert world.heads[MODEL].version == 2, kill_at
+        async with hands(world) as by:
+            for version, weights in enumerate(expected, start=1):
+                found = await by.weights(version)
+                assert all(torch.equal(found[name], weights[name]) for name in weights), (kill_at, version)
+        assert set(world.recorder.events) == set(calm.recorder.events), kill_at
+
+
+async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
+    one, two = World(tmp_path / "one"), World(tmp_path / "two")
+    for world in (one, two):
+        await world.publish_base()
+    async with hands(one) as by:
+        for step in (1, 2):
+            await by.forward_backward(f"f{step}", batch(step))
+            await by.optim_step(f"o{step}", Adam(1e-3))
+        expected = await by.weights(2)
+    for step in (1, 2):
+        async with hands(two) as by:
+            await by.forward_backward(f"f{step}", batch(step))
+            await by.optim_step(f"o{step}", Adam(1e-3))
+            found = await by.weights(step)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path / "world")
+    await world.publish_base()
+    registry = Registry(world)
+    for step in (1, 2):
+        async with hands(world, registry=registry) as by:
+            await by.forward_backward(f"f{step}", batch(step))
+            done = await by.optim_step(f"o{step}", SGD_LIKE, keep_head=True)
+            assert not done.is_head
+    assert world.heads[MODEL].version == 0
+    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000002"]
+    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
+
+
+async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
+    from grpo_trainer.domain.errors import InvalidInput
+
+    world = World(tmp_path / "world")
+    await world.publish_base()
+    async with hands(world) as by:
+        kept = await by.forward_backward("a", batch(1))
+        with pytest.raises(InvalidInput, match="reward inf"):
+            await by.forward_backward("b", [inline(1, float("inf")), inline(2, 0.0)])
+        done = await by.optim_step("c")
+        assert done.metrics["tokens"] == kept.metrics["tokens"]

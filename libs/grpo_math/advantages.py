@@ -143,16 +143,27 @@ def hierarchical(solver_rewards: Tensor, proposer_rewards: Tensor) -> tuple[Tens
 
 AdvantageFunction = Callable[[Tensor], Tensor]
 
+
+def m_grpo(rewards: Tensor) -> Tensor:
+    """The advantage of `grpo`, for multi-turn trajectories whose losses are averaged by `turn_mean` (M-GRPO,
+    WebAgent-R1, arXiv:2505.16421). [P, G] -> [P, G]."""
+    return grpo(rewards)
+
+
 ADVANTAGES: Final[dict[str, AdvantageFunction]] = {
     "dr_grpo": dr_grpo,
     "grpo": grpo,
     "rloo": rloo,
     "batch": batch,
     "max_rl": max_rl,
+    "m_grpo": m_grpo,
 }
 """Advantages that need nothing but rewards [P, G], by the name that a training configuration uses."""
 
 DEFAULT_ADVANTAGE: Final = "dr_grpo"
+
+AGGREGATION_OF: Final = {"m_grpo": "turn_mean"}
+"""Advantages that are defined together with how losses are averaged."""
 
 
 def advantage_function(name: str) -> AdvantageFunction:

@@ -13,6 +13,7 @@ from grpo_math.errors import unknown_name
 from grpo_math.tokens import TrainedTokens, log_ratio
 
 KL_KINDS: Final = ("k1", "k2", "k3", "k3_plus")
+KL_PLACEMENTS: Final = ("loss", "reward")
 
 
 def kl_estimate(trainer_logprobs: Tensor, other_logprobs: Tensor, kind: str = "k3") -> Tensor:
@@ -36,11 +37,14 @@ def kl_estimate(trainer_logprobs: Tensor, other_logprobs: Tensor, kind: str = "k
     raise unknown_name("KL estimator", kind, KL_KINDS)
 
 
-def kl_credit(trainer_logprobs: Tensor, reference_logprobs: Tensor, coefficient: float) -> Tensor:
-    """KL as reward: coefficient * (mean d - d_t), added to the advantages of trained tokens, detached, [N]
-    -> [N]."""
-    d = (trainer_logprobs - reference_logprobs).detach()
-    return coefficient * (d.mean() - d)
+def kl_credit(divergence: Tensor, coefficient: float, mean: float) -> Tensor:
+    """KL as reward: coefficient * (mean - divergence), added to the advantages of trained tokens, detached,
+    [N] -> [N].
+
+    mean: of the divergence over all trained tokens of the step, so that the credits of a step add up to 0
+    (Tinker).
+    """
+    return coefficient * (mean - divergence.detach())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from grpo_math import losses
 from grpo_math.aggregation import AGGREGATIONS, DEFAULT_AGGREGATION, StepTotals, token_weights
 from grpo_math.corrections import OffPolicyRowMask, SamplerWeight
-from grpo_math.divergence import KL_KINDS, kl_estimate
+from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS, kl_credit, kl_estimate
 from grpo_math.errors import GrpoMathError, UnsoundCombination, unknown_name
 from grpo_math.losses import TokenLoss
 from grpo_math.tokens import TrainedTokens, log_ratio
@@ -43,15 +43,33 @@ DEFAULT_LOSS: Final = "ppo"
 @dataclass(frozen=True, slots=True)
 class KlPenalty:
     """coefficient * KL(trainer || reference) per token; `bias_corrected` multiplies by the ratio
-    (DeepSeek-V3.2)."""
+    (DeepSeek-V3.2).
+
+    placement "loss": added to every token's loss. "reward": taken from every token's advantage, relative to
+    the step's mean, under the weights before the first update (`credited`).
+    """
 
     coefficient: float
     kind: str = "k3"
     bias_corrected: bool = False
+    placement: str = "loss"
 
     def __post_init__(self) -> None:
         if self.kind not in KL_KINDS:
             raise unknown_name("KL estimator", self.kind, KL_KINDS)
+        if self.placement not in KL_PLACEMENTS:
+            raise unknown_name("KL placement", self.placement, KL_PLACEMENTS)
+        if not self.coefficient > 0:
+            raise GrpoMathError(f"kl_coefficient must be > 0, or left out, got {self.coefficient}")
+        if self.bias_corrected and self.placement == "reward":
+            raise UnsoundCombination(
+                "kl_bias_correction is a factor of the loss; with the KL in the reward the loss's own ratio "
+                "already weighs it: leave it out"
+            )
+
+    def credited(self, advantages: Tensor, divergence: Tensor, mean: float) -> Tensor:
+        """[N] advantages with the KL taken off. divergence: [N]; mean: over the step's trained tokens."""
+        return advantages + kl_credit(divergence, self.coefficient, mean).to(advantages.dtype)
 
     def __call__(self, tokens: TrainedTokens) -> Tensor:
         if tokens.reference_logprobs is None:
@@ -99,6 +117,16 @@ class Objective:
         return getattr(self.loss, "anchor", "sampler") == "proximal" or self.sampler_weight is not None
 
     @property
+    def needs_reference(self) -> bool:
+        """True where the frozen reference policy must score the tokens of the step."""
+        return self.kl is not None
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """True where the divergence changes advantages, and so must be known before the first backward."""
+        return self.kl is not None and self.kl.placement == "reward"
+
+    @property
     def needs_entropy_gradient(self) -> bool:
         return self.entropy_bonus != 0.0
 
@@ -112,7 +140,7 @@ class Objective:
             values = values * self._uncertain(tokens, totals)
         if self.sampler_weight is not None:
             values = values * self.sampler_weight(tokens)
-        if self.kl is not None:
+        if self.kl is not None and self.kl.placement == "loss":
             values = values + self.kl(tokens)
         total = (values * token_weights(self.aggregation, tokens, totals)).sum()
         if self.entropy_bonus:
@@ -136,23 +164,55 @@ def entropy_threshold(entropies: Tensor, top_entropy: float) -> float:
     return float(torch.quantile(entropies.detach().float(), 1 - top_entropy))
 
 
-def build_loss(name: str, parameters: Mapping[str, float] | None = None) -> TokenLoss:
+def build_loss(
+    name: str, parameters: Mapping[str, float] | None = None, *, proximal_anchor: bool = False
+) -> TokenLoss:
     """The named loss with these parameters. Raises UnknownName for either name, GrpoMathError for a bad
-    value."""
+    value.
+
+    proximal_anchor: the ratio is to the trainer's weights before the first update, not to the sampler.
+    """
     if name not in LOSSES:
         raise unknown_name("loss", name, LOSSES)
     kind = LOSSES[name]
     numeric = {f.name: f.default for f in fields(kind) if isinstance(f.default, (bool, float))}
-    values: dict[str, float | bool] = {}
+    values: dict[str, Any] = {}
     for key, value in (parameters or {}).items():
         if key not in numeric:
-            raise unknown_name(f"parameter of loss {name!r}", key, numeric)
+            raise unknown_name(f"parameter of loss {name!r}", key, [*numeric, *_OBJECTIVE_KEYS])
         values[key] = bool(value) if isinstance(numeric[key], bool) else float(value)
+    if proximal_anchor:
+        if "anchor" not in {f.name for f in fields(kind)}:
+            raise UnsoundCombination(
+                f"loss {name!r} has no anchor to choose; proximal_anchor fits "
+                f"{', '.join(n for n, k in LOSSES.items() if 'anchor' in {f.name for f in fields(k)})}"
+            )
+        values["anchor"] = "proximal"
     loss: TokenLoss = kind(**values)
     return loss
 
 
-_OBJECTIVE_KEYS: Final = ("kl_coefficient", "entropy_bonus", "off_policy_row_limit", "top_entropy")
+_OBJECTIVE_KEYS: Final = (
+    "kl_coefficient",
+    "kl_bias_correction",
+    "entropy_bonus",
+    "off_policy_row_limit",
+    "top_entropy",
+    "proximal_anchor",
+    "sampler_weight_high",
+    "sampler_weight_low",
+    "sampler_weight_drop",
+    "sampler_weight_rows",
+)
+"""Parameters of the objective itself, beside those of its loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class KlChoice:
+    """What a training configuration says about its KL in words; read where it has a kl_coefficient."""
+
+    estimator: str = "k3"
+    placement: str = "loss"
 
 
 def build_objective(
@@ -160,21 +220,49 @@ def build_objective(
     parameters: Mapping[str, float] | None = None,
     *,
     aggregation: str = DEFAULT_AGGREGATION,
+    kl: KlChoice | None = None,
 ) -> Objective:
     """An objective from a training configuration's names and numbers.
 
-    parameters: the loss's own, and of the objective: kl_coefficient, entropy_bonus, off_policy_row_limit,
-    top_entropy. Anything else is an error that names the nearest valid parameter.
+    parameters: the loss's own, and of the objective: kl_coefficient, kl_bias_correction (0 or 1),
+    entropy_bonus, off_policy_row_limit, top_entropy; proximal_anchor (0 or 1), and with it a sampler weight:
+    sampler_weight_high (TIS: truncate there), _low, _drop (1: drop outside instead, MIS), _rows (1: product
+    over the row). Anything else is an error that names the nearest valid parameter.
     """
     given = dict(parameters or {})
     own = {key: float(given.pop(key)) for key in _OBJECTIVE_KEYS if key in given}
-    built = build_loss(loss, given)
-    limit, kl = own.get("off_policy_row_limit"), own.get("kl_coefficient", 0.0)
+    built = build_loss(loss, given, proximal_anchor=bool(own.get("proximal_anchor", 0.0)))
+    limit = own.get("off_policy_row_limit")
     return Objective(
         loss=built,
         aggregation=aggregation,
+        sampler_weight=_sampler_weight(own),
         row_mask=None if limit is None else OffPolicyRowMask(limit),
-        kl=KlPenalty(kl) if kl else None,
+        kl=_kl_penalty(own, kl or KlChoice()),
         entropy_bonus=own.get("entropy_bonus", 0.0),
         top_entropy=own.get("top_entropy", 1.0),
     )
+
+
+def _sampler_weight(own: Mapping[str, float]) -> SamplerWeight | None:
+    if "sampler_weight_high" not in own:
+        idle = [key for key in own if key.startswith("sampler_weight_")]
+        if idle:
+            raise UnsoundCombination(f"{', '.join(idle)} without sampler_weight_high: nothing reads it")
+        return None
+    return SamplerWeight(
+        level="row" if own.get("sampler_weight_rows") else "token",
+        action="drop" if own.get("sampler_weight_drop") else "truncate",
+        high=own["sampler_weight_high"],
+        low=own.get("sampler_weight_low", 0.0),
+    )
+
+
+def _kl_penalty(own: Mapping[str, float], choice: KlChoice) -> KlPenalty | None:
+    coefficient = own.get("kl_coefficient", 0.0)
+    if coefficient:
+        corrected = bool(own.get("kl_bias_correction", 0.0))
+        return KlPenalty(coefficient, choice.estimator, corrected, choice.placement)
+    if choice != KlChoice() or "kl_bias_correction" in own:
+        raise UnsoundCombination("a KL estimator, placement or correction without kl_coefficient is not read")
+    return None

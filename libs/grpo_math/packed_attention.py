@@ -55,8 +55,8 @@ class _Bucket:
 class AttentionPlan:
     """Buckets, and `order` [U]: where in their joined outputs each unique token's value is.
 
-    row_of, last_row [U]: which row owns a unique token, and the last row whose path it lies on. longest: tokens
-    of the longest path.
+    row_of, last_row [U]: which row owns a unique token, and the last row whose path it lies on. longest:
+    tokens of the longest path.
     """
 
     buckets: tuple[_Bucket, ...]

@@ -11,6 +11,7 @@ from grpo_trainer.adapters.departure import Departure
 from grpo_trainer.adapters.heads import RegistryHeads
 from grpo_trainer.adapters.interactive_learner import InteractiveLearner
 from grpo_trainer.adapters.interactive_states import InteractiveStates
+from grpo_trainer.adapters.packed_model import ModelOptions
 from grpo_trainer.adapters.policies import IDEMPOTENT, BranchPolicies, HeldOutTasks, RegistryPolicies
 from grpo_trainer.adapters.stored_trajectories import IDEMPOTENT as READ_AGAIN
 from grpo_trainer.adapters.stored_trajectories import PlatformTrajectories
@@ -47,6 +48,24 @@ class _LearnerComponent:
     def ready(self) -> str | None:
         """Always."""
         return None
+
+
+def _learner_options(settings: GrpoTrainerSettings) -> LearnerOptions:
+    """How this process computes. Raises InvalidTrainingSpec for settings that do not go together."""
+    return LearnerOptions(
+        device=settings.device,
+        num_threads=settings.num_threads,
+        microbatch_tokens=settings.microbatch_tokens,
+        share_prefixes=settings.share_prefixes,
+        model=ModelOptions(
+            precision=settings.precision,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            compiled=settings.compile_layers,
+            attention=settings.attention,
+        ),
+        ranks=settings.ranks,
+        rank_deadline_s=settings.rank_deadline_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +106,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     blobs = service.add(S3BlobStore(settings.s3))
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
     tasksets = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
-    thread = LearnerThread(
-        LearnerOptions(
-            settings.device, settings.num_threads, settings.microbatch_tokens, settings.share_prefixes
-        )
-    )
+    thread = LearnerThread(_learner_options(settings))
     bus = EventBus(settings.bus, client_name=NAME)
     tools = Tools(
         new_learner=lambda: TorchLearner(thread),

@@ -1,6 +1,7 @@
 """Settings of the trainer; read by app.py only."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -26,6 +27,18 @@ class GrpoTrainerSettings(ServiceSettings):
     """Unique tokens of one forward and backward pass; bounds memory, changes no gradient."""
     share_prefixes: bool = True
     """Compute tokens that members of a group have in common once."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the layers' arithmetic. Parameters, optimizer, output head and losses are float32 either way."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per layer and compute the rest again: less memory, about a third more time."""
+    compile_layers: bool = False
+    """Compile each layer (torch.compile). The first steps take minutes; needs one rank."""
+    attention: Literal["auto", "buckets", "flex"] = "auto"
+    """Kernel of packed attention; auto: flex attention on GPUs that have it, else fused buckets."""
+    ranks: int = Field(1, ge=1, le=64)
+    """Processes that share every step (FSDP2); this one starts the others on its own machine."""
+    rank_deadline_s: float = Field(600.0, gt=0)
+    """How long one rank waits for another before the process gives up and ends."""
     train_parse_errors: bool = False
     """Train also the tokens of turns that could not be read; by default only these turns are masked."""
     keep_states: int = Field(2, ge=1)

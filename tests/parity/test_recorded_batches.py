@@ -17,10 +17,12 @@ RECORDED = Path(__file__).parent / "data" / "parity_trl.npz"
 def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(RECORDED)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].startswith("100 of 100 within")
+    assert lines[-3].startswith("150 of 150 within")
     assert lines[-2].startswith("worst loss error")
     assert lines[-1].startswith("worst gradient error")
     assert len({line.split()[0] for line in lines[:-3]}) == 25
+    for computation in ("packed", "padded", "packed-2-ranks", "padded-2-ranks"):
+        assert sum(line.split()[1] == computation for line in lines[:-3]) == 25
 
 
 def altered(folder: Path, **changes: float) -> Path:
@@ -45,7 +47,7 @@ def test_a_difference_ends_in_a_non_zero_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parity, "COMPUTATIONS", parity.COMPUTATIONS[:1])
-    assert parity.main([str(altered(tmp_path, **{"case/grpo/loss": 1.0001}))]) == 1
+    assert parity.main(["--ranks=1", str(altered(tmp_path, **{"case/grpo/loss": 1.0001}))]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 

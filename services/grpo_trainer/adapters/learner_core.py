@@ -10,8 +10,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from grpo_math.advantages import AGGREGATION_OF, advantage_function
+from grpo_math.aggregation import DEFAULT_AGGREGATION
 from grpo_math.errors import GrpoMathError
-from grpo_math.objective import build_objective
+from grpo_math.objective import KlChoice, build_objective
 from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.adapters.lora import AdaptedModel, Bases, merged_state
 from grpo_trainer.adapters.optimization import StepOptions, optimize
@@ -92,6 +94,8 @@ class LearnerCore:
         saved. Raises InvalidTrainingSpec."""
         self.close()
         self._step_options = step_options(spec, self._options)
+        if self._step_options.objective.needs_reference:
+            self._step_options = replace(self._step_options, reference=self._reference(base))
         self._random = RandomState(spec.seed)
         model = self._model_for(spec, base)
         self._parameters = (
@@ -104,6 +108,13 @@ class LearnerCore:
         self._canary_rows = _random_rows(model, spec.seed)
         if tensors is not None:
             load_tensors(read_tensors(tensors), self._parameters, optimizer, self._random)
+
+    def _reference(self, base: Path) -> PackedModel:
+        """The policy that the run began from, frozen."""
+        device = self._options.device_of(self._ranks.index)
+        model = load_model(base, device=device, options=self._options.model, ranks=self._ranks)
+        model.module.requires_grad_(False)
+        return model
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
         options = self._options
@@ -127,7 +138,7 @@ class LearnerCore:
         """Let the memory go; a shared base stays while another session uses it."""
         if self._base is not None and isinstance(self._model, AdaptedModel):
             self._bases.release(self._base, self._name)
-        self._model = self._optimizer = None
+        self._model = self._optimizer = self._step_options = None
         self._parameters, self._canary_rows = {}, ()
 
     def step(self, share: StepShare) -> dict[str, float] | None:
@@ -174,13 +185,12 @@ def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
     """The objective of a run. Raises InvalidTrainingSpec for names and numbers that do not exist or do not
     fit."""
     try:
-        objective = build_objective(spec.loss, spec.loss_config)
+        advantage_function(spec.advantage)
+        aggregation = spec.aggregation or AGGREGATION_OF.get(spec.advantage, DEFAULT_AGGREGATION)
+        kl = KlChoice(spec.kl_estimator, spec.kl_placement)
+        objective = build_objective(spec.loss, spec.loss_config, aggregation=aggregation, kl=kl)
     except GrpoMathError as error:
         raise InvalidTrainingSpec(f"run {spec.run_id}: {error}") from error
-    if objective.kl is not None:
-        raise InvalidTrainingSpec(
-            f"run {spec.run_id}: kl_coefficient needs a reference policy, which no run has yet"
-        )
     return StepOptions(
         objective=objective,
         max_grad_norm=spec.max_grad_norm,

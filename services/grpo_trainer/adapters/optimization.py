@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from grpo_math.aggregation import StepTotals
-from grpo_math.divergence import MismatchSums, mismatch_report, mismatch_sums
+from grpo_math.divergence import MismatchSums, kl_estimate, mismatch_report, mismatch_sums
+from grpo_math.errors import GrpoMathError
 from grpo_math.objective import Objective, entropy_threshold
 from grpo_math.packing import Microbatch, TrainingRow, microbatches, pack
 from grpo_math.tokens import TrainedTokens
@@ -27,7 +28,8 @@ from grpo_trainer.domain.errors import Diverged
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a step is computed. clip_low, clip_high: bounds that the clip fractions are counted against."""
+    """How a step is computed. clip_low, clip_high: bounds that the clip fractions are counted against.
+    reference: the frozen policy of a KL penalty."""
 
     objective: Objective
     max_grad_norm: float = 1.0
@@ -36,6 +38,7 @@ class StepOptions:
     max_row_tokens: int = 0
     clip_low: float = 0.2
     clip_high: float = 0.28
+    reference: PolicyModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def accumulate(
         sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
     for _ in range(idle):
         logprobs, entropies = model.logprobs(_nothing().to(model.device))
-        (0.0 * (logprobs.sum() + entropies.sum())).backward()
+        nothing = 0.0 * (logprobs.sum() + entropies.sum())
+        nothing.backward()  # type: ignore[no-untyped-call]
     return _of_all_ranks(batches, loss, sums, totals, ranks)
 
 
@@ -141,24 +145,61 @@ def _prepared(
     company: _Company,
 ) -> tuple[list[Microbatch], StepTotals]:
     """Totals of the step, and what must be known of every token before the first backward."""
-    objective = options.objective
-    missing = objective.needs_proximal and any(b.proximal_logprobs is None for b in batches)
-    needs_proximal = bool(company.ranks.largest(missing))
-    if not needs_proximal and objective.top_entropy >= 1:
+    objective, ranks = options.objective, company.ranks
+    missing = [
+        objective.needs_proximal and any(b.proximal_logprobs is None for b in batches),
+        objective.needs_reference and any(b.reference_logprobs is None for b in batches),
+    ]
+    needs_proximal, needs_reference = (count > 0 for count in ranks.total([float(m) for m in missing]))
+    if needs_reference:
+        if options.reference is None:
+            raise GrpoMathError("a KL penalty needs a reference policy, and this step has none")
+        scores, _ = _scores(options.reference, batches, company.idle)
+        batches = [replace(b, reference_logprobs=s) for b, s in zip(batches, scores, strict=True)]
+    if not (needs_proximal or objective.top_entropy < 1 or objective.kl_in_reward):
         return batches, totals
-    entropies = [torch.empty(0, device=model.device)]
-    with torch.no_grad():
-        for index, batch in enumerate(batches):
-            logprobs, entropy = model.logprobs(batch)
-            entropies.append(entropy)
-            if needs_proximal:
-                batches[index] = replace(batch, proximal_logprobs=logprobs)
-        for _ in range(company.idle):
-            model.logprobs(_nothing().to(model.device))
+    scores, entropies = _scores(model, batches, company.idle)
+    if needs_proximal:
+        batches = [replace(b, proximal_logprobs=s) for b, s in zip(batches, scores, strict=True)]
+    if objective.kl_in_reward:
+        batches = _credited(batches, scores, totals, objective, ranks)
     if objective.top_entropy < 1:
-        everyone = company.ranks.joined(torch.cat(entropies))
+        everyone = ranks.joined(torch.cat([torch.empty(0, device=model.device), *entropies]))
         totals = replace(totals, entropy_threshold=entropy_threshold(everyone, objective.top_entropy))
     return batches, totals
+
+
+@torch.no_grad()
+def _scores(
+    model: PolicyModel, batches: Sequence[Microbatch], idle: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities and entropies of every microbatch; `idle` passes keep other ranks company."""
+    scores = [model.logprobs(batch) for batch in batches]
+    for _ in range(idle):
+        model.logprobs(_nothing().to(model.device))
+    return [logprobs for logprobs, _ in scores], [entropies for _, entropies in scores]
+
+
+def _credited(
+    batches: Sequence[Microbatch],
+    scores: Sequence[Tensor],
+    totals: StepTotals,
+    objective: Objective,
+    ranks: Ranks,
+) -> list[Microbatch]:
+    """Microbatches whose advantages hold the KL of the step."""
+    kl = objective.kl
+    assert kl is not None  # noqa: S101 - the caller asked objective.kl_in_reward
+    apart = [
+        kl_estimate(score, batch.reference_logprobs.to(score.dtype), kl.kind)
+        for batch, score in zip(batches, scores, strict=True)
+        if batch.reference_logprobs is not None
+    ]
+    mean = ranks.total([sum(float(part.double().sum()) for part in apart)])[0] / totals.num_tokens
+    return [
+        replace(batch, advantages=kl.credited(batch.advantages, part, mean))
+        for batch, part in zip(batches, apart, strict=True)
+    ]
 
 
 def optimize(

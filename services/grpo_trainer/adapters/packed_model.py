@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
@@ -65,10 +67,10 @@ def attention_path(
 ) -> str:
     """ "buckets" or "flex". capability: of the CUDA device, None for any other. Raises UnsupportedModel."""
     fits = capability is not None and capability >= _FLEX_CAPABILITY and head_dim >= _MIN_FLEX_HEAD
-    if wanted == "flex" and device.type == "cuda" and not fits:
+    if wanted == "flex" and not fits:
         raise UnsupportedModel(
-            f"flex attention needs heads of at least {_MIN_FLEX_HEAD} and CUDA capability "
-            f"{_FLEX_CAPABILITY}, got {head_dim} and {capability}; use buckets"
+            f"flex attention learns on GPUs of CUDA capability {_FLEX_CAPABILITY} with heads of at least "
+            f"{_MIN_FLEX_HEAD}, got {device.type}, {capability} and {head_dim}; use buckets"
         )
     if wanted == "auto":
         return "flex" if fits else "buckets"
@@ -104,7 +106,7 @@ def _attend(
     return packed_attention(query, key, value, packed_plan, scaling), None
 
 
-AttentionInterface.register(_ATTENTION, torch.compiler.disable(_attend))
+AttentionInterface.register(_ATTENTION, torch.compiler.disable(_attend))  # type: ignore[no-untyped-call]
 
 
 class _TokenScores(nn.Module):
@@ -265,11 +267,10 @@ def layers_of(model: Any) -> list[Any]:
 def _checkpoint(model: Any, blocks: list[Any]) -> None:
     if not model.supports_gradient_checkpointing or not blocks:
         raise UnsupportedModel(f"{type(model).__name__} has no gradient checkpointing; switch it off")
-    model.gradient_checkpointing_enable({"use_reentrant": False})
     for block in blocks:
-        block.training = (
-            True  # a block checkpoints only then; its parts, dropout among them, stay as they are
-        )
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        block.training = True  # a block checkpoints only then; its parts, dropout among them, do not train
 
 
 def _facts(model: Any, device: torch.device) -> dict[str, Any]:

@@ -17,11 +17,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from grpo_trainer.adapters.learner_core import LearnerCore, LearnerOptions
 from grpo_trainer.adapters.lora import Bases
@@ -32,6 +34,8 @@ from service_kit.leash import leashed
 log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
+START_S: Final = 120.0
+"""How long a rank may take from its start until it meets the others: it imports torch first."""
 _EXIT_S: Final = 10.0
 """How long a child may take to end after its socket is closed."""
 
@@ -112,14 +116,16 @@ class RankGroup:
     def _all_obey(self, commands: Sequence[Command]) -> Any:
         cores = self._started()
         for child, command in zip(self._children, commands[1:], strict=True):
-            self._or_lost(lambda child=child, command=command: child.tell(command))
+            self._or_lost(partial(child.tell, command))
         try:
             result = cores.obey(commands[0])
         except TrainerError:
             self._hear_all()  # a condition that all ranks met: the next command finds them in step
             raise
         except RuntimeError as error:
-            raise self._lost(error) if self._children else error
+            if not self._children:
+                raise
+            raise self._lost(error) from error
         self._hear_all()
         return result
 
@@ -140,9 +146,7 @@ class RankGroup:
             f"a step needs all {self._options.ranks} ranks, and one was lost within "
             f"{self._options.rank_deadline_s:g} s ({what}); the next start resumes from the newest state"
         )
-        lost = LostRank(self._broken)
-        lost.__cause__ = error
-        return lost
+        return LostRank(self._broken)
 
     def _started(self) -> Cores:
         if self._broken:
@@ -153,10 +157,11 @@ class RankGroup:
 
     def _gather(self) -> Ranks:
         """Start the other ranks and meet them."""
-        size, deadline_s = self._options.ranks, self._options.rank_deadline_s
-        deadline = timedelta(seconds=deadline_s)
+        size = self._options.ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.TCPStore(_HOST, 0, size, is_master=True, timeout=deadline, wait_for_workers=False)
+        store = TCPStore(
+            _HOST, 0, size, is_master=True, timeout=timedelta(seconds=START_S), wait_for_workers=False
+        )
         self._children = [_Child(index, store.port, self._options) for index in range(1, size)]
         try:
             join(store, Ranks(0, size), self._options)
@@ -174,8 +179,10 @@ class RankGroup:
         self._children = []
 
 
-def join(store: dist.Store, ranks: Ranks, options: LearnerOptions) -> None:
+def join(store: Store, ranks: Ranks, options: LearnerOptions) -> None:
     """Enter the process group of this store. Raises RuntimeError where the others do not come in time."""
+    store.set(_here(ranks.index), b"")
+    store.wait([_here(index) for index in range(ranks.size)], timedelta(seconds=START_S))
     device = torch.device(options.device_of(ranks.index))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -186,6 +193,10 @@ def join(store: dist.Store, ranks: Ranks, options: LearnerOptions) -> None:
         world_size=ranks.size,
         timeout=timedelta(seconds=options.rank_deadline_s),
     )
+
+
+def _here(rank: int) -> str:
+    return f"rank {rank} is here"
 
 
 class _Child:

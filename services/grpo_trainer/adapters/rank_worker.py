@@ -1,12 +1,13 @@
 """A rank other than the first: obeys what rank 0 says until it says no more.
 
-`python -m grpo_trainer.adapters.rank_worker FD HOST PORT RANK`, started by `rank_group` alone. FD: a socket to
-rank 0; HOST, PORT: the store where the ranks meet. A condition that all ranks meet (TrainerError) is an answer;
-anything else ends the process, and with it the group.
+`python -m grpo_trainer.adapters.rank_worker FD HOST PORT RANK`, started by `rank_group` alone. FD: a socket
+to rank 0; HOST, PORT: the store where the ranks meet. A condition that all ranks meet (TrainerError) is an
+answer; anything else ends the process, and with it the group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 from datetime import timedelta
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from grpo_trainer.adapters.learner_core import LearnerOptions
-from grpo_trainer.adapters.rank_group import Command, Cores, join
+from grpo_trainer.adapters.rank_group import START_S, Command, Cores, join
 from grpo_trainer.adapters.ranks import Ranks
 from grpo_trainer.domain.errors import TrainerError
 
@@ -29,13 +31,10 @@ def main() -> None:
     options: LearnerOptions = _received(connection)
     torch.set_num_threads(options.num_threads)
     ranks = Ranks(int(index), options.ranks)
-    deadline = timedelta(seconds=options.rank_deadline_s)
-    store = dist.TCPStore(host, int(port), ranks.size, is_master=False, timeout=deadline)
+    store = TCPStore(host, int(port), ranks.size, is_master=False, timeout=timedelta(seconds=START_S))
     join(store, ranks, options)
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):  # rank 0 has no more to say
         _obey(connection, Cores(options, ranks))
-    except (EOFError, ConnectionError):
-        pass  # rank 0 has no more to say
     dist.destroy_process_group()
 
 

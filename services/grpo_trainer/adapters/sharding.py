@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from grpo_trainer.adapters.ranks import Ranks
 
 _DIVIDE_BY: Final = 1.0
-"""Losses are divided by totals of the whole step already, so gradients are summed over ranks, not averaged."""
+"""Losses are divided by totals of the whole step already, so gradients are summed over ranks."""
 
 
 def shard(root: nn.Module, blocks: Iterable[nn.Module], ranks: Ranks, device: torch.device) -> None:
@@ -31,9 +31,9 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], ranks: Ranks, device: to
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full value of a tensor, on every rank; all ranks must ask for it. A plain tensor is its own value."""
+    """The full value of a tensor, on every rank; all ranks must ask for it. A plain tensor is returned."""
     if isinstance(tensor, DTensor):
-        full: Tensor = tensor.full_tensor()  # type: ignore[no-untyped-call]
+        full: Tensor = tensor.full_tensor()
         return full.detach()
     return tensor.detach()
 

@@ -17,7 +17,9 @@ MAX_TRAJECTORIES_PER_STEP = 2048
 ALL_LINEAR = "all-linear"
 """Adapters beside every linear layer but the output head."""
 
-_LATER_FIELDS = frozenset({"lora_rank", "lora_alpha", "lora_targets"})
+_LATER_FIELDS = frozenset(
+    {"lora_rank", "lora_alpha", "lora_targets", "aggregation", "kl_estimator", "kl_placement"}
+)
 """Fields that the first version did not have. They enter a digest where they differ from their default, so
 that runs which an older trainer began keep theirs."""
 
@@ -52,6 +54,12 @@ class TrainingSpec:
     """Adapters are scaled by alpha / rank; 0: alpha is 2 * rank."""
     lora_targets: str = ALL_LINEAR
     """Layers with adapters: all-linear, or their names, comma-separated."""
+    aggregation: str = ""
+    """How token losses become one number; empty: token_mean, and turn_mean for the advantage m_grpo."""
+    kl_estimator: str = "k3"
+    """Of the divergence from the run's base policy; read where loss_config has a kl_coefficient."""
+    kl_placement: str = "loss"
+    """loss: the divergence is added to the loss; reward: it is taken from the advantages."""
 
     def __post_init__(self) -> None:
         at_least_one = ("steps", "prompts_per_step", "checkpoint_every_steps")

@@ -33,6 +33,11 @@ CASES = [
     ("qwen3", True, {}),
     ("llama", False, {"loss": "decoupled"}),
     ("qwen3", False, {"loss_config": {"top_entropy": 0.5, "entropy_bonus": 0.01}}),
+    (
+        "llama",
+        True,
+        {"advantage": "m_grpo", "loss_config": {"kl_coefficient": 0.1}, "kl_placement": "reward"},
+    ),
 ]
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from upcycle.api.taskset.v1 import taskset_pb2 as upcycle_dot_api_dot_taskset_dot_v1_dot_taskset__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"[\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\"!\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"\x15\n\x13ListTasksetsRequest\"I\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"/\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\xb3\t\n\x0eTasksetService\x12r\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/taskset/v1/service.proto\x12\x16upcycle.api.taskset.v1\x1a$upcycle/api/taskset/v1/taskset.proto\"J\n\x16RegisterTasksetRequest\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"[\n\x17RegisterTasksetResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tnum_tasks\x18\x03 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x08\"!\n\x11GetTasksetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"F\n\x12GetTasksetResponse\x12\x30\n\x07taskset\x18\x01 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"\x15\n\x13ListTasksetsRequest\"I\n\x14ListTasksetsResponse\x12\x31\n\x08tasksets\x18\x01 \x03(\x0b\x32\x1f.upcycle.api.taskset.v1.Taskset\"U\n\x10SubmitRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12-\n\x04spec\x18\x02 \x01(\x0b\x32\x1f.upcycle.api.taskset.v1.RunSpec\"=\n\x11SubmitRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"8\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_results\x18\x02 \x01(\x08\"r\n\x0eGetRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x36\n\x07results\x18\x02 \x03(\x0b\x32%.upcycle.api.taskset.v1.EpisodeResult\"C\n\x0fListRunsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nunfinished\x18\x03 \x01(\x08\"=\n\x10ListRunsResponse\x12)\n\x04runs\x18\x01 \x03(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10WatchRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"2\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\x11\x43\x61ncelRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"!\n\x0fPauseRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"<\n\x10PauseRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"\"\n\x10ResumeRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"=\n\x11ResumeRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0fStopRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\"#\n\x11\x45xplainRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x88\x01\n\x12\x45xplainRunResponse\x12(\n\x03run\x18\x01 \x01(\x0b\x32\x1b.upcycle.api.taskset.v1.Run\x12\x37\n\x0bwaiting_for\x18\x02 \x03(\x0b\x32\".upcycle.api.taskset.v1.WaitReason\x12\x0f\n\x07summary\x18\x03 \x01(\t2\xb3\t\n\x0eTasksetService\x12r\n\x0fRegisterTaskset\x12..upcycle.api.taskset.v1.RegisterTasksetRequest\x1a/.upcycle.api.taskset.v1.RegisterTasksetResponse\x12\x63\n\nGetTaskset\x12).upcycle.api.taskset.v1.GetTasksetRequest\x1a*.upcycle.api.taskset.v1.GetTasksetResponse\x12i\n\x0cListTasksets\x12+.upcycle.api.taskset.v1.ListTasksetsRequest\x1a,.upcycle.api.taskset.v1.ListTasksetsResponse\x12`\n\tSubmitRun\x12(.upcycle.api.taskset.v1.SubmitRunRequest\x1a).upcycle.api.taskset.v1.SubmitRunResponse\x12W\n\x06GetRun\x12%.upcycle.api.taskset.v1.GetRunRequest\x1a&.upcycle.api.taskset.v1.GetRunResponse\x12]\n\x08ListRuns\x12\'.upcycle.api.taskset.v1.ListRunsRequest\x1a(.upcycle.api.taskset.v1.ListRunsResponse\x12_\n\x08WatchRun\x12\'.upcycle.api.taskset.v1.WatchRunRequest\x1a(.upcycle.api.taskset.v1.WatchRunResponse0\x01\x12`\n\tCancelRun\x12(.upcycle.api.taskset.v1.CancelRunRequest\x1a).upcycle.api.taskset.v1.CancelRunResponse\x12]\n\x08PauseRun\x12\'.upcycle.api.taskset.v1.PauseRunRequest\x1a(.upcycle.api.taskset.v1.PauseRunResponse\x12`\n\tResumeRun\x12(.upcycle.api.taskset.v1.ResumeRunRequest\x1a).upcycle.api.taskset.v1.ResumeRunResponse\x12Z\n\x07StopRun\x12&.upcycle.api.taskset.v1.StopRunRequest\x1a\'.upcycle.api.taskset.v1.StopRunResponse\x12\x63\n\nExplainRun\x12).upcycle.api.taskset.v1.ExplainRunRequest\x1a*.upcycle.api.taskset.v1.ExplainRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,33 +53,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRUNRESPONSE']._serialized_start=684
   _globals['_GETRUNRESPONSE']._serialized_end=798
   _globals['_LISTRUNSREQUEST']._serialized_start=800
-  _globals['_LISTRUNSREQUEST']._serialized_end=847
-  _globals['_LISTRUNSRESPONSE']._serialized_start=849
-  _globals['_LISTRUNSRESPONSE']._serialized_end=910
-  _globals['_WATCHRUNREQUEST']._serialized_start=912
-  _globals['_WATCHRUNREQUEST']._serialized_end=945
-  _globals['_WATCHRUNRESPONSE']._serialized_start=947
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1007
-  _globals['_CANCELRUNREQUEST']._serialized_start=1009
-  _globals['_CANCELRUNREQUEST']._serialized_end=1059
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1061
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1122
-  _globals['_PAUSERUNREQUEST']._serialized_start=1124
-  _globals['_PAUSERUNREQUEST']._serialized_end=1157
-  _globals['_PAUSERUNRESPONSE']._serialized_start=1159
-  _globals['_PAUSERUNRESPONSE']._serialized_end=1219
-  _globals['_RESUMERUNREQUEST']._serialized_start=1221
-  _globals['_RESUMERUNREQUEST']._serialized_end=1255
-  _globals['_RESUMERUNRESPONSE']._serialized_start=1257
-  _globals['_RESUMERUNRESPONSE']._serialized_end=1318
-  _globals['_STOPRUNREQUEST']._serialized_start=1320
-  _globals['_STOPRUNREQUEST']._serialized_end=1368
-  _globals['_STOPRUNRESPONSE']._serialized_start=1370
-  _globals['_STOPRUNRESPONSE']._serialized_end=1429
-  _globals['_EXPLAINRUNREQUEST']._serialized_start=1431
-  _globals['_EXPLAINRUNREQUEST']._serialized_end=1466
-  _globals['_EXPLAINRUNRESPONSE']._serialized_start=1469
-  _globals['_EXPLAINRUNRESPONSE']._serialized_end=1605
-  _globals['_TASKSETSERVICE']._serialized_start=1608
-  _globals['_TASKSETSERVICE']._serialized_end=2811
+  _globals['_LISTRUNSREQUEST']._serialized_end=867
+  _globals['_LISTRUNSRESPONSE']._serialized_start=869
+  _globals['_LISTRUNSRESPONSE']._serialized_end=930
+  _globals['_WATCHRUNREQUEST']._serialized_start=932
+  _globals['_WATCHRUNREQUEST']._serialized_end=965
+  _globals['_WATCHRUNRESPONSE']._serialized_start=967
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1027
+  _globals['_CANCELRUNREQUEST']._serialized_start=1029
+  _globals['_CANCELRUNREQUEST']._serialized_end=1079
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1081
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1142
+  _globals['_PAUSERUNREQUEST']._serialized_start=1144
+  _globals['_PAUSERUNREQUEST']._serialized_end=1177
+  _globals['_PAUSERUNRESPONSE']._serialized_start=1179
+  _globals['_PAUSERUNRESPONSE']._serialized_end=1239
+  _globals['_RESUMERUNREQUEST']._serialized_start=1241
+  _globals['_RESUMERUNREQUEST']._serialized_end=1275
+  _globals['_RESUMERUNRESPONSE']._serialized_start=1277
+  _globals['_RESUMERUNRESPONSE']._serialized_end=1338
+  _globals['_STOPRUNREQUEST']._serialized_start=1340
+  _globals['_STOPRUNREQUEST']._serialized_end=1388
+  _globals['_STOPRUNRESPONSE']._serialized_start=1390
+  _globals['_STOPRUNRESPONSE']._serialized_end=1449
+  _globals['_EXPLAINRUNREQUEST']._serialized_start=1451
+  _globals['_EXPLAINRUNREQUEST']._serialized_end=1486
+  _globals['_EXPLAINRUNRESPONSE']._serialized_start=1489
+  _globals['_EXPLAINRUNRESPONSE']._serialized_end=1625
+  _globals['_TASKSETSERVICE']._serialized_start=1628
+  _globals['_TASKSETSERVICE']._serialized_end=2831
 # @@protoc_insertion_point(module_scope)

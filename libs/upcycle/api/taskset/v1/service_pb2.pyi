@@ -242,19 +242,23 @@ class ListRunsRequest(_message.Message):
 
     LIMIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
     """default 50, newest first"""
     model: _builtins.str
     """empty: all"""
+    unfinished: _builtins.bool
+    """only runs that are not over, all of them; limit is not read"""
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
         model: _builtins.str = ...,
+        unfinished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "model", b"model", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

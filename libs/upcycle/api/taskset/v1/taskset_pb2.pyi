@@ -326,6 +326,9 @@ class TrainingConfig(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     ADAM_BETA1_FIELD_NUMBER: _builtins.int
     ADAM_BETA2_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
+    KL_ESTIMATOR_FIELD_NUMBER: _builtins.int
+    KL_PLACEMENT_FIELD_NUMBER: _builtins.int
     LORA_RANK_FIELD_NUMBER: _builtins.int
     LORA_ALPHA_FIELD_NUMBER: _builtins.int
     LORA_TARGETS_FIELD_NUMBER: _builtins.int
@@ -352,6 +355,12 @@ class TrainingConfig(_message.Message):
     """default 0.9"""
     adam_beta2: _builtins.float
     """default 0.95"""
+    aggregation: _builtins.str
+    """default "token_mean"; for the advantage "m_grpo" "turn_mean" """
+    kl_estimator: _builtins.str
+    """k1, k2, k3 (default) or k3_plus; read where loss_config has kl_coefficient"""
+    kl_placement: _builtins.str
+    """"loss" (default) or "reward" """
     lora_rank: _builtins.int
     """0 (default): all weights train; else low-rank adapters of this rank do"""
     lora_alpha: _builtins.float
@@ -378,13 +387,16 @@ class TrainingConfig(_message.Message):
         weight_decay: _builtins.float | None = ...,
         adam_beta1: _builtins.float | None = ...,
         adam_beta2: _builtins.float | None = ...,
+        aggregation: _builtins.str | None = ...,
+        kl_estimator: _builtins.str | None = ...,
+        kl_placement: _builtins.str | None = ...,
         lora_rank: _builtins.int | None = ...,
         lora_alpha: _builtins.float | None = ...,
         lora_targets: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "checkpoint_every_steps", b"checkpoint_every_steps", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -392,8 +404,14 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__adam_beta2: _TypeAlias = _typing.Literal["_adam_beta2", b"_adam_beta2"]  # noqa: Y015
     _WhichOneofReturnType__advantage: _TypeAlias = _typing.Literal["advantage"]  # noqa: Y015
     _WhichOneofArgType__advantage: _TypeAlias = _typing.Literal["_advantage", b"_advantage"]  # noqa: Y015
+    _WhichOneofReturnType__aggregation: _TypeAlias = _typing.Literal["aggregation"]  # noqa: Y015
+    _WhichOneofArgType__aggregation: _TypeAlias = _typing.Literal["_aggregation", b"_aggregation"]  # noqa: Y015
     _WhichOneofReturnType__checkpoint_every_steps: _TypeAlias = _typing.Literal["checkpoint_every_steps"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_every_steps: _TypeAlias = _typing.Literal["_checkpoint_every_steps", b"_checkpoint_every_steps"]  # noqa: Y015
+    _WhichOneofReturnType__kl_estimator: _TypeAlias = _typing.Literal["kl_estimator"]  # noqa: Y015
+    _WhichOneofArgType__kl_estimator: _TypeAlias = _typing.Literal["_kl_estimator", b"_kl_estimator"]  # noqa: Y015
+    _WhichOneofReturnType__kl_placement: _TypeAlias = _typing.Literal["kl_placement"]  # noqa: Y015
+    _WhichOneofArgType__kl_placement: _TypeAlias = _typing.Literal["_kl_placement", b"_kl_placement"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__lora_alpha: _TypeAlias = _typing.Literal["lora_alpha"]  # noqa: Y015
@@ -423,7 +441,13 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__advantage) -> _WhichOneofReturnType__advantage | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__aggregation) -> _WhichOneofReturnType__aggregation | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_every_steps) -> _WhichOneofReturnType__checkpoint_every_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_estimator) -> _WhichOneofReturnType__kl_estimator | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_placement) -> _WhichOneofReturnType__kl_placement | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
     @_typing.overload

@@ -44,6 +44,8 @@ class PolicyFacts:
     canary: tuple[CanaryRow, ...] = ()
     """Rows of token ids with the trainer's log-probabilities; a version with a parent must bring some."""
     training_config_digest: str = ""
+    checkpoint_id: str = ""
+    """Of the checkpoint that the version is; such a version is never removed."""
     dtype: str = "float32"
     """Of the weights: float32 or bfloat16; it sets the tolerance of the canary."""
 
@@ -75,6 +77,7 @@ def _manifest(facts: PolicyFacts, digest: str) -> PolicyManifest:
         digest=digest,
         canary=facts.canary,
         training_config_digest=facts.training_config_digest,
+        checkpoint_id=facts.checkpoint_id,
         dtype=facts.dtype,
     )
     manifest.created_at.FromDatetime(facts.created_at)

@@ -7,14 +7,18 @@ from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import BlobPolicyStore
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.version_store import BlobVersions
+from checkpoint_registry.domain.retention import RetentionPolicy
 from checkpoint_registry.driver import GateDriver, Wakeups
 from checkpoint_registry.handlers import RegistryHandlers
 from checkpoint_registry.servicer import RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
+from checkpoint_registry.sweeper import Sweeper
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import ManageModels
+from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from event_bus.topology import CHECKPOINT_REGISTRY
@@ -86,7 +90,20 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     service.add(as_component("bus", bus))
     service.add(as_component("outbox", OutboxRelay(database, bus)))
     service.add(Worker("gate", driver.run, ready=driver.ready))
+    if settings.retention_every_s:
+        sweeper = _sweeper(settings, (models, leases, BlobVersions(blobs)), tasksets)
+        service.add(Worker("retention", sweeper.run, ready=sweeper.ready))
     return service
+
+
+def _sweeper(
+    settings: CheckpointRegistrySettings,
+    stores: tuple[SqlModelStore, SqlLeaseStore, BlobVersions],
+    tasksets: GrpcTasksets,
+) -> Sweeper:
+    min_age = timedelta(seconds=settings.retention_min_age_s)
+    policy = RetentionPolicy(settings.retention_keep_versions, min_age)
+    return Sweeper(PruneVersions(stores, tasksets, policy, now=utc_now), every_s=settings.retention_every_s)
 
 
 def _evidence_policy(settings: CheckpointRegistrySettings) -> EvidencePolicy:

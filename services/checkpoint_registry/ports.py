@@ -1,6 +1,6 @@
 """What the use cases need from the world; adapters provide it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from checkpoint_registry.domain.evidence import Evaluation
 from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, JobPhase, Judgement, RequestState
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, EngineLease, HeadMove, Model
+from checkpoint_registry.domain.retention import PublishedVersion
 from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
 
 Clock = Callable[[], datetime]
@@ -56,6 +57,9 @@ class LeaseStore(Protocol):
 
     async def live(self, model: str, channel: int, now: datetime) -> list[EngineLease]:
         """Leases that have not lapsed; empty model, channel 0: any."""
+
+    async def held_versions(self, now: datetime) -> set[tuple[str, int]]:
+        """(model, version) that engines whose lease has not lapsed at `now` serve or hold beside it."""
 
 
 class GateStore(Protocol):
@@ -120,6 +124,9 @@ class Tasksets(Protocol):
     async def submit(self, order: EvaluationOrder) -> str:
         """The run's id."""
 
+    async def pinned_versions(self) -> set[tuple[str, int]]:
+        """(model, version) that runs which are not over are pinned to."""
+
 
 class Upload(Protocol):
     """Files of a policy on their way in."""
@@ -139,6 +146,16 @@ class PolicyStore(Protocol):
 
     async def fork(self, manifest: BlobAddress, model: str) -> tuple[BlobAddress, str]:
         """Version 0 of `model` out of another model's files, without copying them."""
+
+
+class VersionStore(Protocol):
+    """Published versions as the object store has them. Raises StoreTrouble."""
+
+    async def published(self) -> list[PublishedVersion]:
+        """Of every model."""
+
+    async def remove(self, gone: Mapping[str, Collection[int]]) -> int:
+        """Delete versions by model, except files that a version which stays names; the number of objects."""
 
 
 class Judge(Protocol):

@@ -1,5 +1,6 @@
 """Prometheus series of the registry, counted after the transaction that they are about has committed."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -19,6 +20,20 @@ DECIDED_S: Final = Histogram(
     ["model"],
     buckets=(1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600),
 )
+
+
+VERSIONS_REMOVED: Final = Counter(
+    "upcycle_registry_versions_removed", "Published versions that nobody needed any more.", ["model"]
+)
+SWEEP_FAILURES: Final = Counter(
+    "upcycle_registry_sweep_failures", "Sweeps of old versions that something kept from ending."
+)
+
+
+def versions_removed(gone: Mapping[str, Sequence[int]]) -> None:
+    """A sweep ended."""
+    for model, versions in gone.items():
+        VERSIONS_REMOVED.labels(model).inc(len(versions))
 
 
 def head_moved(move: HeadMove, version: int) -> None:

@@ -10,7 +10,7 @@ from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteRefused, remote_e
 from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 
-IDEMPOTENT = ("GetRun", "GetTaskset", "SubmitRun")
+IDEMPOTENT = ("GetRun", "GetTaskset", "ListRuns", "SubmitRun")
 """SubmitRun too: the same request_id is the same run."""
 
 
@@ -46,6 +46,15 @@ class GrpcTasksets:
         except _NotThere as error:
             raise PeerRefused(str(error)) from error
         return response.run.run_id
+
+    async def pinned_versions(self) -> set[tuple[str, int]]:
+        """See the port."""
+        with _peer_errors("list the runs that are not over"):
+            response = await self._stub.ListRuns(service_pb2.ListRunsRequest(unfinished=True))
+        policies = [run.spec.policy for run in response.runs]
+        return {
+            (one.model, one.pinned_version) for one in policies if one.WhichOneof("at") == "pinned_version"
+        }
 
 
 class _NotThere(Exception):

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from checkpoint_registry import wire
 from checkpoint_registry.adapters import metrics, tables
 from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
@@ -172,6 +173,11 @@ class SqlLeaseStore:
             return [lease_of(row) for row in rows]
 
         return await self._db.run(work)
+
+    async def held_versions(self, now: datetime) -> set[tuple[str, int]]:
+        """See the port."""
+        leases = [wire.lease_to_wire(lease) for lease in await self.live("", 0, now)]
+        return {(one.model, version) for one in leases for version in (one.version, *one.held_versions)}
 
     async def forget_lapsed(self, before: datetime) -> int:
         """Deletes leases that lapsed before `before`; the number of them."""

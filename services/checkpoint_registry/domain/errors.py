@@ -41,6 +41,10 @@ class HeadMoved(RegistryError):
         self.model, self.expected, self.actual = model, expected, actual
 
 
+class StoreTrouble(RegistryError):
+    """The object store does not answer, or holds what it should not; nothing is decided meanwhile."""
+
+
 class PeerUnavailable(RegistryError):
     """Another service did not answer in time; nothing was changed, try again."""
 

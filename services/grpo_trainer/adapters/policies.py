@@ -13,6 +13,7 @@ from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import object_store, peer
 from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.steps import checkpoint_id
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
 from policy_files import (
@@ -66,6 +67,8 @@ class RegistryPolicies:
         """See ports.Policies."""
         with object_store(f"policy {state.spec.model} v{state.version}"):
             parent = await self._parent(state)
+            record = state.last_step
+            is_checkpoint = record is not None and record.saves_checkpoint
             facts = PolicyFacts(
                 model=state.spec.model,
                 version=state.version,
@@ -75,6 +78,7 @@ class RegistryPolicies:
                 step=state.step,
                 canary=wire.canary_rows(state.canary),
                 training_config_digest=state.spec.digest(),
+                checkpoint_id=checkpoint_id(state.spec.model, state.version) if is_checkpoint else "",
             )
             return _published(await publish(self._store, directory, facts))
 

@@ -1,6 +1,6 @@
 """Runs: asked for, looked at, paused, ended."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scenario_runner.domain.runs import (

@@ -50,6 +50,14 @@ class PlannerDouble:
             self.runs[run_id] = evaluation_run(run_id, order.model, order.version, order.profile)
         return run_id
 
+    async def pinned_versions(self) -> set[tuple[str, int]]:
+        self._answer()
+        return {
+            (run.model, run.pinned_version)
+            for run in self.runs.values()
+            if run.pinned_version is not None and run.outcome is RunOutcome.UNFINISHED
+        }
+
     def _answer(self) -> None:
         if self.is_away:
             raise PeerUnavailable("the planner is away")

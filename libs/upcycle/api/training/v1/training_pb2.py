@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/training/v1/training.proto\x12\x17upcycle.api.training.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\"H\n\nPolicyFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"8\n\tCanaryRow\x12\x15\n\ttoken_ids\x18\x01 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x08logprobs\x18\x02 \x03(\x02\x42\x02\x10\x01\"\xd5\x02\n\x0ePolicyManifest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1b\n\x0eparent_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x32\n\x05\x66iles\x18\x06 \x03(\x0b\x32#.upcycle.api.training.v1.PolicyFile\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\x12\x32\n\x06\x63\x61nary\x18\x08 \x03(\x0b\x32\".upcycle.api.training.v1.CanaryRow\x12\x1e\n\x16training_config_digest\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12.\n\ncreated_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x11\n\x0f_parent_version\"\x84\x02\n\x0fTrainingMetrics\x12\x44\n\x06values\x18\x01 \x03(\x0b\x32\x34.upcycle.api.training.v1.TrainingMetrics.ValuesEntry\x12J\n\tstaleness\x18\x02 \x03(\x0b\x32\x37.upcycle.api.training.v1.TrainingMetrics.StalenessEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"e\n\tStepPoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x39\n\x07metrics\x18\x03 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\"]\n\rTrainingAlarm\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\r\n\x05limit\x18\x03 \x01(\x01\x12\x12\n\nsince_step\x18\x04 \x01(\x03\x12\x0c\n\x04text\x18\x05 \x01(\t\"\xec\x03\n\x0fTrainingSession\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32%.upcycle.api.training.v1.SessionState\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x14\n\x0ctarget_steps\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\x14\n\x0cgroups_ready\x18\x07 \x01(\x03\x12\x13\n\x0bgroups_open\x18\x08 \x01(\x03\x12\x46\n\x07settled\x18\t \x03(\x0b\x32\x35.upcycle.api.training.v1.TrainingSession.SettledEntry\x12>\n\x0clast_metrics\x18\n \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12\x0f\n\x07\x66\x61ilure\x18\x0b \x01(\t\x12\x11\n\twaiting_s\x18\x0c \x01(\x01\x12\x36\n\x06\x61larms\x18\r \x03(\x0b\x32&.upcycle.api.training.v1.TrainingAlarm\x12\x10\n\x08stopping\x18\x0e \x01(\x08\x1a.\n\x0cSettledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\xb8\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_WAITING\x10\x01\x12\x1a\n\x16SESSION_STATE_STEPPING\x10\x02\x12\x1c\n\x18SESSION_STATE_PUBLISHING\x10\x03\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x04\x12\x18\n\x14SESSION_STATE_FAILED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/training/v1/training.proto\x12\x17upcycle.api.training.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\"H\n\nPolicyFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"8\n\tCanaryRow\x12\x15\n\ttoken_ids\x18\x01 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x08logprobs\x18\x02 \x03(\x02\x42\x02\x10\x01\"\xec\x02\n\x0ePolicyManifest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1b\n\x0eparent_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x32\n\x05\x66iles\x18\x06 \x03(\x0b\x32#.upcycle.api.training.v1.PolicyFile\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\x12\x32\n\x06\x63\x61nary\x18\x08 \x03(\x0b\x32\".upcycle.api.training.v1.CanaryRow\x12\x1e\n\x16training_config_digest\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12.\n\ncreated_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rcheckpoint_id\x18\x0c \x01(\tB\x11\n\x0f_parent_version\"\x84\x02\n\x0fTrainingMetrics\x12\x44\n\x06values\x18\x01 \x03(\x0b\x32\x34.upcycle.api.training.v1.TrainingMetrics.ValuesEntry\x12J\n\tstaleness\x18\x02 \x03(\x0b\x32\x37.upcycle.api.training.v1.TrainingMetrics.StalenessEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x30\n\x0eStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"e\n\tStepPoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x39\n\x07metrics\x18\x03 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\"]\n\rTrainingAlarm\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\r\n\x05limit\x18\x03 \x01(\x01\x12\x12\n\nsince_step\x18\x04 \x01(\x03\x12\x0c\n\x04text\x18\x05 \x01(\t\"\xec\x03\n\x0fTrainingSession\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x34\n\x05state\x18\x03 \x01(\x0e\x32%.upcycle.api.training.v1.SessionState\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x14\n\x0ctarget_steps\x18\x05 \x01(\x03\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\x14\n\x0cgroups_ready\x18\x07 \x01(\x03\x12\x13\n\x0bgroups_open\x18\x08 \x01(\x03\x12\x46\n\x07settled\x18\t \x03(\x0b\x32\x35.upcycle.api.training.v1.TrainingSession.SettledEntry\x12>\n\x0clast_metrics\x18\n \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12\x0f\n\x07\x66\x61ilure\x18\x0b \x01(\t\x12\x11\n\twaiting_s\x18\x0c \x01(\x01\x12\x36\n\x06\x61larms\x18\r \x03(\x0b\x32&.upcycle.api.training.v1.TrainingAlarm\x12\x10\n\x08stopping\x18\x0e \x01(\x08\x1a.\n\x0cSettledEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*\xb8\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_WAITING\x10\x01\x12\x1a\n\x16SESSION_STATE_STEPPING\x10\x02\x12\x1c\n\x18SESSION_STATE_PUBLISHING\x10\x03\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x04\x12\x18\n\x14SESSION_STATE_FAILED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,26 +43,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAININGMETRICS_STALENESSENTRY']._serialized_options = b'8\001'
   _globals['_TRAININGSESSION_SETTLEDENTRY']._loaded_options = None
   _globals['_TRAININGSESSION_SETTLEDENTRY']._serialized_options = b'8\001'
-  _globals['_SESSIONSTATE']._serialized_start=1569
-  _globals['_SESSIONSTATE']._serialized_end=1753
+  _globals['_SESSIONSTATE']._serialized_start=1592
+  _globals['_SESSIONSTATE']._serialized_end=1776
   _globals['_POLICYFILE']._serialized_start=136
   _globals['_POLICYFILE']._serialized_end=208
   _globals['_CANARYROW']._serialized_start=210
   _globals['_CANARYROW']._serialized_end=266
   _globals['_POLICYMANIFEST']._serialized_start=269
-  _globals['_POLICYMANIFEST']._serialized_end=610
-  _globals['_TRAININGMETRICS']._serialized_start=613
-  _globals['_TRAININGMETRICS']._serialized_end=873
-  _globals['_TRAININGMETRICS_VALUESENTRY']._serialized_start=778
-  _globals['_TRAININGMETRICS_VALUESENTRY']._serialized_end=823
-  _globals['_TRAININGMETRICS_STALENESSENTRY']._serialized_start=825
-  _globals['_TRAININGMETRICS_STALENESSENTRY']._serialized_end=873
-  _globals['_STEPPOINT']._serialized_start=875
-  _globals['_STEPPOINT']._serialized_end=976
-  _globals['_TRAININGALARM']._serialized_start=978
-  _globals['_TRAININGALARM']._serialized_end=1071
-  _globals['_TRAININGSESSION']._serialized_start=1074
-  _globals['_TRAININGSESSION']._serialized_end=1566
-  _globals['_TRAININGSESSION_SETTLEDENTRY']._serialized_start=1520
-  _globals['_TRAININGSESSION_SETTLEDENTRY']._serialized_end=1566
+  _globals['_POLICYMANIFEST']._serialized_end=633
+  _globals['_TRAININGMETRICS']._serialized_start=636
+  _globals['_TRAININGMETRICS']._serialized_end=896
+  _globals['_TRAININGMETRICS_VALUESENTRY']._serialized_start=801
+  _globals['_TRAININGMETRICS_VALUESENTRY']._serialized_end=846
+  _globals['_TRAININGMETRICS_STALENESSENTRY']._serialized_start=848
+  _globals['_TRAININGMETRICS_STALENESSENTRY']._serialized_end=896
+  _globals['_STEPPOINT']._serialized_start=898
+  _globals['_STEPPOINT']._serialized_end=999
+  _globals['_TRAININGALARM']._serialized_start=1001
+  _globals['_TRAININGALARM']._serialized_end=1094
+  _globals['_TRAININGSESSION']._serialized_start=1097
+  _globals['_TRAININGSESSION']._serialized_end=1589
+  _globals['_TRAININGSESSION_SETTLEDENTRY']._serialized_start=1543
+  _globals['_TRAININGSESSION_SETTLEDENTRY']._serialized_end=1589
 # @@protoc_insertion_point(module_scope)

@@ -115,6 +115,7 @@ class PolicyManifest(_message.Message):
     TRAINING_CONFIG_DIGEST_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     parent_version: _builtins.int
@@ -126,6 +127,8 @@ class PolicyManifest(_message.Message):
     training_config_digest: _builtins.str
     dtype: _builtins.str
     """float32, bfloat16"""
+    checkpoint_id: _builtins.str
+    """checkpoint that the version is; empty: a version in between, which retention may remove"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]: ...
     @_builtins.property
@@ -146,10 +149,11 @@ class PolicyManifest(_message.Message):
         training_config_digest: _builtins.str = ...,
         dtype: _builtins.str = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        checkpoint_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_version", b"_parent_version", "created_at", b"created_at", "parent_version", b"parent_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_version", b"_parent_version", "canary", b"canary", "created_at", b"created_at", "digest", b"digest", "dtype", b"dtype", "files", b"files", "model", b"model", "parent_version", b"parent_version", "run_id", b"run_id", "step", b"step", "training_config_digest", b"training_config_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_version", b"_parent_version", "canary", b"canary", "checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "digest", b"digest", "dtype", b"dtype", "files", b"files", "model", b"model", "parent_version", b"parent_version", "run_id", b"run_id", "step", b"step", "training_config_digest", b"training_config_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_version: _TypeAlias = _typing.Literal["parent_version"]  # noqa: Y015
     _WhichOneofArgType__parent_version: _TypeAlias = _typing.Literal["_parent_version", b"_parent_version"]  # noqa: Y015

@@ -1,0 +1,95 @@
+"""Published versions in the object store: what is there, and how it goes.
+
+A version's manifest goes first, so a version is whole or it is not there; then those of its files that no
+other manifest names, of any model: forks and later versions name files of older ones.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Final
+from urllib.parse import unquote
+
+import policy_files
+from blob_store import BlobError, BlobStore
+from checkpoint_registry.domain.errors import StoreTrouble
+from checkpoint_registry.domain.retention import PublishedVersion
+
+_ROOT: Final = "policy/"
+_MANIFEST: Final = "/manifest.json"
+_KEY: Final = re.compile(r"policy/([^/]+)/v(\d{8})/(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    version: PublishedVersion
+    names: frozenset[str]
+
+
+class BlobVersions:
+    """ports.VersionStore. Manifests never change, so each is read once."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._read: dict[str, _Read] = {}
+
+    async def published(self) -> list[PublishedVersion]:
+        """See the port."""
+        try:
+            folders = _by_folder(await self._store.list(_ROOT))
+            return [await self._version(folder, keys) for folder, keys in folders.items()]
+        except (BlobError, policy_files.InvalidManifest) as error:
+            raise StoreTrouble(f"published versions cannot be read: {error}") from error
+
+    async def remove(self, gone: Mapping[str, Collection[int]]) -> int:
+        """See the port."""
+        try:
+            folders = _by_folder(await self._store.list(_ROOT))
+            doomed = [f for f in folders if f[1] in gone.get(f[0], ())]
+            kept = {
+                key for f, keys in folders.items() if f not in doomed for key in await self._names(f, keys)
+            }
+            return sum([await self._remove(folders[folder], kept) for folder in doomed])
+        except (BlobError, policy_files.InvalidManifest) as error:
+            raise StoreTrouble(f"old versions cannot be removed: {error}") from error
+
+    async def _remove(self, keys: list[str], kept: set[str]) -> int:
+        """The number of objects that went."""
+        going = [key for key in keys if key not in kept]
+        for key in sorted(going, key=lambda key: not key.endswith(_MANIFEST)):
+            await self._store.delete(key)
+            self._read.pop(key, None)
+        return len(going)
+
+    async def _version(self, folder: tuple[str, int], keys: list[str]) -> PublishedVersion:
+        read = await self._manifest(folder, keys)
+        return PublishedVersion(*folder, None) if read is None else read.version
+
+    async def _names(self, folder: tuple[str, int], keys: list[str]) -> frozenset[str]:
+        """What a version that stays keeps: the files it names, or all it has where it has no manifest yet."""
+        read = await self._manifest(folder, keys)
+        return frozenset(keys) if read is None else read.names
+
+    async def _manifest(self, folder: tuple[str, int], keys: list[str]) -> _Read | None:
+        key = policy_files.manifest_key(*folder)
+        if key not in keys:
+            return None
+        if key not in self._read:
+            data = await self._store.read(key)
+            if data is None:
+                return None
+            manifest = policy_files.manifest_from_bytes(data)
+            created_at = manifest.created_at.ToDatetime(tzinfo=UTC)
+            version = PublishedVersion(*folder, created_at, manifest.checkpoint_id)
+            self._read[key] = _Read(version, frozenset(file.blob.key for file in manifest.files))
+        return self._read[key]
+
+
+def _by_folder(keys: Collection[str]) -> dict[tuple[str, int], list[str]]:
+    """Keys by (model, version), in order."""
+    folders: dict[tuple[str, int], list[str]] = {}
+    for key in keys:
+        if match := _KEY.fullmatch(key):
+            folders.setdefault((unquote(match[1]), int(match[2])), []).append(key)
+    return folders

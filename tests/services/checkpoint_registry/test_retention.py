@@ -1,0 +1,252 @@
+"""Old versions go; what the tree, an engine or a run needs stays, whole, and can become head again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
+from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
+from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
+
+import policy_files
+from blob_store import BlobStore, MemoryBlobStore, S3BlobStore
+from checkpoint_registry.adapters.policy_store import BlobPolicyStore
+from checkpoint_registry.adapters.version_store import BlobVersions
+from checkpoint_registry.domain.errors import PeerUnavailable, StoreTrouble
+from checkpoint_registry.domain.models import BlobAddress, EngineLease
+from checkpoint_registry.domain.retention import PublishedVersion, RetentionPolicy, unneeded
+from checkpoint_registry.usecases.retention import PruneVersions
+from policy_files import PolicyFacts
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import registry_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+
+NEWEST = 20
+POLICY = RetentionPolicy(keep_newest=4, min_age=timedelta(hours=1))
+
+
+def version(number: int, *, age_h: float | None = 2.0, checkpoint_id: str = "") -> PublishedVersion:
+    created_at = None if age_h is None else START - timedelta(hours=age_h)
+    return PublishedVersion(MODEL, number, created_at, checkpoint_id)
+
+
+def test_by_hand() -> None:
+    published = [version(0), version(1), version(2, checkpoint_id="ckpt"), version(3, age_h=0.5)]
+    published += [version(4, age_h=None), version(5), *(version(number) for number in (6, 7, 8, 9))]
+    published += [version(10, age_h=None)]
+    assert unneeded(published, {0, 5}, POLICY, START) == [1, 4]
+    assert unneeded(published[:4], set(), POLICY, START) == []
+    assert unneeded([version(3, age_h=None)], set(), POLICY, START) == []
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.builds(
+            version,
+            st.integers(0, 40),
+            age_h=st.none() | st.floats(0, 3),
+            checkpoint_id=st.sampled_from(["", "", "ckpt"]),
+        ),
+        unique_by=lambda one: one.version,
+    ),
+    st.sets(st.integers(0, 40)),
+    st.integers(1, 6),
+)
+def test_what_is_needed_new_young_or_a_checkpoint_never_goes(
+    published: Sequence[PublishedVersion], needed: set[int], keep: int
+) -> None:
+    gone = set(unneeded(published, needed, replace(POLICY, keep_newest=keep), START))
+    by_number = {one.version: one for one in published}
+    complete = sorted(one.version for one in published if one.created_at is not None)
+    assert not gone & needed
+    assert not gone & set(complete[-keep:])
+    for number in gone:
+        one = by_number[number]
+        assert not one.checkpoint_id
+        assert one.created_at is None or START - one.created_at >= POLICY.min_age
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+async def publish(
+    store: BlobStore, folder: Path, number: int, parent: PolicyManifest | None, checkpoint_id: str = ""
+) -> PolicyManifest:
+    """Weights of their own, a tokenizer that all versions share."""
+    _write(folder, {**policy(), "model.safetensors": weights(number)})
+    facts = PolicyFacts(
+        model=MODEL,
+        version=number,
+        created_at=START - timedelta(days=1),
+        parent=parent,
+        canary=(CanaryRow(token_ids=[1, 2], logprobs=[-1.0]),),
+        checkpoint_id=checkpoint_id,
+    )
+    return await policy_files.publish(store, folder, facts)
+
+
+@dataclasses.dataclass
+class Shelf:
+    """Versions 0 to 20 of a model; 5 and 10 in the tree, 15 on its way there."""
+
+    bench: Bench
+    store: MemoryBlobStore
+    folder: Path
+    manifests: dict[int, PolicyManifest]
+
+    @property
+    def prune(self) -> PruneVersions:
+        stores = (self.bench.models, self.bench.leases, BlobVersions(self.store))
+        return PruneVersions(stores, self.bench.planner, POLICY, now=self.bench.clock)
+
+    def versions(self) -> set[int]:
+        keys = [key for key in self.store.objects if key.startswith(f"policy/{MODEL}/")]
+        return {int(key.split("/")[2][1:]) for key in keys if key.endswith("/manifest.json")}
+
+    async def whole(self, manifest: PolicyManifest, name: str) -> bytes:
+        """Weights of a version, fetched and verified."""
+        directory = await policy_files.fetch(self.store, manifest, self.folder / f"cache-{name}")
+        return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+async def shelf(bench: Bench, tmp_path: Path) -> Shelf:
+    store, manifests = MemoryBlobStore(), {}
+    parent = None
+    for number in range(NEWEST + 1):
+        identity = f"ckpt-{MODEL}-v{number:08d}" if number in (5, 10, 15) else ""
+        parent = manifests[number] = await publish(store, tmp_path / "policy", number, parent, identity)
+    await bench.save(5)
+    await bench.save(10)
+    bench.clock.forward(7200)
+    return Shelf(bench, store, tmp_path, manifests)
+
+
+async def lease(bench: Bench, serves: int, *holds: int, ttl_s: float = 30.0) -> None:
+    body = registry_pb2.EngineLease(model=MODEL, version=serves, held_versions=holds).SerializeToString()
+    expires_at = bench.clock() + timedelta(seconds=ttl_s)
+    engine = EngineLease(f"engine-{serves}", MODEL, common_pb2.CHANNEL_LATEST, body, expires_at)
+    await bench.leases.renew(engine)
+
+
+async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_whole(shelf: Shelf) -> None:
+    bench = shelf.bench
+    await lease(bench, 7, 3)
+    await lease(bench, 8, ttl_s=-60)  # lapsed a moment ago
+    await lease(bench, 2, ttl_s=-3600)
+    bench.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
+    address = BlobAddress(
+        **dataclasses.asdict(policy_files.manifest_ref(shelf.manifests[5]))  # key, sha256, size
+    )
+    policies = BlobPolicyStore(
+        shelf.store, staging_dir=shelf.folder, max_import_bytes=1, now=shelf.bench.clock
+    )
+    await policies.fork(address, "forked")
+
+    gone = await shelf.prune.sweep()
+    assert gone == {MODEL: [1, 2, 4, 6, 11, 12, 13, 14, 16]}
+    assert shelf.versions() == {0, 3, 5, 7, 8, 9, 10, 15, 17, 18, 19, 20}
+    assert not [key for key in shelf.store.objects if "v00000013" in key]
+    for number in shelf.versions():
+        assert await shelf.whole(shelf.manifests[number], str(number)) == weights(number)
+    forked = await policy_files.load(shelf.store, "forked", 0)
+    assert await shelf.whole(forked, "forked") == weights(5)
+    assert await shelf.prune.sweep() == {}
+
+
+async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_back(shelf: Shelf) -> None:
+    await shelf.prune.sweep()
+    for number, revision in ((10, 1), (5, 2)):
+        target = await shelf.bench.models.version(MODEL, number)
+        await shelf.bench.models.move_head(
+            target, expected_revision=revision, actor="a person", reason="looks better", at=START
+        )
+        assert await shelf.bench.head() == number
+        manifest = await policy_files.load(shelf.store, MODEL, number)
+        assert await shelf.whole(manifest, str(number)) == weights(number)
+    following = await publish(shelf.store, shelf.folder / "next", 21, shelf.manifests[20])
+    assert await shelf.whole(following, "following") == weights(21)
+
+
+async def test_who_cannot_be_asked_may_need_everything(shelf: Shelf) -> None:
+    before = dict(shelf.store.objects)
+    shelf.bench.planner.is_away = True
+    with pytest.raises(PeerUnavailable):
+        await shelf.prune.sweep()
+    key = policy_files.manifest_key(MODEL, 12)
+    shelf.store.objects[key] = b"rotten"
+    shelf.bench.planner.is_away = False
+    with pytest.raises(StoreTrouble, match="cannot be read"):
+        await shelf.prune.sweep()
+    assert {**shelf.store.objects, key: before[key]} == before
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+class Guarded:
+    """A store that is killed before its n-th delete."""
+
+    def __init__(self, inner: MemoryBlobStore, deletes: int) -> None:
+        self._inner = inner
+        self._left = deletes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def delete(self, key: str) -> None:
+        if not self._left:
+            raise Killed
+        self._left -= 1
+        await self._inner.delete(key)
+
+
+async def test_a_kill_within_a_sweep_leaves_nothing_that_the_next_one_does_not_end(shelf: Shelf) -> None:
+    whole = dict(shelf.store.objects)
+    await shelf.prune.sweep()
+    swept = dict(shelf.store.objects)
+    for deletes in range(len(whole) - len(swept)):
+        shelf.store.objects.clear()
+        shelf.store.objects.update(whole)
+        guarded: Any = Guarded(shelf.store, deletes)
+        stores = (shelf.bench.models, shelf.bench.leases, BlobVersions(guarded))
+        with pytest.raises(Killed):
+            await PruneVersions(stores, shelf.bench.planner, POLICY, now=shelf.bench.clock).sweep()
+        assert shelf.versions() >= {0, 5, 10, 15, 17, 18, 19, 20}
+        await shelf.prune.sweep()
+        assert shelf.store.objects == swept, f"killed before delete {deletes + 1}"
+
+
+async def test_the_service_sweeps_by_the_clock(stack: Stack, tmp_path: Path) -> None:
+    stack.settings = stack.settings.model_copy(
+        update={"retention_every_s": 0.2, "retention_keep_versions": 2, "retention_min_age_s": 0.0}
+    )
+    store = S3BlobStore(stack.settings.s3)
+    await store.start()
+    async with stack.registry() as stub:
+        base = (await upload(stub, MODEL, policy())).base
+        parent = await policy_files.load(store, MODEL, 0)
+        for number in range(1, 6):
+            parent = await publish(store, tmp_path / "policy", number, parent)
+        async with asyncio.timeout(20):
+            while await store.read(policy_files.manifest_key(MODEL, 3)) is not None:
+                await asyncio.sleep(0.05)
+        kept = {key.split("/")[2] for key in await store.list(f"policy/{MODEL}/") if "manifest" in key}
+        assert kept == {"v00000000", "v00000004", "v00000005"}
+        assert (await stub.GetModel(pb.GetModelRequest(model=MODEL))).head.manifest == base.manifest
+    await store.stop()

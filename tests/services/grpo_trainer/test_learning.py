@@ -1,47 +1,48 @@
-"""A policy that solves a third of a multi-turn task solves nearly all of it after 30 steps of the learner."""
+"""Weak policies learn multi-turn tasks by the trainer's own learner, on policy and far behind.
+
+Each start solves a third of its task or less. Same seed, same curve: one thread, no clock. Success is over
+512 unseen seeds, one standard deviation 1.3 points.
+"""
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from tests.services.grpo_trainer import toy_policy
-from tests.services.grpo_trainer.toy_tasks import TASKS
+from tests.services.grpo_trainer.toy_learning import Lesson, learn
 
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.domain.spec import TrainingSpec
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-START = Path(__file__).parent / "data" / "hop_start.safetensors"
-PROMPTS, GROUP = 16, 8
+SMALL: dict[str, Any] = {"prompts": 16, "learning_rate": 1e-3}
+"""What the small policy takes; 32 prompts and 3e-4 are the large one's."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_grpo_with_the_default_loss_learns_to_hop(tmp_path: Path) -> None:
-    model = toy_policy.load_start(START)
-    model.save_pretrained(tmp_path / "base")
-    before = toy_policy.success(model, "hop", count=256)
-    assert 0.25 < before < 0.45
-    thread = LearnerThread(LearnerOptions(num_threads=2))
-    learner = TorchLearner(thread)
-    spec = TrainingSpec("run-toy", "toy", GROUP, prompts_per_step=PROMPTS, learning_rate=1e-3)
-    await learner.begin(spec, tmp_path / "base")
-    generator, seeds = torch.Generator().manual_seed(11), random.Random(12)
-    for step in range(30):
-        drawn = [seeds.randrange(1 << 30) for _ in range(PROMPTS)]
-        tasks = [TASKS["hop"](seed) for seed in drawn for _ in range(GROUP)]
-        groups = toy_policy.groups_of(toy_policy.play(model, tasks, generator), GROUP)
-        numbers = await learner.step(groups)
-        # On policy the only gap between sampler and trainer is the numerics of two attention kernels.
-        assert numbers.values["mismatch_kl"] < 1e-6
-        assert abs(numbers.values["ratio_max"] - 1) < 1e-3
-        await learner.export(tmp_path / f"v{step}")
-        state = load_file(tmp_path / f"v{step}" / "model.safetensors")
-        model.load_state_dict(state, strict=False)
-    thread.close()
-    assert toy_policy.success(model, "hop", count=256) >= 0.85
-    assert toy_policy.success(model, "hop", count=256, greedy=True) >= 0.85
-    assert numbers.values["entropy"] > 0.02
+@pytest.mark.parametrize(
+    ("lesson", "start", "bar"),
+    [
+        (Lesson("hop", 30, **SMALL), (0.25, 0.45), 0.90),
+        (Lesson("retry", 40), (0.10, 0.30), 0.88),
+        (Lesson("route", 20, **SMALL), (0.25, 0.45), 0.88),
+    ],
+    ids=lambda value: value.task if isinstance(value, Lesson) else "",
+)
+async def test_on_policy_the_default_loss_learns(
+    lesson: Lesson, start: tuple[float, float], bar: float
+) -> None:
+    report = await learn(lesson)
+    assert start[0] < report.success[0] < start[1]
+    assert report.success[lesson.steps] >= bar
+    assert report.greedy >= bar
+    # On policy the only gap between sampler and trainer is the numerics of two attention kernels.
+    assert max(values["mismatch_kl"] for values in report.metrics) < 1e-6
+    assert max(abs(values["ratio_max"] - 1) for values in report.metrics) < 1e-3
+    assert max(values["clip_fraction"] for values in report.metrics) == 0.0
+    assert 0.02 < report.metrics[-1]["entropy"] < report.metrics[0]["entropy"]
+
+
+@pytest.mark.parametrize("lag", [8, 16])
+async def test_the_default_loss_survives_rollouts_that_are_late(lag: int) -> None:
+    report = await learn(Lesson("retry", 80, lag=lag))
+    assert report.success[80] >= 0.90
+    # The detector of a collapse: 8 updates in a row above 0.1; `benchmarks/staleness.py` shows both kinds.
+    assert report.longest("mismatch_kl", above=0.1) < 8

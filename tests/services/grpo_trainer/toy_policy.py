@@ -1,7 +1,6 @@
-"""A byte-level policy for the toy tasks: cloning its start, playing episodes, learning with the trainer's
-own learner.
+"""A byte-level policy for the toy tasks: cloning its start, and playing episodes.
 
-`python -m tests.services.grpo_trainer.toy_policy hop OUT.safetensors` reproduces the committed start.
+`python -m tests.services.grpo_trainer.toy_policy hop OUT.safetensors` reproduces a committed start.
 """
 
 from __future__ import annotations
@@ -24,20 +23,36 @@ from grpo_trainer.ports import BatchGroup, BatchMember
 
 VOCAB: Final = 260
 PAD: Final = 256
-HIDDEN: Final = 64
-LAYERS: Final = 3
 
 
-def config() -> Qwen3Config:
-    """About 130,000 parameters."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width and depth, and how long cloning takes to form the start: steps of `batch` demonstrations."""
+
+    hidden: int
+    layers: int
+    clone_steps: int
+    clone_batch: int
+
+
+SMALL: Final = Size(64, 3, 600, 64)
+"""127,776 parameters."""
+LARGE: Final = Size(128, 4, 250, 128)
+"""624,512 parameters."""
+SIZES: Final = {"hop": SMALL, "retry": LARGE, "route": SMALL}
+"""Of the committed starts."""
+
+
+def config(size: Size) -> Qwen3Config:
+    """A Qwen3 over bytes."""
     return Qwen3Config(
         vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
+        hidden_size=size.hidden,
+        intermediate_size=2 * size.hidden,
+        num_hidden_layers=size.layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=HIDDEN // 4,
+        head_dim=size.hidden // 4,
         max_position_embeddings=128,
         tie_word_embeddings=True,
         pad_token_id=PAD,
@@ -46,10 +61,10 @@ def config() -> Qwen3Config:
     )
 
 
-def plain_model(seed: int = 0) -> Any:
+def plain_model(size: Size, seed: int = 0) -> Any:
     """The policy behind transformers' own attention, for playing and cloning."""
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config())
+    return Qwen3ForCausalLM(config(size))
 
 
 @dataclass(slots=True)
@@ -98,20 +113,20 @@ def play(
     """Play all tasks in lock-step at temperature 1, or greedily."""
     model.eval()
     rows = [_Row(task) for task in tasks]
-    cache, logits = DynamicCache(config=model.config), None
-    while not all(row.played.task.done for row in rows):
-        drawn, logprobs = [PAD] * len(rows), [0.0] * len(rows)
-        if logits is not None:
-            log_p = torch.log_softmax(logits.float(), -1)
-            chosen = (
-                log_p.argmax(-1, True) if greedy else torch.multinomial(log_p.exp(), 1, generator=generator)
-            )
-            drawn, logprobs = chosen[:, 0].tolist(), log_p.gather(1, chosen)[:, 0].tolist()
-        ids = [row.advance(token, lp) for row, token, lp in zip(rows, drawn, logprobs, strict=True)]
-        logits = model(input_ids=torch.tensor(ids)[:, None], past_key_values=cache, use_cache=True).logits[
-            :, -1
-        ]
-    return [row.played for row in rows]
+    played = [row.played for row in rows]
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([[row.advance(PAD, 0.0)] for row in rows])
+    while rows:
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+        log_p = torch.log_softmax(logits.float(), -1)
+        chosen = log_p.argmax(-1, True) if greedy else torch.multinomial(log_p.exp(), 1, generator=generator)
+        drawn, logprobs = chosen[:, 0].tolist(), log_p.gather(1, chosen)[:, 0].tolist()
+        ids = torch.tensor([[row.advance(*one)] for row, *one in zip(rows, drawn, logprobs, strict=True)])
+        kept = [index for index, row in enumerate(rows) if not row.played.task.done]
+        if len(kept) <= 0.75 * len(rows):  # selecting copies the cache, so finished rows leave in bulk
+            cache.batch_select_indices(torch.tensor(kept, dtype=torch.int64))
+            rows, ids = [rows[index] for index in kept], ids[kept]
+    return played
 
 
 def success(model: Any, task: str, *, count: int = 512, greedy: bool = False) -> float:
@@ -138,14 +153,14 @@ def _member(played: Played, name: str) -> BatchMember:
     return BatchMember(tokens, played.task.reward, played.task.reward > 0)
 
 
-def clone(task: str, *, steps: int = 600, batch: int = 64, seed: int = 0) -> Any:
+def clone(task: str, size: Size, *, seed: int = 0) -> Any:
     """Behaviour cloning of the imperfect demonstrations."""
-    model, rng = plain_model(seed), random.Random(seed + 1)
+    model, rng, steps = plain_model(size, seed), random.Random(seed + 1), size.clone_steps
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01, betas=(0.9, 0.95))
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
-        ids, mask = _demonstrations(task, rng, batch)
+        ids, mask = _demonstrations(task, rng, size.clone_batch)
         log_p = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, :-1], -1)
         picked = log_p.gather(-1, ids[:, 1:, None])[..., 0]
         loss = -(picked * mask[:, 1:]).sum() / mask[:, 1:].sum()
@@ -183,15 +198,17 @@ def save_start(model: Any, path: Path) -> None:
 
 def load_start(path: Path) -> Any:
     """The model that `save_start` kept, in float32."""
-    model = plain_model()
-    model.load_state_dict({name: value.float() for name, value in load_file(path).items()}, strict=False)
+    state = {name: value.float() for name, value in load_file(path).items()}
+    width = state["model.embed_tokens.weight"].shape[1]
+    model = plain_model(next(size for size in (SMALL, LARGE) if size.hidden == width))
+    model.load_state_dict(state, strict=False)
     return model
 
 
 def main() -> None:
     """Clone, say how good the start is, and save it."""
     task, path = sys.argv[1], Path(sys.argv[2])
-    model = clone(task)
+    model = clone(task, SIZES[task])
     save_start(model, path)
     print(f"{task}: sampled {success(model, task):.3f}, greedy {success(model, task, greedy=True):.3f}")
 

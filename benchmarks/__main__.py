@@ -19,7 +19,17 @@ from benchmarks.options import Options
 from benchmarks.stacks import BenchmarkFailed
 
 Measure = Callable[[Options], Awaitable[list[Figure]]]
-NAMES: Final = ("pipeline", "environments", "promotion", "engine", "trainer", "command_line")
+NAMES: Final = (
+    "pipeline",
+    "environments",
+    "promotion",
+    "engine",
+    "trainer",
+    "command_line",
+    "assembler",
+    "staleness",
+    "wall_clock",
+)
 RESULTS: Final = Path(__file__).parent / "results"
 
 

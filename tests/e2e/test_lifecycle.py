@@ -1,0 +1,133 @@
+"""A training run from its user's side, on real processes: paused over restarts, resumed, stopped early; and
+behaviour cloning from what it sampled."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from tests.e2e.test_loop import assert_conserved, balanced
+from tests.platform_recipes import MODEL, TRAIN_TASKSET, evaluation, small_training
+
+from local_stack import Stack
+from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PolicySelector
+from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED, Checkpoint
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
+from upcycle.api.taskset.v1 import service_pb2 as pb
+from upcycle.api.taskset.v1.taskset_pb2 import (
+    RUN_STATE_COMPLETED,
+    RUN_STATE_PAUSED,
+    RUN_STATE_RUNNING,
+    Run,
+)
+from upcycle.api.training.v1.service_pb2 import GetSessionRequest
+from upcycle.cli import watching
+from upcycle.cli.attending import Event, Picture, Stepped, attend
+from upcycle.cli.cloning import Plan, run_plan, successes
+from upcycle.platform import Platform
+from upcycle.train import TrainingClient
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+async def run_of(platform: Platform, run_id: str) -> Run:
+    return (await platform.tasksets.GetRun(pb.GetRunRequest(run_id=run_id), timeout=10)).run
+
+
+async def until(platform: Platform, run_id: str, holds: Callable[[Run], bool], *, limit_s: float = 90) -> Run:
+    async with asyncio.timeout(limit_s):
+        while not holds(run := await run_of(platform, run_id)):
+            await asyncio.sleep(0.2)
+    return run
+
+
+async def quiet(platform: Platform, run_id: str) -> Run:
+    """Once neither a step nor an episode has moved for a few seconds."""
+    last, still = None, 0
+    async with asyncio.timeout(120):
+        while still < 15:
+            run = await run_of(platform, run_id)
+            now = (run.step, run.counts.requested, run.counts.settled, run.counts.by_state["planned"])
+            last, still = now, still + 1 if now == last else 0
+            await asyncio.sleep(0.2)
+    return run
+
+
+async def verdict(platform: Platform, run_id: str) -> Checkpoint:
+    """Of the run's newest checkpoint."""
+    async with asyncio.timeout(120):
+        while True:
+            request = ListCheckpointsRequest(model=MODEL)
+            listed = (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
+            own = [one for one in listed if one.run_id == run_id]
+            if own and own[-1].state in (CHECKPOINT_STATE_PROMOTED, CHECKPOINT_STATE_HELD):
+                return own[-1]
+            await asyncio.sleep(0.3)
+
+
+async def test_a_run_is_paused_over_restarts_resumed_and_stopped_early(
+    stack: Stack, platform: Platform
+) -> None:
+    spec = small_training(steps=500)
+    spec.training.checkpoint_every_steps = 500
+    run_id = (await watching.submit(platform, spec)).run_id
+    await until(platform, run_id, lambda run: run.step >= 1)
+
+    await platform.tasksets.PauseRun(pb.PauseRunRequest(run_id=run_id), timeout=10)
+    paused = await quiet(platform, run_id)
+    assert (paused.state, paused.counts.by_state["planned"]) == (RUN_STATE_PAUSED, 0)
+    why = await platform.tasksets.ExplainRun(pb.ExplainRunRequest(run_id=run_id), timeout=10)
+    assert "is paused" in why.summary
+    for victim in ("scenario_runner", "grpo_trainer"):
+        await stack.kill(victim)
+        await stack.wait_ready(victim, timeout_s=60)
+    still = await quiet(platform, run_id)
+    assert (still.state, still.step, still.counts.requested) == (
+        RUN_STATE_PAUSED,
+        paused.step,
+        paused.counts.requested,
+    )
+
+    resumed = (await platform.tasksets.ResumeRun(pb.ResumeRunRequest(run_id=run_id), timeout=10)).run
+    assert resumed.state == RUN_STATE_RUNNING
+    await until(platform, run_id, lambda run: run.step >= paused.step + 2)
+
+    steps: list[int] = []
+
+    def show(picture: Picture, event: Event) -> None:
+        if isinstance(event, Stepped):
+            steps.append(event.point.step)
+
+    await platform.tasksets.StopRun(pb.StopRunRequest(run_id=run_id, reason="enough"), timeout=10)
+    done = await attend(platform, run_id, show, timeout_s=120)
+    assert (done.state, done.failure) == (RUN_STATE_COMPLETED, "")
+    assert paused.step + 2 <= done.step < 500
+    assert steps[-1] == done.step
+    assert_conserved(await balanced(platform, run_id))
+    session = (await platform.training.GetSession(GetSessionRequest(run_id=run_id), timeout=10)).session
+    judged = await verdict(platform, run_id)
+    assert judged.step == session.step == done.step
+    assert judged.HasField("gate")
+
+
+async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> None:
+    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
+
+    spec = evaluation(taskset=TRAIN_TASKSET)
+    spec.policy.CopyFrom(PolicySelector(model=MODEL, channel=CHANNEL_HEAD))
+    sampled = await watching.submit(platform, spec)
+    await watching.follow(platform, sampled.run_id, lambda _: None, timeout_s=200)
+    request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=sampled.run_id), page_size=1000)
+    listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+    chosen = successes(listed, sampled.run_id)[:16]
+    plan = Plan(sampled.run_id, (tuple(chosen[:8]), tuple(chosen[8:]), tuple(chosen)))
+    losses: list[float] = []
+    last = await run_plan(
+        TrainingClient(MODEL, runtime=platform),
+        plan,
+        1e-3,
+        lambda number, result: losses.append(result.metrics["loss"]),
+    )
+    assert len(losses) == 3
+    assert losses[-1] < max(losses[:2])
+    model = (await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).model
+    assert (last.is_head, model.head_version) == (True, last.version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,25 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Lets so many durable writes through, then kills."""
+    """Lets so many durable writes through, then kills: before the next one, or, if `late`, after it, when
+    nobody has heard of it. Writes take a while, so that the next step computes meanwhile."""
 
-    def __init__(self, writes: int | None = None) -> None:
+    def __init__(self, writes: int | None = None, *, late: bool = False, write_s: float = 0.01) -> None:
         self.left = writes
         self.used = 0
+        self._late = late
+        self._write_s = write_s
 
-    def __call__(self) -> None:
-        if self.left is not None and self.used >= self.left:
+    async def burn(self, write: Callable[[], Awaitable[Any]]) -> Any:
+        await asyncio.sleep(self._write_s)
+        spent = self.left is not None and self.used >= self.left
+        if spent and not (self._late and self.used == self.left):
             raise Killed(f"before write {self.used + 1}")
         self.used += 1
+        written = await write()
+        if spent:
+            raise Killed(f"after write {self.used}")
+        return written
 
 
 class Guarded:
@@ -50,8 +59,7 @@ class Guarded:
             return attribute
 
         async def write(*args: Any, **kwargs: Any) -> Any:
-            self._fuse()
-            return await attribute(*args, **kwargs)
+            return await self._fuse.burn(lambda: attribute(*args, **kwargs))
 
         return write
 
@@ -140,6 +148,21 @@ async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
         await finish(world)
         await same_bits(whole, world)
         assert outcomes(world) == expected, f"killed before write {after + 1}"
+        trained_once(world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_kill_after_a_write_that_nobody_heard_of_changes_nothing(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    writes = (await finish(whole)).used
+    expected = outcomes(whole)
+    for after in range(1, writes - 1, 3):
+        world = await new_world(tmp_path / f"killed-{after}")
+        await finish(world, Fuse(after, late=True))
+        await finish(world)
+        await same_bits(whole, world)
+        assert outcomes(world) == expected, f"killed after write {after + 1}"
         trained_once(world)
 
 

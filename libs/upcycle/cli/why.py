@@ -31,5 +31,8 @@ async def why(run: str, *, as_json: Annotated[bool, Parameter(name="--json")] = 
     out.print(f"[bold]{run_id}[/bold]  {answer.summary}")
     for reason in answer.waiting_for:
         out.print(f"  [yellow]{reason.owner}[/yellow]: {reason.what}")
-        out.print(f"      {reason.episodes} episode(s), longest {reason.waiting_s:.1f} s → {reason.remedy}")
+        waiting = (
+            f"{reason.episodes} episode(s), longest {reason.waiting_s:.1f} s " if reason.episodes else ""
+        )
+        out.print(f"      {waiting}→ {reason.remedy}")
     return Exit.OK

@@ -1,14 +1,22 @@
-"""A step's span: in the run's trace, linked to every trajectory, more than the SDK's default of 128."""
+"""A step's span: in the run's trace, linked to every trajectory, more than the SDK's default of 128; and
+the metrics and alarms of steps."""
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
+
+import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 
 from grpo_trainer.adapters import telemetry
+from grpo_trainer.domain.alarms import watched
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
 from service_kit.telemetry import span_limits
 
@@ -62,3 +70,44 @@ def test_a_step_joins_the_runs_trace_and_links_to_512_trajectories() -> None:
     assert traceparent.split("-")[1] == RUN_TRACE
     assert len(span.links) == 512
     assert {link.context.trace_id for link in span.links} == set(range(1, 513))
+
+
+def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clears(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    instruments, spec = telemetry.TrainerInstruments(), TrainingSpec("run-alarm", "m-alarm", 8)
+    labels = {"model": "m-alarm", "kind": "mismatch_kl"}
+    seen, before = [], dict[str, float]()
+    for step, kl in enumerate([0.2] * 10 + [0.05], start=1):
+        now = {"mismatch_kl": kl, "idle_fraction": 0.25, "tokens_per_s": 10.0}
+        before = now | watched(before, now, step=step, target_steps=100)
+        instruments.stepped(spec, record(step, before))
+        seen.append(REGISTRY.get_sample_value("upcycle_trainer_alarm", labels))
+    assert seen == [0.0] * 7 + [1.0] * 3 + [0.0]
+    said = [entry.message for entry in caplog.records if entry.message.startswith("alarm_")]
+    assert said == ["alarm_raised", "alarm_cleared"]
+    assert REGISTRY.get_sample_value("upcycle_trainer_idle_ratio", {"model": "m-alarm"}) == 0.25
+
+
+def test_staleness_is_a_histogram_of_trajectories() -> None:
+    before = REGISTRY.get_sample_value("upcycle_trainer_staleness_versions_bucket", {"le": "1.0"}) or 0.0
+    telemetry.TrainerInstruments().stepped(TrainingSpec("run-1", "m-stale", 8), record(1, {}))
+    after = REGISTRY.get_sample_value("upcycle_trainer_staleness_versions_bucket", {"le": "1.0"})
+    assert after == before + 4  # of six trajectories two are three versions old
+
+
+def record(step: int, metrics: dict[str, float]) -> StepRecord:
+    return StepRecord(
+        step=step,
+        version=step,
+        trajectory_ids=(),
+        settlements=(),
+        metrics=metrics,
+        staleness={0: 3, 1: 1, 3: 2},
+        completed_at=datetime(2026, 1, 1, tzinfo=UTC),
+        traceparent="",
+        saves_checkpoint=False,
+        is_final=False,
+        parent_checkpoint_id="",
+    )

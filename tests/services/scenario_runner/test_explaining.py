@@ -166,3 +166,21 @@ def test_the_head_channel_is_asked_for_by_name() -> None:
     reasons, _ = explain(world(Purpose.EVAL, head))
     assert reasons[0].what == "no engine serves incident on channel head"
     assert "e1 (latest)" in reasons[0].remedy
+
+
+def test_a_paused_run_waits_for_its_user_first() -> None:
+    healthy = world(engines=[])
+    paused = replace(healthy.view, run=replace(healthy.view.run, state=RunState.PAUSED))
+    reasons, summary = explain(replace(healthy, view=paused))
+    assert [reason.owner for reason in reasons] == ["you", "policy_engine"]
+    assert reasons[0].remedy == "resume it: upcycle runs resume run-1"
+    assert summary == "you: run run-1 is paused: nothing new is dispatched"
+
+
+def test_an_alarm_of_the_trainer_is_told_last() -> None:
+    session = SessionFact("waiting", "", 1.0, 2, alarms=("mismatch KL 0.2 is above 0.1 for 9 updates",))
+    reasons, summary = explain(world(session=session))
+    assert [(reason.owner, reason.episodes) for reason in reasons] == [("grpo_trainer", 0)]
+    assert summary == "grpo_trainer: alarm: mismatch KL 0.2 is above 0.1 for 9 updates"
+    stuck, _ = explain(world(session=session, engines=[]))
+    assert [reason.owner for reason in stuck] == ["policy_engine", "grpo_trainer"]

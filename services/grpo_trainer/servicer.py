@@ -93,12 +93,12 @@ class TrainingServicer(TrainingServiceServicer):
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
         """Log-probabilities under the weights of now, for a loss of the caller's."""
         async with domain_errors_as_status(context, STATUS_OF):
-            inputs, options = wire.inputs_from_wire(request.batch), wire.options_from_wire(request.batch)
+            asked = wire.forward_from_wire(request)
             forward_id, version, data = await self._models.once(
                 request.model,
                 request.request_id,
                 _digest(request),
-                lambda model: model.forward(inputs, options),
+                lambda model: model.forward(asked),
                 remember=False,
             )
             return pb.ForwardResponse(

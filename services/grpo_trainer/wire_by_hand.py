@@ -13,6 +13,7 @@ from grpo_trainer.domain.inputs import (
     BatchOptions,
     ConversationInput,
     InlineInput,
+    Lora,
     LossSpec,
     Pass,
     RowInput,
@@ -32,7 +33,22 @@ def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest
         options=options_from_wire(request.batch),
         loss=LossSpec(request.loss.name or LossSpec().name, dict(request.loss.config)),
         num_substeps=request.num_substeps or 1,
+        lora=lora_from_wire(request.lora) if request.HasField("lora") else None,
     )
+
+
+def forward_from_wire(request: service.ForwardRequest) -> Pass:
+    """A pass without a loss of ours. Raises InvalidInput."""
+    return Pass(
+        inputs=inputs_from_wire(request.batch),
+        options=options_from_wire(request.batch),
+        lora=lora_from_wire(request.lora) if request.HasField("lora") else None,
+    )
+
+
+def lora_from_wire(given: pb.LoraOptions) -> Lora:
+    """What trains."""
+    return Lora(given.rank, given.alpha, given.targets)
 
 
 def options_from_wire(batch: pb.Batch) -> BatchOptions:

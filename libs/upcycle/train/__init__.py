@@ -7,7 +7,7 @@ Nothing here needs torch but `forward_backward_custom`, and that only when it is
 """
 
 from upcycle.train.client import TrainingClient
-from upcycle.train.inputs import Conversation, Sample, TokenRow, Trajectory, whole_groups
+from upcycle.train.inputs import Conversation, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.results import DatumTensors, Forward, ForwardBackwardResult, OptimStepResult, StepResult
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "DatumTensors",
     "Forward",
     "ForwardBackwardResult",
+    "Lora",
     "OptimStepResult",
     "Sample",
     "StepResult",

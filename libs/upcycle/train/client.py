@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import connected
 from upcycle.train.custom import CustomLoss, weights_of
-from upcycle.train.inputs import TrainingInput, input_to_wire
+from upcycle.train.inputs import Lora, TrainingInput, input_to_wire
 from upcycle.train.results import (
     Forward,
     ForwardBackwardResult,
@@ -62,15 +62,22 @@ class TrainingClient:
     """
 
     def __init__(
-        self, model: str, *, runtime: "Platform | Addresses | None" = None, timeout_s: float = 600.0
+        self,
+        model: str,
+        *,
+        runtime: "Platform | Addresses | None" = None,
+        lora: Lora | None = None,
+        timeout_s: float = 600.0,
     ) -> None:
         """runtime: where (a Platform or its Addresses); by default the platform that is found, when a call
-        is made. timeout_s: of each call, with everything that it waits for."""
+        is made. lora: what trains; None: what trained last, at first all weights. timeout_s: of each call,
+        with everything that it waits for."""
         if not model:
             raise UpcycleError("the model slug is empty", "`upcycle models list` names those that exist")
         self.model = model
         self._runtime = runtime
         self._timeout_s = timeout_s
+        self._lora = lora
         self._accumulated: list[str] = []
 
     async def step(
@@ -97,6 +104,7 @@ class TrainingClient:
             num_substeps=num_substeps,
             adam=_adam(learning_rate, more),
             keep_head=not promote,
+            lora=_lora(self._lora),
         )
         reply = await self._call("step", lambda stub: stub.Step, request)
         return step_of(reply.result, dict(reply.metrics), reply.num_datums)
@@ -126,6 +134,7 @@ class TrainingClient:
             batch=_batch(inputs, group_size, reward_scale, advantage),
             loss=_loss(loss_fn, loss_fn_config),
             num_substeps=num_substeps,
+            lora=_lora(self._lora),
         )
         reply = await self._call("forward_backward", lambda stub: stub.ForwardBackward, request)
         self._accumulated.append(request.request_id)
@@ -146,6 +155,7 @@ class TrainingClient:
             model=self.model,
             request_id=_new_id("fwd"),
             batch=_batch(inputs, group_size, reward_scale, advantage),
+            lora=_lora(self._lora),
         )
         reply = await self._call("forward", lambda stub: stub.Forward, request)
         return Forward(reply.forward_id, reply.version, [datum_of(datum) for datum in reply.data])
@@ -293,6 +303,14 @@ def _loss(name: str, config: Mapping[str, float] | None) -> Any:
     from upcycle.api.training.v1 import interactive_pb2 as pb
 
     return pb.Loss(name=name, config=dict(config or {}))
+
+
+def _lora(given: Lora | None) -> Any:
+    from upcycle.api.training.v1 import interactive_pb2 as pb
+
+    if given is None:
+        return None
+    return pb.LoraOptions(rank=given.rank, alpha=given.alpha, targets=given.targets)
 
 
 def _adam(learning_rate: float, given: Mapping[str, Any]) -> Any:

@@ -64,6 +64,19 @@ class TokenRow:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """What trains: adapters of this rank, on a base that stays as it is; rank 0: all weights.
+
+    alpha: adapters are scaled by alpha / rank, 0: alpha is 2 * rank. targets: names of layers, comma-separated;
+    empty: all linear ones.
+    """
+
+    rank: int
+    alpha: float = 0.0
+    targets: str = ""
+
+
 TrainingInput = str | Run | Trajectory | Conversation | TokenRow
 
 

@@ -103,12 +103,17 @@ class InteractiveLearner(TorchLearner):
     def _options(self, loss: LossSpec) -> StepOptions:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
+        spec = replace(self._spec, loss=loss.name, loss_config=dict(loss.config))
         try:
-            return step_options(
-                replace(self._spec, loss=loss.name, loss_config=dict(loss.config)), self._thread.options
-            )
+            options = step_options(spec, self._thread.options)
         except InvalidTrainingSpec as error:
             raise InvalidInput(str(error).partition(": ")[2]) from error
+        if options.objective.needs_reference:
+            raise InvalidInput(
+                "kl_coefficient compares with the policy that a run began from, and training by hand has no "
+                "run: leave it out, or put the penalty into a custom loss"
+            )
+        return options
 
     def _forward(self, credited: Sequence[CreditedRow]) -> tuple[DatumValues, ...]:
         model, _ = self._loaded()

@@ -14,6 +14,7 @@ from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import object_store, peer
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import checkpoint_id
+from grpo_trainer.domain.steps import version_of
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
 from policy_files import (
@@ -101,7 +102,7 @@ class BranchPolicies(RegistryPolicies):
     """See ports.Policies; the parent of a version is what it was trained from, of whatever number."""
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
-        return await self._manifest(state.base.manifest)
+        return await load(self._store, state.spec.model, version_of(state.parent_checkpoint_id))
 
 
 class HeldOutTasks:

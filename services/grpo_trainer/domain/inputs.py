@@ -131,13 +131,26 @@ class LossSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Lora:
+    """Adapters of this rank train, on a base that stays as it is; rank 0: all weights do."""
+
+    rank: int = 0
+    alpha: float = 0.0
+    targets: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and backward pass. num_substeps: slices that it is computed in, one after another."""
+    """One forward and backward pass. num_substeps: slices that it is computed in, one after another.
+
+    lora: what trains; None: what trained last, at first all weights.
+    """
 
     inputs: tuple[TrainingInput, ...]
     options: BatchOptions = field(default_factory=BatchOptions)
     loss: LossSpec = field(default_factory=LossSpec)
     num_substeps: int = 1
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         if self.num_substeps < 1:

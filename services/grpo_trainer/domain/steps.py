@@ -70,6 +70,11 @@ def checkpoint_id(model: str, version: int) -> str:
     return f"ckpt-{model}-v{version:08d}"
 
 
+def version_of(identity: str) -> int:
+    """The version that a checkpoint's identity names."""
+    return int(identity.rpartition("-v")[2])
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.

@@ -19,6 +19,7 @@ from typing import Final
 
 from grpo_trainer.domain.errors import (
     HeadMoved,
+    InvalidInput,
     LostGradients,
     ModelBusy,
     NothingAccumulated,
@@ -26,7 +27,8 @@ from grpo_trainer.domain.errors import (
     UnknownForward,
 )
 from grpo_trainer.domain.hands import DatumValues, HandState, Head, Measured, StepDone, Update
-from grpo_trainer.domain.inputs import BatchOptions, Pass, PreparedBatch, TrainingInput, prepared_batch
+from grpo_trainer.domain.inputs import Lora, Pass, PreparedBatch, prepared_batch
+from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.ports import HandTools, Snapshot
 from grpo_trainer.usecases.hand_steps import hand_spec, publish_step, recorded, session_of, step_metrics
@@ -58,6 +60,8 @@ class ModelByHand:
         self._tools = tools
         self._learner = tools.new_learner()
         self._preparer = Preparer(tools.trajectories, tools.conversations, self.patience)
+        self._spec = hand_spec(model)
+        self._base: BasePolicy | None = None
         self._policy: Path | None = None
         self._at: Head | None = None
         self._done: StepDone | None = None
@@ -71,13 +75,11 @@ class ModelByHand:
         """An optimizer step would have something to apply."""
         return bool(self._pending)
 
-    async def forward(
-        self, inputs: tuple[TrainingInput, ...], options: BatchOptions
-    ) -> tuple[str, int, tuple[DatumValues, ...]]:
+    async def forward(self, asked: Pass) -> tuple[str, int, tuple[DatumValues, ...]]:
         """Id of the pass, version of the weights, and the log-probabilities of every row."""
         async with self.lock:
-            policy, head = await self._current()
-            batch = await self._prepared(Pass(inputs, options), policy)
+            policy, head = await self._current(asked.lora)
+            batch = await self._prepared(asked, policy)
             data = await self._learner.forward(batch)
             forward_id = f"fwd-{uuid.uuid4().hex[:16]}"
             self._forwards[forward_id] = _Forward(batch, self._generation, head.base.version)
@@ -91,7 +93,7 @@ class ModelByHand:
             return await self._forward_backward(request_id, asked)
 
     async def _forward_backward(self, request_id: str, asked: Pass) -> Measured:
-        policy, head = await self._current()
+        policy, head = await self._current(asked.lora)
         batch = await self._prepared(asked, policy)
         measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
         versions = [one.oldest_version for one in batch.inputs if one.oldest_version is not None]
@@ -127,7 +129,7 @@ class ModelByHand:
     async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[Measured, StepDone]:
         """forward_backward and optim_step under one id; a repeated one computes nothing again."""
         async with self.lock:
-            await self._current()
+            await self._current(asked.lora)
             if (done := self._repeated(request_id)) is not None:
                 return Measured(done.metrics, int(done.metrics.get("datums", 0))), done
             measured = await self._forward_backward(request_id, asked)
@@ -159,68 +161,91 @@ class ModelByHand:
         prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
         return prepared_batch(prepared, asked.options, asked.loss)
 
-    async def _current(self) -> tuple[Path, Head]:
-        """Opens the model, or follows a head that was set elsewhere. Raises ModelBusy, HeadMoved,
-        UnknownModel."""
+    async def _current(self, lora: Lora | None = None) -> tuple[Path, Head]:
+        """Opens the model, or follows a head that was set elsewhere. lora: what is to train from now on.
+
+        Raises ModelBusy, HeadMoved, UnknownModel, InvalidInput, InvalidTrainingSpec.
+        """
         run = self._tools.busy(self.model)
         if run is not None:
             await self._discard()
             raise ModelBusy(f"run {run} trains {self.model!r}: wait until it is over, or stop it")
+        spec = None if lora is None else hand_spec(self.model, lora)
         head = await self.patience.until_done(lambda: self._tools.heads.head(self.model))
         at = self._at
-        if at is not None and self._policy is not None:
-            if head.revision == at.revision or head.checkpoint_id == at.checkpoint_id:
-                self._at = at = replace(at, revision=head.revision)
-                return self._policy, at
-            if self._pending:
-                await self._discard()
-                raise HeadMoved(
-                    f"{self.model}: head was set to {head.checkpoint_id} while gradients were accumulated on "
-                    f"{at.checkpoint_id}; they are dropped: call forward_backward again"
-                )
-        return await self._open(head)
+        if at is None or self._policy is None:
+            return await self._open(head, spec)
+        if head.revision != at.revision and head.checkpoint_id != at.checkpoint_id:
+            await self._refuse_pending(head, at)
+            return await self._open(head, spec)
+        self._at = at = replace(at, revision=head.revision)
+        if spec is None or spec == self._spec:
+            return self._policy, at
+        if self._pending:
+            raise InvalidInput(
+                f"{self.model}: gradients of {_named(self._spec)} are accumulated, this asks for "
+                f"{_named(spec)}: call optim_step first"
+            )
+        return await self._open(head, spec)
+
+    async def _refuse_pending(self, head: Head, at: Head) -> None:
+        if self._pending:
+            await self._discard()
+            raise HeadMoved(
+                f"{self.model}: head was set to {head.checkpoint_id} while gradients were accumulated on "
+                f"{at.checkpoint_id}; they are dropped: call forward_backward again"
+            )
 
     async def _discard(self) -> None:
         if self._pending:
             await self._learner.drop()
         self._pending.clear()
 
-    async def _open(self, head: Head) -> tuple[Path, Head]:
-        """The newest state, if it is unfinished or head still is where it left it; else head itself."""
+    async def _open(self, head: Head, spec: TrainingSpec | None) -> tuple[Path, Head]:
+        """The newest state, if it is unfinished or head still is where it left it; else head itself.
+
+        spec: what is to train; None: what trained last.
+        """
         await self.close()
         tools, patience = self._tools, self.patience
         state = await patience.until_done(lambda: tools.states.newest(self.model))
         if state is not None:
             known = await patience.until_done(lambda: tools.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_current(head):
-                await self._resume(state, state.session.base)
+                await self._resume(state)
                 await self._finish(state, await self._learner.snapshot())
                 head = await patience.until_done(lambda: tools.heads.head(self.model))
                 if state.is_current(head) and self._policy is not None and self._at is not None:
-                    return self._policy, self._at
+                    if spec is None or spec == self._spec:
+                        return self._policy, self._at
+                    head = self._at
             self._done = recorded(state, tools.states.marker_of(state), is_head=False)
             self._request_id = state.request_id
-        return await self._follow(head)
+            spec = spec or state.session.spec
+        return await self._follow(head, spec or hand_spec(self.model))
 
-    async def _follow(self, head: Head) -> tuple[Path, Head]:
-        """Head's weights; with their optimizer state, where one is kept."""
+    async def _follow(self, head: Head, spec: TrainingSpec) -> tuple[Path, Head]:
+        """These weights; with their optimizer state, where one of the same kind is kept."""
         tools, version = self._tools, head.base.version
         kept = await self.patience.until_done(lambda: tools.states.of_version(self.model, version))
-        if kept is not None and kept.checkpoint_id == head.checkpoint_id:
-            policy = await self._resume(kept, head.base)
+        if kept is not None and kept.checkpoint_id == head.checkpoint_id and kept.session.spec == spec:
+            policy = await self._resume(kept)
         else:
             policy = await self.patience.until_done(lambda: tools.policies.fetch(head.base))
-            await self._learner.begin(hand_spec(self.model), policy)
+            await self._learner.begin(spec, policy)
+            self._base, self._spec = head.base, spec
         self._policy, self._at = policy, head
         log.info("model_opened", extra={"model": self.model, "checkpoint_id": head.checkpoint_id})
         return policy, head
 
-    async def _resume(self, state: HandState, base: BasePolicy) -> Path:
-        policy = await self.patience.until_done(lambda: self._tools.policies.fetch(base))
+    async def _resume(self, state: HandState) -> Path:
+        """The learner as it was when the state became durable."""
+        session = state.session
+        policy = await self.patience.until_done(lambda: self._tools.policies.fetch(session.base))
         with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
             await self.patience.until_done(lambda: self._tools.states.tensors(state, Path(folder)))
-            await self._learner.resume(state.session.spec, policy, Path(folder))
-        self._policy = policy
+            await self._learner.resume(session.spec, policy, Path(folder))
+        self._policy, self._base, self._spec = policy, session.base, session.spec
         return policy
 
     async def _optim_step(self, request_id: str, update: Update) -> StepDone:
@@ -261,8 +286,8 @@ class ModelByHand:
         newest = await patience.until_done(lambda: tools.policies.newest_version(self.model))
         before = await patience.until_done(lambda: tools.states.newest(self.model))
         return session_of(
-            hand_spec(self.model),
-            head,
+            self._spec,
+            (head.base if self._base is None else self._base, head),
             step=1 if before is None else before.session.step + 1,
             version=max(newest, head.base.version) + 1,
             at=tools.now(),
@@ -284,3 +309,7 @@ class ModelByHand:
             lambda: self._tools.states.prune(self.model, newest=self._tools.keep_states)
         )
         return self._done
+
+
+def _named(spec: TrainingSpec) -> str:
+    return f"adapters of rank {spec.lora_rank}" if spec.lora_rank else "all weights"

@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.inputs import Lora
+from grpo_trainer.domain.spec import ALL_LINEAR, TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
@@ -17,14 +18,25 @@ from grpo_trainer.usecases.patience import Patience
 from policy_files import manifest_key
 
 
-def hand_spec(model: str) -> TrainingSpec:
-    """The configuration under which a model is trained by hand; each call brings its own loss and rate."""
-    return TrainingSpec(run_id=f"hand-{model}", model=model, group_size=2, loss="importance_sampling")
+def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
+    """The configuration under which a model is trained by hand; each call brings its own loss and rate.
+
+    Raises InvalidTrainingSpec."""
+    adapters = Lora() if lora is None else lora
+    return TrainingSpec(
+        run_id=f"hand-{model}",
+        model=model,
+        group_size=2,
+        loss="importance_sampling",
+        lora_rank=adapters.rank,
+        lora_alpha=adapters.alpha,
+        lora_targets=adapters.targets or ALL_LINEAR,
+    )
 
 
 def session_of(
     spec: TrainingSpec,
-    head: Head,
+    origin: tuple[BasePolicy, Head],
     *,
     step: int,
     version: int,
@@ -32,7 +44,9 @@ def session_of(
     metrics: Mapping[str, float],
     trajectory_ids: tuple[str, ...],
 ) -> SessionState:
-    """The state after a step from `head`, without its tensors."""
+    """The state after a step, without its tensors. origin: what the learner began with, and what the step
+    goes on from."""
+    base, head = origin
     record = StepRecord(
         step=step,
         version=version,
@@ -48,8 +62,8 @@ def session_of(
     )
     return SessionState(
         spec=spec,
-        base=head.base,
-        first_version=head.base.version,
+        base=base,
+        first_version=base.version,
         version=version,
         step=step,
         cursor=0,

@@ -3,11 +3,9 @@ says."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -157,8 +155,8 @@ class Hands:
 def passing(inputs: Sequence[TrainingInput], **how: Any) -> Pass:
     """A pass. how: group_size, reward_scale, advantage, loss, config, num_substeps."""
     loss = LossSpec(how.pop("loss", "importance_sampling"), how.pop("config", {}))
-    num_substeps = how.pop("num_substeps", 1)
-    return Pass(tuple(inputs), BatchOptions(**how), loss, num_substeps)
+    num_substeps, lora = how.pop("num_substeps", 1), how.pop("lora", None)
+    return Pass(tuple(inputs), BatchOptions(**how), loss, num_substeps, lora)
 
 
 @asynccontextmanager
@@ -217,9 +215,3 @@ def cloned_row(seed: int, length: int = 6) -> RowInput:
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """Over all tensors."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
-
-
-def policy_with_chat(directory: Path) -> dict[str, Any]:
-    """Sizes of the model in a directory."""
-    plain: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    return plain

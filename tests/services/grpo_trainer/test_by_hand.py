@@ -31,14 +31,14 @@ from grpo_trainer.domain.errors import (
     UnknownTrajectory,
 )
 from grpo_trainer.domain.hands import Update
-from grpo_trainer.domain.inputs import BatchOptions, StoredInput
+from grpo_trainer.domain.inputs import Lora, StoredInput, TrainingInput
 from upcycle.train.custom import weights_of
 from upcycle.train.results import DatumTensors
 
 REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
 
 
-def batch(count: int = 8) -> list[object]:
+def batch(count: int = 8) -> list[TrainingInput]:
     return [inline(seed, REWARDS[seed]) for seed in range(count)]
 
 
@@ -90,10 +90,8 @@ async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) 
         await by.optim_step("b")
         built_in = await by.weights(1)
     async with hands(other) as by:
-        inputs, options = tuple(batch()), BatchOptions(group_size=4)
-        forward_id, version, data = await by.models.once(
-            MODEL, "f", b"", lambda one: one.forward(inputs, options)
-        )
+        asked = passing(batch(), group_size=4)
+        forward_id, version, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         tensors = [
             DatumTensors(
                 d.reward,
@@ -143,7 +141,7 @@ async def test_the_gradient_of_cloning_is_that_of_torch(world: World) -> None:
     ids = torch.tensor([row.token_ids])
     logprobs = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[1:, 0]
     loss = -logprobs.mean()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
     assert measured.metrics["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
     assert done.metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
@@ -215,8 +213,8 @@ async def test_unknown_names_are_told(world: World, monkeypatch: pytest.MonkeyPa
 
 async def test_a_backward_is_refused_after_the_weights_changed(world: World) -> None:
     async with hands(world) as by:
-        inputs, options = tuple(batch()), BatchOptions()
-        forward_id, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(inputs, options))
+        asked = passing(batch())
+        forward_id, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.0] * len(one.logprobs) for one in data]
         await by.forward_backward("a", batch())
         await by.optim_step("b")
@@ -285,3 +283,41 @@ async def test_a_step_is_both_under_one_id(world: World) -> None:
         asked, update = passing(batch(), group_size=4), Update(SGD_LIKE)
         measured, done = await by.models.once(MODEL, "s", b"", lambda one: one.step("s", asked, update))
         assert (measured.num_datums, done.version, done.metrics["tokens"] > 0) == (8, 1, True)
+
+
+async def test_adapters_train_on_a_base_that_stays(world: World) -> None:
+    lora = Lora(rank=2)
+    async with hands(world) as by:
+        for step in (1, 2):
+            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
+            await by.optim_step(f"o{step}")
+        with pytest.raises(NothingAccumulated):
+            await by.optim_step("o3")
+        expected = await by.weights(2)
+        await by.forward_backward("kept", batch(), group_size=4)
+        with pytest.raises(InvalidInput, match="gradients of adapters of rank 2"):
+            await by.forward_backward("full", batch(), group_size=4, lora=Lora())
+    other = World(world.folder / "other")
+    await other.publish_base()
+    registry = None
+    for step in (1, 2):
+        async with hands(other, registry=registry) as by:
+            registry = by.registry
+            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora if step == 1 else None)
+            await by.optim_step(f"o{step}")
+            found, base = await by.weights(step), await by.weights(0)
+    assert largest_difference(expected, found) == 0.0
+    assert largest_difference(base, found) > 1e-4
+
+
+async def test_what_trains_may_change_between_steps(world: World) -> None:
+    async with hands(world) as by:
+        for step, lora in enumerate((Lora(rank=2), Lora(), Lora(rank=3)), start=1):
+            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
+            done = await by.optim_step(f"o{step}", keep_head=True)
+            assert done.version == step
+        one, two, three = [await by.weights(version) for version in (1, 2, 3)]
+        assert largest_difference(one, two) > 1e-6
+        assert largest_difference(two, three) > 1e-6
+    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
+    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000002"  # type: ignore[attr-defined]

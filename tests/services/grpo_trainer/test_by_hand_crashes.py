@@ -33,7 +33,7 @@ def fused(world: World, registry: Registry, fuse: Fuse) -> dict[str, Any]:
 
 
 class Promoting:
-    """A registry whose promotion burns the fuse, before and after."""
+    """A registry whose promotion burns the fuse."""
 
     def __init__(self, inner: Registry, fuse: Fuse) -> None:
         self._inner = inner
@@ -43,9 +43,7 @@ class Promoting:
         return getattr(self._inner, name)
 
     async def promote(self, *args: Any, **kwargs: Any) -> bool:
-        self._fuse()
-        moved = await self._inner.promote(*args, **kwargs)
-        self._fuse()
+        moved: bool = await self._fuse.burn(lambda: self._inner.promote(*args, **kwargs))
         return moved
 
 
@@ -85,18 +83,19 @@ async def trained(folder: Path, fuse: Fuse) -> tuple[World, Client]:
     try:
         await client.work(fuse)
     except Killed:
-        await client.work(Fuse())
+        await client.work(Fuse(write_s=0.0))
     return world, client
 
 
-async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path) -> None:
-    counting = Fuse()
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bool) -> None:
+    counting = Fuse(write_s=0.0)
     calm, calm_client = await trained(tmp_path / "calm", counting)
     async with hands(calm) as by:
         expected = [await by.weights(version) for version in (1, 2)]
     assert counting.used >= 16
     for kill_at in range(counting.used):
-        world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at))
+        world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at, late=late, write_s=0.0))
         assert [(one.step, one.version) for one in client.done] == [(1, 1), (2, 2)], kill_at
         assert [one.metrics for one in client.done] == [one.metrics for one in calm_client.done], kill_at
         assert world.heads[MODEL].version == 2, kill_at

@@ -498,3 +498,32 @@ class OptimStepResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OptimStepResult: _TypeAlias = OptimStepResult  # noqa: Y015
+
+@_typing.final
+class LoraOptions(_message.Message):
+    """What of a model trains by hand: adapters of this rank on a base that stays as it is, or all weights (rank 0)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    alpha: _builtins.float
+    """adapters are scaled by alpha / rank; 0: 2 * rank"""
+    targets: _builtins.str
+    """empty: all linear layers; or their names, comma-separated"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        alpha: _builtins.float = ...,
+        targets: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraOptions: _TypeAlias = LoraOptions  # noqa: Y015

@@ -26,7 +26,7 @@ from upcycle.api.training.v1 import interactive_pb2 as upcycle_dot_api_dot_train
 from upcycle.api.training.v1 import training_pb2 as upcycle_dot_api_dot_training_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a)upcycle/api/training/v1/interactive.proto\x1a&upcycle/api/training/v1/training.proto\"6\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x05\"\x82\x01\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\x12\x31\n\x05steps\x18\x02 \x03(\x0b\x32\".upcycle.api.training.v1.StepPoint\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\"\n\x11ListLossesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t\"b\n\x0e\x46orwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\"d\n\x0f\x46orwardResponse\x12\x12\n\nforward_id\x18\x01 \x01(\t\x12,\n\x04\x64\x61ta\x18\x02 \x03(\x0b\x32\x1e.upcycle.api.training.v1.Datum\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xad\x01\n\x16\x46orwardBackwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\"\xad\x01\n\x17\x46orwardBackwardResponse\x12N\n\x07metrics\x18\x01 \x03(\x0b\x32=.upcycle.api.training.v1.ForwardBackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf7\x01\n\x0f\x42\x61\x63kwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nforward_id\x18\x03 \x01(\t\x12\x35\n\x07weights\x18\x04 \x03(\x0b\x32$.upcycle.api.training.v1.TokenValues\x12\x46\n\x07metrics\x18\x05 \x03(\x0b\x32\x35.upcycle.api.training.v1.BackwardRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9f\x01\n\x10\x42\x61\x63kwardResponse\x12G\n\x07metrics\x18\x01 \x03(\x0b\x32\x36.upcycle.api.training.v1.BackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x01\n\x10OptimStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x35\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tgradients\x18\x04 \x03(\t\x12\x11\n\tkeep_head\x18\x05 \x01(\x08\"M\n\x11OptimStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\"\xec\x01\n\x0bStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x35\n\x04\x61\x64\x61m\x18\x06 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tkeep_head\x18\x07 \x01(\x08\"\xd1\x01\n\x0cStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\x12\x43\n\x07metrics\x18\x02 \x03(\x0b\x32\x32.upcycle.api.training.v1.StepResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xa9\x07\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponse\x12\\\n\x07\x46orward\x12\'.upcycle.api.training.v1.ForwardRequest\x1a(.upcycle.api.training.v1.ForwardResponse\x12t\n\x0f\x46orwardBackward\x12/.upcycle.api.training.v1.ForwardBackwardRequest\x1a\x30.upcycle.api.training.v1.ForwardBackwardResponse\x12_\n\x08\x42\x61\x63kward\x12(.upcycle.api.training.v1.BackwardRequest\x1a).upcycle.api.training.v1.BackwardResponse\x12\x62\n\tOptimStep\x12).upcycle.api.training.v1.OptimStepRequest\x1a*.upcycle.api.training.v1.OptimStepResponse\x12S\n\x04Step\x12$.upcycle.api.training.v1.StepRequest\x1a%.upcycle.api.training.v1.StepResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%upcycle/api/training/v1/service.proto\x12\x17upcycle.api.training.v1\x1a)upcycle/api/training/v1/interactive.proto\x1a&upcycle/api/training/v1/training.proto\"6\n\x11GetSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\x05\"\x82\x01\n\x12GetSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\x12\x31\n\x05steps\x18\x02 \x03(\x0b\x32\".upcycle.api.training.v1.StepPoint\"\x15\n\x13ListSessionsRequest\"R\n\x14ListSessionsResponse\x12:\n\x08sessions\x18\x01 \x03(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"%\n\x13WatchSessionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Q\n\x14WatchSessionResponse\x12\x39\n\x07session\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingSession\"\"\n\x11ListLossesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"8\n\x12ListLossesResponse\x12\x0e\n\x06losses\x18\x01 \x03(\t\x12\x12\n\nadvantages\x18\x02 \x03(\t\"\x96\x01\n\x0e\x46orwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12\x32\n\x04lora\x18\x04 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"d\n\x0f\x46orwardResponse\x12\x12\n\nforward_id\x18\x01 \x01(\t\x12,\n\x04\x64\x61ta\x18\x02 \x03(\x0b\x32\x1e.upcycle.api.training.v1.Datum\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xe1\x01\n\x16\x46orwardBackwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x32\n\x04lora\x18\x06 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"\xad\x01\n\x17\x46orwardBackwardResponse\x12N\n\x07metrics\x18\x01 \x03(\x0b\x32=.upcycle.api.training.v1.ForwardBackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf7\x01\n\x0f\x42\x61\x63kwardRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nforward_id\x18\x03 \x01(\t\x12\x35\n\x07weights\x18\x04 \x03(\x0b\x32$.upcycle.api.training.v1.TokenValues\x12\x46\n\x07metrics\x18\x05 \x03(\x0b\x32\x35.upcycle.api.training.v1.BackwardRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9f\x01\n\x10\x42\x61\x63kwardResponse\x12G\n\x07metrics\x18\x01 \x03(\x0b\x32\x36.upcycle.api.training.v1.BackwardResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x02 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x92\x01\n\x10OptimStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x35\n\x04\x61\x64\x61m\x18\x03 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tgradients\x18\x04 \x03(\t\x12\x11\n\tkeep_head\x18\x05 \x01(\x08\"M\n\x11OptimStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\"\xa0\x02\n\x0bStepRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12-\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.upcycle.api.training.v1.Batch\x12+\n\x04loss\x18\x04 \x01(\x0b\x32\x1d.upcycle.api.training.v1.Loss\x12\x14\n\x0cnum_substeps\x18\x05 \x01(\x05\x12\x35\n\x04\x61\x64\x61m\x18\x06 \x01(\x0b\x32\'.upcycle.api.training.v1.AdamParameters\x12\x11\n\tkeep_head\x18\x07 \x01(\x08\x12\x32\n\x04lora\x18\x08 \x01(\x0b\x32$.upcycle.api.training.v1.LoraOptions\"\xd1\x01\n\x0cStepResponse\x12\x38\n\x06result\x18\x01 \x01(\x0b\x32(.upcycle.api.training.v1.OptimStepResult\x12\x43\n\x07metrics\x18\x02 \x03(\x0b\x32\x32.upcycle.api.training.v1.StepResponse.MetricsEntry\x12\x12\n\nnum_datums\x18\x03 \x01(\x05\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xa9\x07\n\x0fTrainingService\x12\x65\n\nGetSession\x12*.upcycle.api.training.v1.GetSessionRequest\x1a+.upcycle.api.training.v1.GetSessionResponse\x12k\n\x0cListSessions\x12,.upcycle.api.training.v1.ListSessionsRequest\x1a-.upcycle.api.training.v1.ListSessionsResponse\x12m\n\x0cWatchSession\x12,.upcycle.api.training.v1.WatchSessionRequest\x1a-.upcycle.api.training.v1.WatchSessionResponse0\x01\x12\x65\n\nListLosses\x12*.upcycle.api.training.v1.ListLossesRequest\x1a+.upcycle.api.training.v1.ListLossesResponse\x12\\\n\x07\x46orward\x12\'.upcycle.api.training.v1.ForwardRequest\x1a(.upcycle.api.training.v1.ForwardResponse\x12t\n\x0f\x46orwardBackward\x12/.upcycle.api.training.v1.ForwardBackwardRequest\x1a\x30.upcycle.api.training.v1.ForwardBackwardResponse\x12_\n\x08\x42\x61\x63kward\x12(.upcycle.api.training.v1.BackwardRequest\x1a).upcycle.api.training.v1.BackwardResponse\x12\x62\n\tOptimStep\x12).upcycle.api.training.v1.OptimStepRequest\x1a*.upcycle.api.training.v1.OptimStepResponse\x12S\n\x04Step\x12$.upcycle.api.training.v1.StepRequest\x1a%.upcycle.api.training.v1.StepResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,34 +57,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTLOSSESREQUEST']._serialized_end=601
   _globals['_LISTLOSSESRESPONSE']._serialized_start=603
   _globals['_LISTLOSSESRESPONSE']._serialized_end=659
-  _globals['_FORWARDREQUEST']._serialized_start=661
-  _globals['_FORWARDREQUEST']._serialized_end=759
-  _globals['_FORWARDRESPONSE']._serialized_start=761
-  _globals['_FORWARDRESPONSE']._serialized_end=861
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=864
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1037
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1040
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1213
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1167
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1213
-  _globals['_BACKWARDREQUEST']._serialized_start=1216
-  _globals['_BACKWARDREQUEST']._serialized_end=1463
-  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_start=1167
-  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_end=1213
-  _globals['_BACKWARDRESPONSE']._serialized_start=1466
-  _globals['_BACKWARDRESPONSE']._serialized_end=1625
-  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_start=1167
-  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_end=1213
-  _globals['_OPTIMSTEPREQUEST']._serialized_start=1628
-  _globals['_OPTIMSTEPREQUEST']._serialized_end=1774
-  _globals['_OPTIMSTEPRESPONSE']._serialized_start=1776
-  _globals['_OPTIMSTEPRESPONSE']._serialized_end=1853
-  _globals['_STEPREQUEST']._serialized_start=1856
-  _globals['_STEPREQUEST']._serialized_end=2092
-  _globals['_STEPRESPONSE']._serialized_start=2095
-  _globals['_STEPRESPONSE']._serialized_end=2304
-  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_start=1167
-  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_end=1213
-  _globals['_TRAININGSERVICE']._serialized_start=2307
-  _globals['_TRAININGSERVICE']._serialized_end=3244
+  _globals['_FORWARDREQUEST']._serialized_start=662
+  _globals['_FORWARDREQUEST']._serialized_end=812
+  _globals['_FORWARDRESPONSE']._serialized_start=814
+  _globals['_FORWARDRESPONSE']._serialized_end=914
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=917
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1142
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1145
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=1318
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1272
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1318
+  _globals['_BACKWARDREQUEST']._serialized_start=1321
+  _globals['_BACKWARDREQUEST']._serialized_end=1568
+  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_start=1272
+  _globals['_BACKWARDREQUEST_METRICSENTRY']._serialized_end=1318
+  _globals['_BACKWARDRESPONSE']._serialized_start=1571
+  _globals['_BACKWARDRESPONSE']._serialized_end=1730
+  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_start=1272
+  _globals['_BACKWARDRESPONSE_METRICSENTRY']._serialized_end=1318
+  _globals['_OPTIMSTEPREQUEST']._serialized_start=1733
+  _globals['_OPTIMSTEPREQUEST']._serialized_end=1879
+  _globals['_OPTIMSTEPRESPONSE']._serialized_start=1881
+  _globals['_OPTIMSTEPRESPONSE']._serialized_end=1958
+  _globals['_STEPREQUEST']._serialized_start=1961
+  _globals['_STEPREQUEST']._serialized_end=2249
+  _globals['_STEPRESPONSE']._serialized_start=2252
+  _globals['_STEPRESPONSE']._serialized_end=2461
+  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_start=1272
+  _globals['_STEPRESPONSE_METRICSENTRY']._serialized_end=1318
+  _globals['_TRAININGSERVICE']._serialized_start=2464
+  _globals['_TRAININGSERVICE']._serialized_end=3401
 # @@protoc_insertion_point(module_scope)

@@ -194,20 +194,26 @@ class ForwardRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     @_builtins.property
     def batch(self) -> _interactive_pb2.Batch: ...
+    @_builtins.property
+    def lora(self) -> _interactive_pb2.LoraOptions:
+        """absent: as the model was trained last, at first all weights"""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         request_id: _builtins.str = ...,
         batch: _interactive_pb2.Batch | None = ...,
+        lora: _interactive_pb2.LoraOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora", "model", b"model", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +257,7 @@ class ForwardBackwardRequest(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_SUBSTEPS_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     num_substeps: _builtins.int
@@ -259,6 +266,8 @@ class ForwardBackwardRequest(_message.Message):
     def batch(self) -> _interactive_pb2.Batch: ...
     @_builtins.property
     def loss(self) -> _interactive_pb2.Loss: ...
+    @_builtins.property
+    def lora(self) -> _interactive_pb2.LoraOptions: ...
     def __init__(
         self,
         *,
@@ -267,10 +276,11 @@ class ForwardBackwardRequest(_message.Message):
         batch: _interactive_pb2.Batch | None = ...,
         loss: _interactive_pb2.Loss | None = ...,
         num_substeps: _builtins.int = ...,
+        lora: _interactive_pb2.LoraOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -488,6 +498,7 @@ class StepRequest(_message.Message):
     NUM_SUBSTEPS_FIELD_NUMBER: _builtins.int
     ADAM_FIELD_NUMBER: _builtins.int
     KEEP_HEAD_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     request_id: _builtins.str
     num_substeps: _builtins.int
@@ -498,6 +509,8 @@ class StepRequest(_message.Message):
     def loss(self) -> _interactive_pb2.Loss: ...
     @_builtins.property
     def adam(self) -> _interactive_pb2.AdamParameters: ...
+    @_builtins.property
+    def lora(self) -> _interactive_pb2.LoraOptions: ...
     def __init__(
         self,
         *,
@@ -508,10 +521,11 @@ class StepRequest(_message.Message):
         num_substeps: _builtins.int = ...,
         adam: _interactive_pb2.AdamParameters | None = ...,
         keep_head: _builtins.bool = ...,
+        lora: _interactive_pb2.LoraOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "lora", b"lora", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "keep_head", b"keep_head", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "batch", b"batch", "keep_head", b"keep_head", "lora", b"lora", "loss", b"loss", "model", b"model", "num_substeps", b"num_substeps", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -260,7 +260,7 @@ def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
         if run.spec.purpose is Purpose.TRAIN and run.spec.policy.model == spec.policy.model:
             raise Refused(
                 f"model {spec.policy.model!r} is being trained by {run.run_id}; "
-                "wait for it, cancel it, or fork the model"
+                "wait for it, stop it, or fork the model"
             )
 
 

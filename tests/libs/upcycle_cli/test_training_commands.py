@@ -2,8 +2,10 @@
 command against services that say what the test wants."""
 
 import asyncio
+import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -68,16 +70,24 @@ class Platform(
         self.alarms: list[training.TrainingAlarm] = []
         self.trajectories: list[trajectory.TrajectorySummary] = []
         self.is_trainer_away = False
+        self.goes_on = False
 
     async def ListRuns(self, request: Any, context: Any) -> taskset_service.ListRunsResponse:
         return taskset_service.ListRunsResponse(runs=[run_message(taskset.RUN_STATE_RUNNING, 0)])
+
+    async def GetTaskset(self, request: Any, context: Any) -> taskset_service.GetTasksetResponse:
+        return taskset_service.GetTasksetResponse()
+
+    async def SubmitRun(self, request: Any, context: Any) -> taskset_service.SubmitRunResponse:
+        self.asked.append(request)
+        return taskset_service.SubmitRunResponse(run=run_message(taskset.RUN_STATE_RUNNING, 0))
 
     async def GetRun(self, request: Any, context: Any) -> taskset_service.GetRunResponse:
         return taskset_service.GetRunResponse(run=run_message(taskset.RUN_STATE_RUNNING, 0))
 
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[taskset_service.WatchRunResponse]:
-        for step in range(4):
-            self.steps = step
+        for step in itertools.count() if self.goes_on else range(4):
+            self.steps = min(step, 3)
             yield taskset_service.WatchRunResponse(run=run_message(taskset.RUN_STATE_RUNNING, step))
             await asyncio.sleep(0.2)
         yield taskset_service.WatchRunResponse(run=run_message(self.final, 3))
@@ -219,6 +229,51 @@ async def test_a_trainer_that_is_away_is_named_and_the_run_is_followed_to_its_en
     assert status == 0
     assert "trainer does not answer" in err
     assert out.startswith(f"{RUN}: 3 steps")
+
+
+async def test_detached_prints_the_run_id_and_asks_for_what_was_said(
+    platform: tuple[Platform, dict[str, str]],
+) -> None:
+    services, environment = platform
+    options = [
+        "--steps",
+        "7",
+        "--group",
+        "4",
+        "--prompts",
+        "2",
+        "--lora-rank",
+        "8",
+        "--gate",
+        "held",
+        "--detach",
+    ]
+    status, out, err = await upcycle(environment, "train", "incident", "--taskset", "sums", *options)
+    assert (status, out) == (0, f"{RUN}\n"), err
+    spec = services.asked[0].spec
+    assert (spec.taskset, spec.policy.model, spec.group_size) == ("sums", "incident", 4)
+    assert (spec.training.steps, spec.training.prompts_per_step, spec.training.lora_rank) == (7, 2, 8)
+    assert (spec.gate.taskset, spec.gate.attempts) == ("held", 4)
+    assert (await upcycle(environment, "train", "incident"))[0] == 2
+
+
+async def test_an_interrupt_leaves_the_run_going_and_says_how_to_come_back(
+    platform: tuple[Platform, dict[str, str]],
+) -> None:
+    services, environment = platform
+    services.goes_on = True
+    child = await asyncio.create_subprocess_exec(
+        str(UPCYCLE), "train", "--attach", RUN, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    assert child.stderr is not None
+    async with asyncio.timeout(60):
+        while not (await child.stderr.readline()).startswith(b"step 1"):
+            continue
+        child.send_signal(signal.SIGINT)
+        rest = await child.stderr.read()
+        assert await child.wait() == 130
+    assert f"the run may go on: upcycle train --attach {RUN}" in rest.decode()
+    assert not services.asked
 
 
 async def test_a_run_is_paused_resumed_and_stopped_by_name(

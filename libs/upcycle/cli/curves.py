@@ -84,18 +84,20 @@ def dashboard(console: "Console") -> Iterator[Show]:
 
 
 def drawn(picture: Picture, width: int) -> "RenderableType":
-    """The curves of a run as a table."""
+    """A line about the run, and its curves as a table."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, show_header=False, title=_title(picture), title_justify="left", padding=(0, 1))
+    table = Table(box=None, show_header=False, padding=(0, 1))
     points = [picture.points[step] for step in sorted(picture.points)]
     for name, values, last in curves(points, picture.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
     for alarm in picture.alarms.values():
-        table.add_row("[red]alarm[/red]", alarm.text)
+        table.add_row(Text("alarm", style="red"), Text(alarm.text))
     for peer in sorted(picture.away):
-        table.add_row("[yellow]away[/yellow]", f"{peer} does not answer")
-    return table
+        table.add_row(Text("away", style="yellow"), f"{peer} does not answer")
+    return Group(Text(_title(picture), style="bold", no_wrap=True, overflow="ellipsis"), table)
 
 
 def curves(
@@ -161,7 +163,7 @@ def _title(picture: Picture) -> str:
     run, counts = picture.run, picture.run.counts
     step = max(run.step, picture.last_step)
     return (
-        f"[bold]{run.run_id}[/bold]  {run.spec.policy.model}  {_word(run.state)}  "
+        f"{run.run_id}  {run.spec.policy.model}  {_word(run.state)}  "
         f"step {step}/{run.spec.training.steps}  v{run.policy_version}  "
         f"episodes {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
     )

@@ -68,8 +68,8 @@ class TokenRow:
 class Lora:
     """What trains: adapters of this rank, on a base that stays as it is; rank 0: all weights.
 
-    alpha: adapters are scaled by alpha / rank, 0: alpha is 2 * rank. targets: names of layers, comma-separated;
-    empty: all linear ones.
+    alpha: adapters are scaled by alpha / rank, 0: alpha is 2 * rank. targets: names of layers with
+    commas between them; empty: all linear ones.
     """
 
     rank: int

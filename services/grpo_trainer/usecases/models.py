@@ -104,6 +104,11 @@ class Models:
         for key in done[: max(len(self._asked) - _MAX_REMEMBERED, 0)]:
             del self._asked[key]
 
+    @property
+    def is_working(self) -> bool:
+        """A request is under way."""
+        return any(not asked.task.done() for asked in self._asked.values())
+
     def waiting_for(self) -> str | None:
         """What a model waits for outside of this process, if anything."""
         for model in self._models.values():

@@ -25,6 +25,8 @@ NAMES: Final = (
     "promotion",
     "engine",
     "trainer",
+    "checkpoint_stall",
+    "trl_step",
     "command_line",
     "assembler",
     "staleness",

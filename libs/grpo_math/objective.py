@@ -230,7 +230,7 @@ def build_objective(
     over the row). Anything else is an error that names the nearest valid parameter.
     """
     given = dict(parameters or {})
-    own = {key: float(given.pop(key)) for key in _OBJECTIVE_KEYS if key in given}
+    own: dict[str, float] = {key: float(given.pop(key)) for key in _OBJECTIVE_KEYS if key in given}
     built = build_loss(loss, given, proximal_anchor=bool(own.get("proximal_anchor", 0.0)))
     limit = own.get("off_policy_row_limit")
     return Objective(

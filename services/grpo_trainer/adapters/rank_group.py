@@ -181,7 +181,7 @@ class RankGroup:
 
 def join(store: Store, ranks: Ranks, options: LearnerOptions) -> None:
     """Enter the process group of this store. Raises RuntimeError where the others do not come in time."""
-    store.set(_here(ranks.index), b"")
+    store.set(_here(ranks.index), "yes")
     store.wait([_here(index) for index in range(ranks.size)], timedelta(seconds=START_S))
     device = torch.device(options.device_of(ranks.index))
     if device.type == "cuda":

@@ -1,0 +1,40 @@
+"""Our optimizer step on a recorded batch, in a process of its own; one JSON line.
+
+python -m benchmarks.packed_step POLICY_DIR ROWS.npz THREADS REPEATS MICROBATCH_TOKENS SHARE_PREFIXES
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.memory import resident_mib, step_peak_mib
+from benchmarks.step_batches import read_rows
+from grpo_math.objective import build_objective
+from grpo_trainer.adapters.optimization import StepOptions, optimize
+from grpo_trainer.adapters.packed_model import load_model
+
+
+def main() -> None:
+    """Warm up once, then repeat."""
+    policy, path = Path(sys.argv[1]), Path(sys.argv[2])
+    threads, repeats, microbatch_tokens, share = map(int, sys.argv[3:7])
+    torch.set_num_threads(threads)
+    rows = read_rows(path)
+    model = load_model(policy, device="cpu")
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
+    options = StepOptions(build_objective(), microbatch_tokens=microbatch_tokens, share_prefixes=bool(share))
+    before, seconds, first = resident_mib(), [], {}
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        values = optimize(model, optimizer, rows, options)
+        seconds.append(time.perf_counter() - began)
+        first = first or dict(values or {})
+    said = {"loss": first["loss"], "grad_norm": first["grad_norm"], "seconds": seconds[1:]}
+    print(json.dumps({**said, "peak_mib": step_peak_mib() - before}))
+
+
+if __name__ == "__main__":
+    main()

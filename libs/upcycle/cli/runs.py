@@ -61,15 +61,13 @@ async def runs(
     stopped finishes its step, saves a final checkpoint that its gate judges, and is complete; one that is
     cancelled is not.
 
-    Parameters
-    ----------
-    action: what to do.
-    run: id of the run, or `last`.
-    cancel: the same as `cancel RUN`.
-    wait: after `stop` or `cancel`, wait until the run is over; exit with 1 when it did not complete.
-    model: list only runs of this model.
-    limit: list at most so many.
-    as_json: one JSON line per run.
+    :param action: what to do.
+    :param run: id of the run, or `last`.
+    :param cancel: the same as `cancel RUN`.
+    :param wait: after `stop` or `cancel`, wait until the run is over; exit with 1 when it did not complete.
+    :param model: list only runs of this model.
+    :param limit: list at most so many.
+    :param as_json: one JSON line per run.
     """
     from grpc_edge import remote_errors
 

@@ -107,9 +107,7 @@ async def train(
     Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
     `upcycle runs pause | resume | stop RUN` steer it.
 
-    Parameters
-    ----------
-    model: slug of the model; its weights advance in place.
+    :param model: slug of the model; its weights advance in place.
     """
     from grpc_edge import remote_errors
 

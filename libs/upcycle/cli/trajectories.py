@@ -17,12 +17,10 @@ async def list_trajectories(
 ) -> int:
     """Newest trajectories.
 
-    Parameters
-    ----------
-    run: only of this run (or `last`).
-    model: only of this model.
-    limit: at most so many, up to 1000.
-    as_json: one JSON line each.
+    :param run: only of this run (or `last`).
+    :param model: only of this model.
+    :param limit: at most so many, up to 1000.
+    :param as_json: one JSON line each.
     """
     from rich.table import Table
 
@@ -52,11 +50,9 @@ async def list_trajectories(
 async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = False) -> int:
     """One trajectory: turns, tool calls with results, reward tree, tokens coloured by log-probability.
 
-    Parameters
-    ----------
-    trajectory: trajectory or episode id, or `last`.
-    tokens: show the sampled tokens with their log-probabilities.
-    as_json: the whole record as one JSON line.
+    :param trajectory: trajectory or episode id, or `last`.
+    :param tokens: show the sampled tokens with their log-probabilities.
+    :param as_json: the whole record as one JSON line.
     """
     from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
@@ -88,11 +84,9 @@ async def _resolve(platform: Platform, trajectory: str) -> str:
 async def export(*, run: str = "", model: str = "", form: Literal["triples", "records"] = "triples") -> int:
     """Write trajectories to standard output as JSON lines.
 
-    Parameters
-    ----------
-    run: only of this run (or `last`).
-    model: only of this model.
-    form: `triples` of prompt, completion and reward, or whole `records`.
+    :param run: only of this run (or `last`).
+    :param model: only of this model.
+    :param form: `triples` of prompt, completion and reward, or whole `records`.
     """
     from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1 import service_pb2

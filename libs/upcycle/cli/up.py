@@ -41,9 +41,7 @@ async def up(*, layout: Layout = Layout(), as_json: Annotated[bool, Parameter(na
 
     For development: everything listens on loopback, without TLS, with one admin key.
 
-    Parameters
-    ----------
-    as_json: print one JSON line when everything is ready.
+    :param as_json: print one JSON line when everything is ready.
     """
     from local_stack import Stack
 

@@ -12,10 +12,8 @@ from upcycle.platform import Platform
 async def why(run: str, *, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
     """What is RUN waiting for, who owns it, and what to do.
 
-    Parameters
-    ----------
-    run: id of the run, or `last`.
-    as_json: print one JSON line instead of text.
+    :param run: id of the run, or `last`.
+    :param as_json: print one JSON line instead of text.
     """
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest

@@ -31,6 +31,13 @@ def test_help_lists_commands_and_exit_statuses_on_stdout(tmp_path: Path) -> None
         assert word in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "said"), [("train", "slug of the model"), ("train", "optimizer steps"), ("runs", "or last")]
+)
+def test_help_of_a_command_explains_its_arguments(tmp_path: Path, command: str, said: str) -> None:
+    assert said in upcycle(command, "--help", cwd=tmp_path, COLUMNS="200").stdout
+
+
 def test_a_misspelt_command_is_a_usage_error_that_names_the_nearest(tmp_path: Path) -> None:
     done = upcycle("wyh", cwd=tmp_path)
     assert done.returncode == 2

@@ -1,0 +1,1 @@
+"""A training loop of one's own, with a loss of one's own."""

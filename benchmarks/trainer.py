@@ -31,7 +31,7 @@ THREADS: Final = (1, 2)
 async def measure(options: Options) -> list[Figure]:
     """The recipe's batch with each number of threads that this machine has."""
     prompts = options.sized(RECIPE.prompts_per_step, 4)
-    groups = await asyncio.to_thread(_record, prompts)
+    groups = await asyncio.to_thread(record, prompts)
     tokens = sum(len(member.tokens.contexts[0].token_ids) for group in groups for member in group.members)
     figures = []
     for threads in [count for count in THREADS if count <= (os.cpu_count() or 1)]:
@@ -66,7 +66,8 @@ async def _steps(groups: Sequence[BatchGroup], threads: int, repeats: int) -> tu
         thread.close()
 
 
-def _record(prompts: int) -> list[BatchGroup]:
+def record(prompts: int) -> list[BatchGroup]:
+    """Groups of the incident policy's own rollouts; every second member of a group earned the reward."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
     limits = Limits(RECIPE.max_turns, RECIPE.max_tokens_per_turn)

@@ -130,7 +130,7 @@ class States(Protocol):
         """Remember that the run ends early, with this state."""
 
     async def close(self, state: SessionState) -> None:
-        """Remember that the run is over."""
+        """Remember that the run is over; of its states, the newest and those that a checkpoint names stay."""
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """Delete old states, except the `newest` and those that a checkpoint names."""

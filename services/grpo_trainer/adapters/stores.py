@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from blob_store import BlobStore
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import object_store
+from grpo_trainer.adapters.telemetry import STATES_REMOVED
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken, UnusableTrajectory
 from grpo_trainer.domain.states import SessionState, state_from_json
@@ -53,7 +54,7 @@ class BlobStates:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._checkpoints: dict[str, set[int]] = {}
+        self._checkpoints: dict[str, frozenset[str]] = {}
 
     async def find(self) -> FoundStates:
         """See ports.States."""
@@ -138,6 +139,7 @@ class BlobStates:
             await self._store.put(
                 f"{_run_folder(state)}/{_CLOSED}", json.dumps({"seen": state.seen}).encode()
             )
+        await self.prune(state.spec.run_id, state.spec.model, newest=1)
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """See ports.States."""
@@ -147,20 +149,23 @@ class BlobStates:
             for key in await self._store.list(f"{run}/step-"):
                 folders.setdefault(f"{run}/{key.removeprefix(run).split('/')[1]}", []).append(key)
             for folder in sorted(folders)[:-newest]:
-                if not await self._is_kept(run_id, folder):
-                    # The marker goes first: a state is whole or it is not there.
-                    for key in sorted(folders[folder], key=lambda key: not key.endswith(_MARKER)):
-                        await self._store.delete(key)
+                named = await self._named(folder)
+                # The marker goes first: a state is whole or it is not there.
+                gone = sorted(set(folders[folder]) - named, key=lambda key: (not key.endswith(_MARKER), key))
+                for key in gone:
+                    await self._store.delete(key)
+                if not named:
+                    STATES_REMOVED.labels(model).inc()
 
-    async def _is_kept(self, run_id: str, folder: str) -> bool:
-        """Whether a checkpoint names the state; remembered, because markers never change."""
-        kept = self._checkpoints.setdefault(run_id, set())
-        step = int(folder.rpartition("-")[2])
-        if step not in kept and await self._store.read(f"{folder}/{_MARKER}") is not None:
-            state = await self._read(f"{folder}/{_MARKER}")
+    async def _named(self, folder: str) -> frozenset[str]:
+        """Objects of a state that a checkpoint names; what else lies there was left by an attempt that was
+        cut off. Remembered, because markers never change."""
+        marker = f"{folder}/{_MARKER}"
+        if folder not in self._checkpoints and await self._store.read(marker) is not None:
+            state = await self._read(marker)
             if state.last_step is not None and state.last_step.saves_checkpoint:
-                kept.add(step)
-        return step in kept
+                self._checkpoints[folder] = frozenset({marker, *(file.key for file in state.tensors)})
+        return self._checkpoints.get(folder, frozenset())
 
 
 def _folder(model: str, run_id: str, step: int) -> str:

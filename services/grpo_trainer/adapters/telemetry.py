@@ -14,17 +14,23 @@ from grpo_trainer.domain.alarms import AlarmKind, alarms_of
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
+from service_kit.idleness import SlotMeter
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("upcycle.grpo_trainer")
+_IDLE_WINDOW_S = 60.0
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 STEPS = Counter("upcycle_trainer_steps_total", "Optimizer steps that are durable", ["model"])
 GROUPS = Counter("upcycle_trainer_groups_total", "Settled groups", ["model", "outcome", "reason"])
 TOKENS = Counter("upcycle_trainer_trained_tokens_total", "Tokens that carried gradient", ["model"])
 LEARN_S = Histogram("upcycle_trainer_learn_seconds", "Forward, backward, update of a step", buckets=_SECONDS)
+STATES_REMOVED = Counter("upcycle_trainer_states_removed_total", "Training states nobody needed", ["model"])
+STALL_S = Histogram(
+    "upcycle_trainer_stall_seconds", "Wait of a step for its copy and the state before it", buckets=_SECONDS
+)
 IDLE_S = Histogram("upcycle_trainer_idle_seconds", "Wait for a batch before a step", buckets=_SECONDS)
-IDLE_FRACTION = Gauge("upcycle_trainer_idle_ratio", "Share of the last step spent waiting", ["model"])
+IDLE_RATIO = Gauge("upcycle_trainer_idle_ratio", "Share of the last 60 s that no step used", ["model"])
 VERSION = Gauge("upcycle_trainer_policy_version", "Newest durable policy version", ["model"])
 STALENESS = Histogram(
     "upcycle_trainer_staleness_versions",
@@ -40,6 +46,7 @@ class TrainerInstruments:
 
     def __init__(self) -> None:
         self._alarms: dict[str, frozenset[AlarmKind]] = {}
+        self._meters: dict[str, SlotMeter] = {}
 
     @contextmanager
     def step(
@@ -57,24 +64,31 @@ class TrainerInstruments:
             "gen_ai.request.model": spec.model,
             "upcycle.training.trajectories": len(trajectories),
         }
-        with _tracer.start_as_current_span(
+        span = _tracer.start_as_current_span(
             "train_step",
             context=propagate.extract(trace_headers),
             kind=SpanKind.INTERNAL,
             attributes=attributes,
             links=links,
-        ):
+        )
+        with self._meter(spec.model).playing(), span:
             carrier: dict[str, str] = {}
             propagate.inject(carrier)
             yield carrier.get("traceparent", "")
+
+    def _meter(self, model: str) -> SlotMeter:
+        if model not in self._meters:
+            self._meters[model] = SlotMeter(1, window_s=_IDLE_WINDOW_S)
+            IDLE_RATIO.labels(model).set_function(self._meters[model].idle_ratio)
+        return self._meters[model]
 
     def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Instruments."""
         STEPS.labels(spec.model).inc()
         TOKENS.labels(spec.model).inc(record.metrics.get("tokens", 0.0))
         LEARN_S.observe(record.metrics.get("learner_s", 0.0))
+        STALL_S.observe(record.metrics.get("stall_s", 0.0))
         IDLE_S.observe(record.metrics.get("idle_s", 0.0))
-        IDLE_FRACTION.labels(spec.model).set(record.metrics.get("idle_fraction", 0.0))
         VERSION.labels(spec.model).set(record.version)
         for name, value in record.metrics.items():
             LAST.labels(spec.model, name).set(value)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
 
+from grpo_trainer.adapters.stores import BlobStates
 from grpo_trainer.ports import Tools
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -200,3 +201,15 @@ async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> No
     await finish(world)
     kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
     assert kept == {"step-00000002", "step-00000003"}
+
+
+async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    await finish(world)
+    folder = f"training/{MODEL}/{RUN}/step-00000002"
+    named = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
+    world.store.objects[f"{folder}/0123456789abcdef/__0_0.distcp"] = b"of a trainer that was killed"
+    await BlobStates(world.store).prune(RUN, MODEL, newest=1)
+    left = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
+    assert left == named
+    assert len(named) == 3

@@ -1,0 +1,221 @@
+"""What durable states cost a step: three ways to take the same steps, in turns.
+
+Without states; with each state written beside the next step, as the trainer does; with each state written
+before the next step begins. A state is everything: tensors in the format of torch.distributed.checkpoint, the
+marker, and the published policy, in a real object store. Rounds of the three ways follow one another, so that
+a busy machine is busy for all of them.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, cast
+
+from examples.incident.recipe import RECIPE
+
+from benchmarks.figures import Figure, Limit
+from benchmarks.options import Options
+from benchmarks.stacks import MODEL, POLICY_DIR
+from benchmarks.trainer import record
+from blob_store import BlobStore, S3BlobStore
+from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.adapters.stores import BlobStates
+from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import StoredBody
+from grpo_trainer.ports import BatchGroup, Canary, Facts, Instruments, Tools
+from grpo_trainer.usecases.patience import Patience
+from grpo_trainer.usecases.persisting import Persistence
+from local_stack.s3 import S3Server
+from policy_files import PolicyFacts, manifest_ref, publish
+
+_LIMIT: Final = Limit(5.0, " %", at_most=True)
+_WAYS: Final = ("without", "beside", "before")
+_LANDS_S: Final = 120.0
+
+
+async def measure(options: Options) -> list[Figure]:
+    """Stall per step in per cent, and what states cost a step all told."""
+    groups = await asyncio.to_thread(record, options.sized(RECIPE.prompts_per_step, 4))
+    with S3Server(options.scratch / "s3") as server:
+        store = S3BlobStore(server.settings)
+        await store.start()
+        try:
+            tools = await _tools(store, options.scratch)
+            return _figures(await _in_turns(groups, tools, options))
+        finally:
+            await store.stop()
+
+
+async def _in_turns(groups: Sequence[BatchGroup], tools: Tools, options: Options) -> Mapping[str, "_Line"]:
+    rounds, length = options.repeats(5), options.sized(4, 2)
+    thread = LearnerThread(LearnerOptions(num_threads=1))
+    try:
+        lines = {way: _Line(way, TorchLearner(thread), tools) for way in _WAYS}
+        for line in lines.values():
+            await line.begin(groups)
+        for _ in range(rounds):
+            for line in lines.values():
+                await line.round(length)
+        return lines
+    finally:
+        thread.close()
+
+
+def _figures(lines: Mapping[str, "_Line"]) -> list[Figure]:
+    without, beside = lines["without"], lines["beside"]
+    step_s = statistics.median(without.step_s)
+    durable_s = statistics.median(beside.durable_s)
+
+    def longer(way: str) -> tuple[float, ...]:
+        pairs = zip(lines[way].step_s, without.step_s, strict=True)
+        return tuple(100 * (with_states / alone - 1) for with_states, alone in pairs)
+
+    return [
+        Figure(
+            "checkpoint stall of a step, states written beside the next one",
+            "%",
+            tuple(100 * seconds / step_s for seconds in beside.stall_s),
+            limit=_LIMIT,
+            note=f"a step without states takes {step_s:.2f} s, a state is durable after {durable_s:.2f} s",
+        ),
+        Figure("a step is longer with states beside the next one", "%", longer("beside")),
+        Figure("a step is longer with states before the next one", "%", longer("before")),
+    ]
+
+
+@dataclass
+class _Line:
+    """A session that steps on one batch, and its way with states. step_s: means of rounds; stall_s: waits of
+    single steps; durable_s: from the end of a step until its marker is written."""
+
+    way: str
+    learner: TorchLearner
+    tools: Tools
+    step_s: list[float] = field(default_factory=list)
+    stall_s: list[float] = field(default_factory=list)
+    durable_s: list[float] = field(default_factory=list)
+
+    async def begin(self, groups: Sequence[BatchGroup]) -> None:
+        """On the incident policy; takes the first step, which nobody times."""
+        model, rate = f"{MODEL}-{self.way}", RECIPE.learning_rate
+        spec = TrainingSpec(f"run-{self.way}", model, RECIPE.group_size, learning_rate=rate)
+        base = await self.tools.policies.head(MODEL)
+        self._groups = groups
+        self._state = _first_state(spec, base)
+        self._persistence = Persistence(
+            self.tools, Patience(), durable=self._became_durable, ended=asyncio.Event()
+        )
+        await self.learner.begin(spec, POLICY_DIR)
+        await self.round(1)
+        for samples in (self.step_s, self.stall_s, self.durable_s):
+            samples.clear()
+
+    async def round(self, length: int) -> None:
+        """So many steps; what is in flight at the end lands outside of the time that is measured."""
+        began = time.perf_counter()
+        for _ in range(length):
+            await self._step()
+        self.step_s.append((time.perf_counter() - began) / length)
+        async with asyncio.timeout(_LANDS_S):
+            await self._persistence.landed()
+
+    async def _step(self) -> None:
+        numbers = await self.learner.step(self._groups)
+        if self.way == "without":
+            return
+        self._ended = time.perf_counter()
+        await self._persistence.landed()
+        snapshot = await self.learner.snapshot()
+        self._state = _following(self._state, numbers.values, snapshot.canary)
+        self._persistence.begin(self._state, snapshot)
+        if self.way == "before":
+            await self._persistence.landed()
+        self.stall_s.append(time.perf_counter() - self._ended)
+
+    async def _became_durable(self, state: SessionState) -> None:
+        self.durable_s.append(time.perf_counter() - self._ended)
+
+
+def _first_state(spec: TrainingSpec, base: BasePolicy) -> SessionState:
+    return SessionState(
+        spec=spec,
+        base=base,
+        first_version=0,
+        version=0,
+        step=0,
+        cursor=0,
+        seen=0,
+        settled={},
+        settled_counts={},
+        held_out_tasks=(),
+        opened_at=datetime.now(UTC),
+        parent_checkpoint_id="",
+        trace_headers={},
+    )
+
+
+def _following(state: SessionState, values: Mapping[str, float], canary: Canary) -> SessionState:
+    record = StepRecord(
+        step=state.step + 1,
+        version=state.version + 1,
+        trajectory_ids=(),
+        settlements=(),
+        metrics=values,
+        staleness={},
+        completed_at=datetime.now(UTC),
+        traceparent="",
+        saves_checkpoint=False,
+        is_final=False,
+        parent_checkpoint_id="",
+    )
+    return replace(state, step=record.step, version=record.version, canary=canary, last_step=record)
+
+
+class _Policies(RegistryPolicies):
+    """The real publishing; the head is the incident policy."""
+
+    def __init__(self, store: BlobStore, cache_dir: Path, head: BasePolicy) -> None:
+        self._store, self._cache_dir, self._head = store, cache_dir, head
+
+    async def head(self, model: str) -> BasePolicy:
+        return self._head
+
+
+class _SilentFacts:
+    """The bus is no part of a state."""
+
+    async def stepped(self, *_: Any) -> None:
+        """Nobody listens."""
+
+    async def published(self, *_: Any, **__: Any) -> None:
+        """Nobody listens."""
+
+
+class _SilentInstruments:
+    def stepped(self, *_: Any) -> None:
+        """Nobody measures."""
+
+
+async def _tools(store: S3BlobStore, scratch: Path) -> Tools:
+    manifest = await publish(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
+    ref = manifest_ref(manifest)
+    head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", StoredBody(ref.key, ref.sha256, ref.size_bytes))
+    unused: Any = None
+    return Tools(
+        new_learner=unused,
+        bodies=unused,
+        states=BlobStates(store),
+        policies=_Policies(store, scratch / "policies", head),
+        held_out=unused,
+        facts=cast(Facts, _SilentFacts()),
+        instruments=cast(Instruments, _SilentInstruments()),
+        now=lambda: datetime.now(UTC),
+        work_dir=scratch,
+    )

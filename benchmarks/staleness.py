@@ -35,7 +35,7 @@ class Contender:
     steps: int = 60
 
 
-DEFAULT: Final = Contender("ppo .2/.28 (default)", "ppo", {}, steps=80)
+DEFAULT: Final = Contender("ppo .2/.28 (default)", "ppo", {}, steps=100)
 CONTENDERS: Final = (
     DEFAULT,
     Contender("ppo .2/.28, dual clip 3", "ppo", {"dual_clip": 3.0}),

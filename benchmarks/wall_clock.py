@@ -170,6 +170,7 @@ async def _following(
         yield all_here
     finally:
         task.cancel()
+        await asyncio.wait({task})
         await bus.stop()
         await store.stop()
 

@@ -18,7 +18,7 @@ from rollout_sampler.domain import (
     Recorded,
     TryLater,
 )
-from rollout_sampler.idleness import SlotMeter
+from service_kit.idleness import SlotMeter
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 
 log = logging.getLogger(__name__)

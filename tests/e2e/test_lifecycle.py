@@ -2,7 +2,7 @@
 behaviour cloning from what it sampled."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.e2e.test_loop import assert_conserved, balanced
@@ -20,6 +20,8 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
     Run,
 )
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
+from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 from upcycle.cli import watching
 from upcycle.cli.attending import Event, Picture, Stepped, attend
 from upcycle.cli.cloning import Plan, run_plan, successes
@@ -116,14 +118,16 @@ async def stopped(platform: Platform, run_id: str) -> Run:
 
 
 async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> None:
-    from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
-
     spec = evaluation(taskset=TRAIN_TASKSET)
     spec.policy.CopyFrom(PolicySelector(model=MODEL, channel=CHANNEL_HEAD))
     sampled = await watching.submit(platform, spec)
-    await watching.follow(platform, sampled.run_id, lambda _: None, timeout_s=200)
     request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=sampled.run_id), page_size=1000)
-    listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+    listed: Sequence[TrajectorySummary] = ()
+    async with asyncio.timeout(120):
+        while sum(one.graded and one.success for one in listed) < 16:
+            await asyncio.sleep(0.5)
+            listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
+    await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=sampled.run_id), timeout=10)
     chosen = successes(listed, sampled.run_id)[:16]
     plan = Plan(sampled.run_id, (tuple(chosen[:8]), tuple(chosen[8:]), tuple(chosen)))
     losses: list[float] = []

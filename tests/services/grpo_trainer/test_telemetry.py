@@ -4,6 +4,7 @@ the metrics and alarms of steps."""
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -87,7 +88,21 @@ def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clea
     assert seen == [0.0] * 7 + [1.0] * 3 + [0.0]
     said = [entry.message for entry in caplog.records if entry.message.startswith("alarm_")]
     assert said == ["alarm_raised", "alarm_cleared"]
-    assert REGISTRY.get_sample_value("upcycle_trainer_idle_ratio", {"model": "m-alarm"}) == 0.25
+
+
+def test_the_idle_share_is_of_now_not_of_the_last_step() -> None:
+    instruments, spec = telemetry.TrainerInstruments(), TrainingSpec("run-1", "m-idle", 8)
+
+    def idle() -> float:
+        return REGISTRY.get_sample_value("upcycle_trainer_idle_ratio", {"model": "m-idle"}) or 0.0
+
+    with instruments.step(spec, 1, {}, []):
+        assert idle() < 0.5
+    time.sleep(0.05)
+    resting = idle()
+    assert resting > 0.5
+    time.sleep(0.05)
+    assert idle() > resting
 
 
 def test_staleness_is_a_histogram_of_trajectories() -> None:

@@ -1,4 +1,4 @@
-"""How much of a sampler's slots play nothing: what a trainer that waits for episodes wants to know."""
+"""How idle the slots of a worker are, weighted by time: the number that samplers and learners share."""
 
 import time
 from collections import deque

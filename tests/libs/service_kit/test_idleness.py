@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_sampler.idleness import SlotMeter
+from service_kit.idleness import SlotMeter
 
 
 class Clock:

@@ -19,6 +19,7 @@ from tests.services.grpo_trainer.bench import (
     submission,
 )
 
+from grpo_trainer import views
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -49,6 +50,37 @@ async def test_a_run_trains_each_group_once_and_ends_with_a_final_checkpoint(wor
     assert [(one.version, one.is_final) for one in saved] == [(2, False), (3, True)]
     assert saved[0].parent_checkpoint_id == "ckpt-tiny-v00000000"
     assert saved[1].parent_checkpoint_id == "ckpt-tiny-v00000002"
+
+
+MEASURED = {
+    "mismatch_kl",
+    "ratio_max",
+    "clip_fraction",
+    "entropy",
+    "grad_norm",
+    "tokens_per_s",
+    "idle_fraction",
+    "stall_s",
+    "no_eos_fraction",
+    "alarm_mismatch_kl",
+}
+
+
+async def test_every_step_says_how_it_went_and_how_old_its_trajectories_were(world: World) -> None:
+    world.stream.append(submission(steps=1, max_staleness=2))
+    cut = await Episodes(world).facts(0, MIXED)
+    cut[0].stop_reason = trajectory.STOP_REASON_MAX_TOKENS
+    for fact in cut:
+        world.stream.append(fact)
+    await Episodes(world).group(1, MIXED)
+    async with Trainer(world) as trainer:
+        step = await world.published(f"step.completed/{RUN}/1")
+        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        (point,) = views.steps(trainer.sessions, RUN, 10)
+    assert set(step.metrics.values) >= MEASURED
+    assert dict(step.metrics.staleness) == {0: 8}
+    assert step.metrics.values["no_eos_fraction"] == 1 / 8
+    assert (point.step, point.version, point.metrics) == (1, 1, step.metrics)
 
 
 async def test_facts_of_a_step_come_in_order_groups_step_policy_checkpoint(world: World) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from grpo_trainer.domain.errors import InvalidInput
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
 from grpo_trainer.domain.steps import checkpoint_id
+from grpo_trainer.domain.trajectories import StoredBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,13 @@ class Head:
 class HandState:
     """The durable state after an optimizer step by hand.
 
-    head_revision: of the head that the step began from. keep_head: head was to stay where it was.
+    manifest, digest: of its published weights, whose version nobody else can have. head_revision: of the head
+    that the step began from. keep_head: head was to stay where it was.
     """
 
     session: SessionState
+    manifest: StoredBody
+    digest: str
     request_id: str
     head_revision: int
     keep_head: bool
@@ -107,10 +111,21 @@ class HandState:
         it was meant to stay or because promoting it was cut off."""
         return head.checkpoint_id == self.checkpoint_id or head.revision == self.head_revision
 
+    def is_unpromoted(self, head: Head) -> bool:
+        """Head was to move to this step, and has not moved at all since it began."""
+        return not self.keep_head and head.revision == self.head_revision
+
+    @property
+    def published(self) -> BasePolicy:
+        """The version that the step produced."""
+        return BasePolicy(self.session.version, self.checkpoint_id, self.manifest)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
         return {
             "session": self.session.to_json(),
+            "manifest": asdict(self.manifest),
+            "digest": self.digest,
             "request_id": self.request_id,
             "head_revision": self.head_revision,
             "keep_head": self.keep_head,
@@ -121,6 +136,8 @@ def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
     """The state that `to_json` described. Raises ValueError, KeyError, TypeError where it is none."""
     return HandState(
         session=state_from_json(plain["session"]),
+        manifest=StoredBody(**plain["manifest"]),
+        digest=plain["digest"],
         request_id=plain["request_id"],
         head_revision=plain["head_revision"],
         keep_head=plain["keep_head"],

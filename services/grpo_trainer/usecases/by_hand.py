@@ -1,8 +1,8 @@
 """One model that is trained by hand: gradients accumulate, an optimizer step makes a version of them.
 
-Guarantees: calls take turns; a state is durable before its version is published, and published before head
-moves; a step that was cut off is finished when the model is opened again; gradients are never applied to
-weights that they were not computed for.
+Guarantees: calls take turns; a version is stored before the state that names it, and nobody hears of either
+before both are durable; a step that was cut off is finished when the model is opened again; gradients are
+never applied to weights that they were not computed for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from grpo_trainer.domain.inputs import Lora, Pass, PreparedBatch, prepared_batch
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.ports import HandTools, Snapshot
-from grpo_trainer.usecases.hand_steps import hand_spec, publish_step, recorded, session_of, step_metrics
+from grpo_trainer.usecases.hand_steps import (
+    announce_step,
+    hand_spec,
+    publish,
+    recorded,
+    session_of,
+    step_metrics,
+)
 from grpo_trainer.usecases.patience import Patience
 from grpo_trainer.usecases.preparing import Preparer
 
@@ -211,16 +218,14 @@ class ModelByHand:
         state = await patience.until_done(lambda: tools.states.newest(self.model))
         if state is not None:
             known = await patience.until_done(lambda: tools.heads.holds(self.model, state.checkpoint_id))
-            if not known or state.is_current(head):
-                await self._resume(state)
-                await self._finish(state, await self._learner.snapshot())
+            if not known or state.is_unpromoted(head):
+                await self._finish(state)
                 head = await patience.until_done(lambda: tools.heads.head(self.model))
-                if state.is_current(head) and self._policy is not None and self._at is not None:
-                    if spec is None or spec == self._spec:
-                        return self._policy, self._at
-                    head = self._at
-            self._done = recorded(state, tools.states.marker_of(state), is_head=False)
+            is_head = head.checkpoint_id == state.checkpoint_id
+            self._done = recorded(state, tools.states.marker_of(state), is_head=is_head)
             self._request_id = state.request_id
+            if state.is_current(head):
+                head = Head(state.published, head.revision)
             spec = spec or state.session.spec
         return await self._follow(head, spec or hand_spec(self.model))
 
@@ -228,7 +233,7 @@ class ModelByHand:
         """These weights; with their optimizer state, where one of the same kind is kept."""
         tools, version = self._tools, head.base.version
         kept = await self.patience.until_done(lambda: tools.states.of_version(self.model, version))
-        if kept is not None and kept.checkpoint_id == head.checkpoint_id and kept.session.spec == spec:
+        if kept is not None and kept.published == head.base and kept.session.spec == spec:
             policy = await self._resume(kept)
         else:
             policy = await self.patience.until_done(lambda: tools.policies.fetch(head.base))
@@ -260,8 +265,11 @@ class ModelByHand:
             snapshot = await self._learner.snapshot()
             session = await self._session(head, step_metrics(pending, update.adam, numbers), pending)
             session = replace(session, canary=snapshot.canary)
-            state = HandState(session, request_id, head.revision, update.keep_head)
-            return await self._finish(await self._persist(state, snapshot), snapshot)
+            policy = await publish(session, self._tools, snapshot, self.patience)
+            state = HandState(
+                session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head
+            )
+            return await self._finish(await self._persist(state, snapshot))
         except BaseException:
             # The weights in memory may be ahead of what is durable: the next call opens the durable ones.
             await self.close()
@@ -301,9 +309,9 @@ class ModelByHand:
             await snapshot.save(Path(folder))
             return await self.patience.until_done(lambda: self._tools.states.commit(state, Path(folder)))
 
-    async def _finish(self, state: HandState, snapshot: Snapshot) -> StepDone:
-        """Publish, announce and promote a durable step; repeated, it does what is left to do."""
-        self._done, self._at = await publish_step(state, self._tools, snapshot, self.patience)
+    async def _finish(self, state: HandState) -> StepDone:
+        """Announce and promote a durable step; repeated, it does what is left to do."""
+        self._done, self._at = await announce_step(state, self._tools, self.patience)
         self._request_id = state.request_id
         await self.patience.until_done(
             lambda: self._tools.states.prune(self.model, newest=self._tools.keep_states)

@@ -15,7 +15,6 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import HandTools, PublishedPolicy, Snapshot
 from grpo_trainer.usecases.patience import Patience
-from policy_files import manifest_key
 
 
 def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
@@ -98,19 +97,29 @@ def step_metrics(
     return {**metrics, **numbers, "learning_rate": adam.learning_rate}
 
 
-async def publish_step(
-    state: HandState, tools: HandTools, snapshot: Snapshot, patience: Patience
-) -> tuple[StepDone, Head]:
-    """Publish the version, say so, and move head unless it is to stay; all of it may be repeated.
+async def publish(
+    session: SessionState, tools: HandTools, snapshot: Snapshot, patience: Patience
+) -> PublishedPolicy:
+    """Store the version of `session`, of which nobody hears yet. Raises LineageTaken where the number went to
+    somebody else."""
+    with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
+        directory = Path(folder) / "policy"
+        await snapshot.export(directory)
+        return await patience.until_done(
+            lambda: tools.policies.publish(session, directory, at=session.opened_at)
+        )
 
-    snapshot: of the state's weights. Returns what the caller is told, and where training goes on.
+
+async def announce_step(state: HandState, tools: HandTools, patience: Patience) -> tuple[StepDone, Head]:
+    """Say that a durable step is there, and move head unless it is to stay; all of it may be repeated.
+
+    Returns what the caller is told, and where training goes on.
     """
     session, record = state.session, state.session.last_step
     if record is None:
         raise RuntimeError(f"{state.checkpoint_id} has no step")
-    spec, policy = session.spec, await _publish(state, tools, snapshot, patience)
-    marker = tools.states.marker_of(state)
-    at = record.completed_at
+    spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
+    marker, at = tools.states.marker_of(state), record.completed_at
     await patience.until_done(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
     await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker))
     is_head = not state.keep_head and await patience.until_done(
@@ -121,23 +130,10 @@ async def publish_step(
             reason=f"optimizer step {record.step} by hand",
         )
     )
-    base = BasePolicy(session.version, state.checkpoint_id, policy.manifest)
     revision = state.head_revision
     if is_head:
         revision = (await patience.until_done(lambda: tools.heads.head(spec.model))).revision
-    return recorded(state, marker, is_head=is_head), Head(base, revision)
-
-
-async def _publish(
-    state: HandState, tools: HandTools, snapshot: Snapshot, patience: Patience
-) -> PublishedPolicy:
-    session = state.session
-    with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
-        directory = Path(folder) / "policy"
-        await snapshot.export(directory)
-        return await patience.until_done(
-            lambda: tools.policies.publish(session, directory, at=session.opened_at)
-        )
+    return recorded(state, marker, is_head=is_head), Head(state.published, revision)
 
 
 def recorded(state: HandState, marker: StoredBody, *, is_head: bool) -> StepDone:
@@ -147,7 +143,7 @@ def recorded(state: HandState, marker: StoredBody, *, is_head: bool) -> StepDone
         step=session.step,
         version=session.version,
         checkpoint_id=state.checkpoint_id,
-        sampler_path=manifest_key(session.spec.model, session.version),
+        sampler_path=state.manifest.key,
         state_path=marker.key,
         model=session.spec.model,
         metrics={} if record is None else record.metrics,

@@ -94,10 +94,10 @@ class LearnerCore:
         saved. Raises InvalidTrainingSpec."""
         self.close()
         self._step_options = step_options(spec, self._options)
-        if self._step_options.objective.needs_reference:
-            self._step_options = replace(self._step_options, reference=self._reference(base))
         self._random = RandomState(spec.seed)
         model = self._model_for(spec, base)
+        if self._step_options.objective.needs_reference:
+            self._step_options = replace(self._step_options, reference=self._reference(model, base))
         self._parameters = (
             model.adapter.parameters
             if isinstance(model, AdaptedModel)
@@ -109,12 +109,14 @@ class LearnerCore:
         if tensors is not None:
             load_tensors(read_tensors(tensors), self._parameters, optimizer, self._random)
 
-    def _reference(self, base: Path) -> PackedModel:
+    def _reference(self, model: PackedModel, base: Path) -> PackedModel:
         """The policy that the run began from, frozen."""
+        if isinstance(model, AdaptedModel):
+            return model.without_adapter()
         device = self._options.device_of(self._ranks.index)
-        model = load_model(base, device=device, options=self._options.model, ranks=self._ranks)
-        model.module.requires_grad_(False)
-        return model
+        reference = load_model(base, device=device, options=self._options.model, ranks=self._ranks)
+        reference.module.requires_grad_(False)
+        return reference
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
         options = self._options

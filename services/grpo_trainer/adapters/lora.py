@@ -7,7 +7,8 @@ the base with the adapter added in, a directory like any other. Source: LoRA, ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +75,13 @@ class SharedBase:
             self._peft.set_adapter(name)
             self._active = name
 
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """Inside, no adapter takes part."""
+        with self._peft.disable_adapter():
+            yield
+        self.activate(self._active, again=True)
+
     def remove(self, name: str) -> None:
         """The session is over."""
         self._names.discard(name)
@@ -94,6 +102,23 @@ class AdaptedModel(PackedModel):
         """See PackedModel."""
         self._base.activate(self.adapter.name)
         return self._base.model.logprobs(batch)
+
+    def without_adapter(self) -> BareModel:
+        """The base itself: the policy that the session began from, in no memory of its own."""
+        return BareModel(self._base)
+
+
+class BareModel(PackedModel):
+    """A shared base as it is without any adapter; gradients are not for it."""
+
+    def __init__(self, base: SharedBase) -> None:
+        self.module = base.model.module
+        self._base = base
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """See PackedModel."""
+        with self._base.bare():
+            return self._base.model.logprobs(batch)
 
 
 class Bases:

@@ -77,13 +77,13 @@ def wired(fuse: Fuse) -> Callable[[Tools], Tools]:
     return change
 
 
-async def new_world(folder: Path) -> World:
+async def new_world(folder: Path, **config: Any) -> World:
     """A run with everything in it: mixed, flat, stale, short and surplus groups, repeats, interleaved
     members."""
     world = World(folder)
     await world.publish_base()
     world.stream.append(
-        submission(steps=STEPS, prompts_per_step=1, max_staleness=1, checkpoint_every_steps=2)
+        submission(steps=STEPS, prompts_per_step=1, max_staleness=1, checkpoint_every_steps=2, **config)
     )
     episodes = Episodes(world)
     first, second = (
@@ -185,6 +185,17 @@ async def test_a_trainer_that_dies_all_the_time_still_gets_there(tmp_path: Path)
     assert lives > 2
     await same_bits(whole, world)
     assert outcomes(world) == outcomes(whole)
+
+
+async def test_a_run_of_adapters_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole", lora_rank=2)
+    writes = (await finish(whole)).used
+    for after in range(3, writes, writes // 4):
+        world = await new_world(tmp_path / f"killed-{after}", lora_rank=2)
+        await finish(world, Fuse(after))
+        await finish(world)
+        await same_bits(whole, world)
+        trained_once(world)
 
 
 async def test_a_second_trainer_on_the_same_run_stops_before_it_harms(tmp_path: Path) -> None:

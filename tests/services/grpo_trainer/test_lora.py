@@ -15,9 +15,10 @@ from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, Wor
 from torch import Tensor
 
 from grpo_math.packing import pack
-from grpo_trainer.adapters.learner_core import canary
+from grpo_trainer.adapters.learner_core import LearnerCore, canary
 from grpo_trainer.adapters.lora import AdaptedModel
 from grpo_trainer.adapters.packed_model import ModelOptions, load_model, new_model
+from grpo_trainer.adapters.ranks import Ranks
 from grpo_trainer.adapters.rows import batch_rows
 from grpo_trainer.adapters.tensor_files import read_tensors
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
@@ -152,6 +153,33 @@ async def test_a_resumed_session_goes_on_with_the_same_bits_and_its_state_holds_
     await resumed.close()
 
 
+async def test_the_reference_of_adapters_is_their_base_without_them(
+    thread: LearnerThread, tmp_path: Path
+) -> None:
+    base = policy(tmp_path / "base")
+    wanted = spec(loss_config={"kl_coefficient": 0.3})
+    batch = pack(batch_rows(rollouts(9), advantage="dr_grpo", group_size=4))
+    async with begun(thread, base, wanted) as learner, begun(thread, base, spec(seed=3)) as other:
+        for seed in range(2):
+            await learner.step(rollouts(seed))
+            await other.step(rollouts(seed))
+        reference = adapted(learner).without_adapter()
+        assert reference.module is adapted(other).module
+        with torch.no_grad():
+            found, _ = reference.logprobs(batch)
+            expected, _ = load_model(base, device="cpu").logprobs(batch)
+        assert torch.allclose(found, expected, atol=1e-6)
+        before = numbers(learner)
+        numbers_of_step = await learner.step(rollouts(2))
+        assert not any(torch.equal(before[name], value) for name, value in numbers(learner).items())
+        assert numbers_of_step.applied
+    async with begun(thread, base, spec()) as free, begun(thread, base, wanted) as held:
+        for one in (free, held):
+            await one.step(rollouts(0))
+            await one.step(rollouts(1))
+        assert not same(numbers(free), numbers(held))
+
+
 async def test_a_base_leaves_memory_with_its_last_session(thread: LearnerThread, tmp_path: Path) -> None:
     base = policy(tmp_path / "base")
     async with begun(thread, base, spec()) as left:
@@ -199,6 +227,12 @@ async def test_compiled_layers_take_no_adapters(tmp_path: Path) -> None:
             await TorchLearner(thread).begin(spec(), policy(tmp_path / "base"))
     finally:
         thread.close()
+
+
+def test_several_ranks_take_no_adapters(tmp_path: Path) -> None:
+    core = LearnerCore(LearnerOptions(num_threads=1), Ranks(0, 2))
+    with pytest.raises(InvalidTrainingSpec, match="ranks=2"):
+        core.load(spec(), policy(tmp_path / "base"), None)
 
 
 def test_runs_of_an_older_trainer_keep_their_digest() -> None:

@@ -1,10 +1,11 @@
 """The environment through the SDK, as the platform drives it: prompt, tools, reward tree, tasksets."""
 
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from examples.incident.env import env, investigate
+from examples.incident.env import TOOL_DELAY_MS, env, investigate
 from examples.incident.grading import WEIGHTS
 from examples.incident.tasks import held_out, train
 from examples.incident.world import CAUSES, draw_incident
@@ -58,6 +59,14 @@ async def test_a_wrong_answer_scores_zero_and_says_why(answer: str) -> None:
     result = await play(answer)
     assert (result.score, result.success) == (0.0, False)
     assert result.info["reason"]
+
+
+async def test_tools_take_the_time_that_the_variable_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOOL_DELAY_MS, "20")
+    began = time.monotonic()
+    result = await play(None)
+    assert time.monotonic() - began >= 4 * 0.02
+    assert result.score == pytest.approx(1.0)
 
 
 async def test_a_tool_before_the_scenario_is_an_error_the_agent_can_read() -> None:

@@ -8,6 +8,7 @@ from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.conversations import ChatConversations
 from grpo_trainer.adapters.departure import Departure
+from grpo_trainer.adapters.hand_telemetry import stepped_by_hand
 from grpo_trainer.adapters.heads import RegistryHeads
 from grpo_trainer.adapters.interactive_learner import InteractiveLearner
 from grpo_trainer.adapters.interactive_states import InteractiveStates
@@ -92,6 +93,7 @@ def _hand_tools(
         policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
         facts=tools.facts,
         busy=sessions.trainer_of,
+        stepped=stepped_by_hand,
         now=utc_now,
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
@@ -125,7 +127,8 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     peers = _Peers(
         registry, service.add(Peer("trajectories", settings.peers.trajectories, idempotent=READ_AGAIN))
     )
-    models = Models(_hand_tools(settings, tools, sessions, thread, blobs, peers))
+    hand_tools = _hand_tools(settings, tools, sessions, thread, blobs, peers)
+    models = Models(hand_tools, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, models)
     service.add(_LearnerComponent(thread))
     service.add(as_component("bus", bus))

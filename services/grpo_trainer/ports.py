@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured
+from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
 from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
@@ -298,7 +298,8 @@ class HandStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandTools:
-    """What training by hand works with. busy: says which run trains a model, if one does."""
+    """What training by hand works with. busy: says which run trains a model, if one does.
+    stepped: hears of each durable step."""
 
     new_learner: Callable[[], HandLearner]
     trajectories: Trajectories
@@ -308,6 +309,7 @@ class HandTools:
     policies: Policies
     facts: Facts
     busy: Callable[[str], str | None]
+    stepped: Callable[[StepDone], None]
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2

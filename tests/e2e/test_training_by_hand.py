@@ -17,7 +17,7 @@ from local_stack import Stack, StackSettings
 from upcycle import Taskset, TrainingClient, create_agent
 from upcycle.eval import Job, Run
 from upcycle.platform import Addresses
-from upcycle.train import Conversation, Sample, Trajectory, whole_groups
+from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_groups
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ runpy.run_path(sys.argv[1], init_globals={"chosen": chosen}, run_name="__main__"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def where(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Addresses]:
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A platform whose one model has the listings' slug."""
     settings = StackSettings(
         data_dir=Path(tmp_path_factory.mktemp("by-hand")),
@@ -49,8 +49,14 @@ async def where(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Addre
         environment_roots=(REPOSITORY,),
         ephemeral_ports=True,
     )
-    async with Stack(settings) as stack:
-        yield addresses(stack)
+    async with Stack(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def where(stack: Stack) -> Addresses:
+    """How a client finds it."""
+    return addresses(stack)
 
 
 def taskset() -> Taskset:
@@ -136,6 +142,25 @@ async def test_inputs_mix_and_head_goes_back_and_forth(where: Addresses) -> None
     assert (await trainer.head()).version == before.version
     with pytest.raises(RemoteNotFound, match="nobody"):
         await TrainingClient("nobody", runtime=where).available_losses()
+
+
+async def test_a_trainer_that_is_killed_applies_each_gradient_once_or_says_so(
+    stack: Stack, where: Addresses
+) -> None:
+    trainer, row = TrainingClient(MODEL, runtime=where), TokenRow([5, 6, 7, 8], weights=[0, 1, 1, 1])
+    before = await trainer.checkpoints()
+    await trainer.forward_backward([row], "cross_entropy")
+    await stack.kill("grpo_trainer")
+    with pytest.raises(RemoteRefused, match="call forward_backward again"):
+        await trainer.optim_step(1e-5)
+    stepping = asyncio.create_task(trainer.step([row], learning_rate=1e-5, loss_fn="cross_entropy"))
+    await asyncio.sleep(0.3)
+    await stack.kill("grpo_trainer")
+    done = await stepping
+    after = await trainer.checkpoints()
+    assert [one.checkpoint_id for one in after[len(before) :]] == [done.checkpoint_id]
+    assert after[-1].parent_checkpoint_id == before[-1].checkpoint_id
+    assert (await trainer.head()).checkpoint_id == done.checkpoint_id
 
 
 async def test_the_engine_of_head_follows(where: Addresses) -> None:

@@ -269,11 +269,13 @@ class ModelByHand:
             state = HandState(
                 session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head
             )
-            return await self._finish(await self._persist(state, snapshot))
+            done = await self._finish(await self._persist(state, snapshot))
         except BaseException:
             # The weights in memory may be ahead of what is durable: the next call opens the durable ones.
             await self.close()
             raise
+        self._tools.stepped(done)
+        return done
 
     def _refuse_missing(self, gradients: Sequence[str]) -> None:
         missing = [one for one in gradients if one not in self._pending]

@@ -29,8 +29,10 @@ class Models:
 
     name = "models"
 
-    def __init__(self, tools: HandTools) -> None:
+    def __init__(self, tools: HandTools, *, leave_s: float = 10.0) -> None:
+        """leave_s: how long requests under way may take to end when the process stops."""
         self.tools = tools
+        self._leave_s = leave_s
         self._models: OrderedDict[str, ModelByHand] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
         self._evicting: set[asyncio.Task[None]] = set()
@@ -120,8 +122,12 @@ class Models:
         """Nothing: a model is opened when it is first asked for."""
 
     async def stop(self) -> None:
-        """Let requests under way become durable."""
+        """Let requests under way become durable; one that is cut off is finished after the restart."""
         running = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        if running:
+            _, late = await asyncio.wait(running, timeout=self._leave_s)
+            for task in late:
+                task.cancel()
         await asyncio.gather(*running, *self._evicting, return_exceptions=True)
         for model in self._models.values():
             await model.close()

@@ -15,6 +15,7 @@ from tests.services.grpo_trainer.bench import MODEL, VOCAB, World
 from blob_store import BlobRef
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.conversations import ChatConversations
+from grpo_trainer.adapters.hand_telemetry import stepped_by_hand
 from grpo_trainer.adapters.interactive_learner import InteractiveLearner
 from grpo_trainer.adapters.interactive_states import InteractiveStates
 from grpo_trainer.adapters.policies import BranchPolicies
@@ -176,6 +177,7 @@ async def hands(world: World, **changes: Any) -> Any:
         policies=Policies(world),
         facts=BusFacts(world.recorder, now=world.clock),
         busy=runs.get,
+        stepped=stepped_by_hand,
         now=world.clock,
         work_dir=work,
     )

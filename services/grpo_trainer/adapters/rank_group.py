@@ -14,6 +14,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
 START_S: Final = 120.0
 """How long a rank may take from its start until it meets the others: it imports torch first."""
+_POLL_S: Final = 0.05
 _EXIT_S: Final = 10.0
 """How long a child may take to end after its socket is closed."""
 
@@ -164,11 +166,21 @@ class RankGroup:
         )
         self._children = [_Child(index, store.port, self._options) for index in range(1, size)]
         try:
+            self._meet(store)
             join(store, Ranks(0, size), self._options)
         except RuntimeError as error:
             raise self._lost(error) from error
         log.info("ranks_started", extra={"ranks": size})
         return Ranks(0, size)
+
+    def _meet(self, store: Store) -> None:
+        """Return when every child is at the store. Raises RuntimeError where one ended, or is late."""
+        others = [_here(index) for index in range(1, self._options.ranks)]
+        deadline = time.monotonic() + START_S
+        while not store.check(others):
+            if any(child.ended for child in self._children) or time.monotonic() > deadline:
+                raise RuntimeError(f"not all ranks were there {START_S:g} s after their start")
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """End the other ranks; bounded."""

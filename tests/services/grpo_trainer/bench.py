@@ -239,8 +239,14 @@ class World:
 class Trainer:
     """One trainer process, as far as the event loop is concerned."""
 
-    def __init__(self, world: World, *, change: Callable[[Tools], Tools] = lambda tools: tools) -> None:
-        self._thread = LearnerThread(LearnerOptions(num_threads=1))
+    def __init__(
+        self,
+        world: World,
+        *,
+        change: Callable[[Tools], Tools] = lambda tools: tools,
+        options: LearnerOptions | None = None,
+    ) -> None:
+        self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
         self.sessions = Sessions(change(world.tools(self._thread)))
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
@@ -256,6 +262,11 @@ class Trainer:
             async with asyncio.timeout(30):
                 await asyncio.wait({self._task})
         self._thread.close()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids of the other ranks."""
+        return self._thread.group.children
 
     async def death(self) -> BaseException | None:
         """Wait until the trainer ends by itself; what it died of."""

@@ -200,6 +200,7 @@ SCENARIO_RUNNER_PLAN = ConsumerSpec(
     (
         trajectory.TrajectoryGraded,
         taskset.EpisodeFailed,
+        taskset.RunStopping,
         training.GroupSettled,
         training.StepCompleted,
         training.PolicyPublished,

@@ -19,6 +19,7 @@ from scenario_runner.domain.runs import (
     GroupSettled,
     RunnableTask,
     RunRecord,
+    Stopping,
 )
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
@@ -154,6 +155,8 @@ def fact_from(message: Message) -> Fact | None:
                 message.step,
                 tuple(message.episode_ids),
             )
+        case taskset_events.RunStopping():
+            return Stopping(message.run_id)
         case training_events.StepCompleted() | training_events.PolicyPublished():
             return Advanced(message.run_id, message.step, message.version) if message.run_id else None
         case _:

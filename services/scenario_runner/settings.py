@@ -57,7 +57,7 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Names of variables passed on to environments, as JSON list; all others are scrubbed."""
     eval_episodes_in_flight: int = Field(256, ge=1)
     """Episodes of one evaluation run that may be in flight."""
-    stop_grace_s: float = Field(120.0, gt=0)
+    stop_grace_s: float = Field(600.0, gt=0)
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     bus: BusSettings = Field(default_factory=BusSettings)
     sql: SqlSettings = Field(default_factory=SqlSettings)

@@ -43,13 +43,13 @@ async def until(platform: Platform, run_id: str, holds: Callable[[Run], bool], *
 
 
 async def quiet(platform: Platform, run_id: str) -> Run:
-    """Once neither a step nor an episode has moved for a few seconds."""
+    """Once nothing is being played, and neither a step nor an episode has moved for a few seconds."""
     last, still = None, 0
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(180):
         while still < 15:
             run = await run_of(platform, run_id)
             now = (run.step, run.counts.requested, run.counts.settled, run.counts.by_state["planned"])
-            last, still = now, still + 1 if now == last else 0
+            last, still = now, still + 1 if now == last and not now[-1] else 0
             await asyncio.sleep(0.2)
     return run
 

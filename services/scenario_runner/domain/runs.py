@@ -327,7 +327,14 @@ class Advanced:
     version: int
 
 
-Fact = Graded | Failed | GroupSettled | Advanced
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Fact: the run is to end early. Our own; its place among the grades is what it says."""
+
+    run_id: str
+
+
+Fact = Graded | Failed | GroupSettled | Advanced | Stopping
 
 
 class InvalidRequest(RunnerError):

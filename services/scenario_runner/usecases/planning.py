@@ -24,6 +24,7 @@ from scenario_runner.domain.runs import (
     Purpose,
     RunRecord,
     RunState,
+    Stopping,
 )
 from scenario_runner.ports import PlanUnit
 
@@ -43,7 +44,7 @@ class PlanRules:
     eval_episodes_in_flight: int = 256
     groups_per_transaction: int = 8
     ending_grace_s: float = 20.0
-    stop_grace_s: float = 120.0
+    stop_grace_s: float = 600.0
 
 
 def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
@@ -70,19 +71,25 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
         run = unit.run(fact.run_id)
         if run is None:
             continue
-        match fact:
-            case Graded():
-                _on_graded(unit, run, fact)
-            case Failed():
-                _on_failed(unit, run, fact)
-            case GroupSettled():
-                _on_group_settled(unit, run, fact)
-            case Advanced():
-                _on_advanced(unit, run, fact)
+        _apply(unit, run, fact)
         touched.add(run.run_id)
     for run_id in sorted(touched):
         conclude(unit, run_id)
     return touched
+
+
+def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
+    match fact:
+        case Graded():
+            _on_graded(unit, run, fact)
+        case Failed():
+            _on_failed(unit, run, fact)
+        case GroupSettled():
+            _on_group_settled(unit, run, fact)
+        case Advanced():
+            _on_advanced(unit, run, fact)
+        case Stopping():
+            _on_stopping(unit, run)
 
 
 def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
@@ -90,13 +97,13 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
 
     A trainer that completed its last step has said everything before, so all of it is cancelled at once. A
     run that ends otherwise leaves graded episodes a grace period: the trainer may be in the middle of a step.
-    COMPLETED before the last step is an early end: the trainer is told, and settles what it holds.
     """
-    if run.ending is not None or run.state in FINAL_RUN_STATES:
+    gives_up_waiting = run.ends_early and ending is not RunState.COMPLETED
+    if run.state in FINAL_RUN_STATES or (run.ending is not None and not gives_up_waiting):
         return
     ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
     unit.update_run(ended)
-    has_last_word = ending is RunState.COMPLETED and not ended.ends_early
+    has_last_word = ending is RunState.COMPLETED
     unsettled = unit.unsettled(run.run_id)
     _cancel(
         unit,
@@ -145,12 +152,17 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
 
 
 def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
-    """End a training run as COMPLETED before its last step. The trainer hears of it in stream order, after
-    every grade that this plan knows of."""
+    """End a training run as COMPLETED before its last step: plan nothing more, and say so.
+
+    Nothing is cancelled here: a grade that this plan has not heard of may be in a batch already. The word
+    goes through the stream, and comes back in it: what is graded before it is the trainer's to settle, what
+    is not will never train (`_on_stopping`).
+    """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
-    unit.announce_stopping(run, reason)
-    end_run(unit, run, RunState.COMPLETED, "run_stopped")
+    stopping = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
+    unit.update_run(stopping)
+    unit.announce_stopping(stopping, reason)
 
 
 def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
@@ -270,7 +282,7 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
             unit.announce_shortened(run, shortened, failure)
             _close_if_empty(unit, run.run_id, group.group_id)
         case None:
-            return
+            _close_if_empty(unit, run.run_id, group.group_id)
 
 
 def _settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:
@@ -332,6 +344,14 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
 
 
+def _on_stopping(unit: PlanUnit, run: RunRecord) -> None:
+    """Our own word to stop, at its place among the grades: the trainer ignores every later one."""
+    if not run.ends_early:
+        return
+    pending = [row for row in unit.unsettled(run.run_id) if row.state is EpisodeState.PLANNED]
+    _cancel(unit, run, pending, "run_stopped")
+
+
 def _cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reason: str) -> None:
     pending = [episode for episode in episodes if episode.is_unsettled]
     groups = {episode.group_id for episode in pending}
@@ -353,7 +373,7 @@ def _group_of(fact: Fact) -> str | None:
             return plan.group_of(fact.episode_id)
         case GroupSettled():
             return fact.group_id
-        case Advanced():
+        case Advanced() | Stopping():
             return None
 
 

@@ -27,6 +27,7 @@ from scenario_runner.domain.runs import (
     RunSpec,
     RunState,
     Split,
+    Stopping,
     Training,
 )
 from scenario_runner.ports import PlanUnit
@@ -109,8 +110,11 @@ class World:
     async def resume(self) -> None:
         await self.change(resume)
 
-    async def stop(self) -> None:
+    async def stop(self, *, heard: bool = True) -> None:
+        """heard: the word came back through the stream."""
         await self.change(lambda unit, run: stop_early(unit, run, "enough"))
+        if heard:
+            await self.hear(Stopping(self.run_id))
 
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))

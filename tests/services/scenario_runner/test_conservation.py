@@ -24,7 +24,7 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 
-LIFE = ("pause", "resume", "pause", "resume", "stop")
+LIFE = ("pause", "resume", "pause", "resume", "stop", "halt")
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -65,8 +65,10 @@ async def _act(world: World, action: str, pick: int) -> None:
     elif action == "sweep":
         await world.sweep(queue_is_idle=bool(pick % 2))
     elif action in LIFE:
-        if action != "stop" or (await world.run()).spec.purpose is Purpose.TRAIN:
-            await {"pause": world.pause, "resume": world.resume, "stop": world.stop}[action]()
+        if action in ("pause", "resume"):
+            await {"pause": world.pause, "resume": world.resume}[action]()
+        elif (await world.run()).spec.purpose is Purpose.TRAIN:
+            await world.stop(heard=action == "stop")
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
         await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)

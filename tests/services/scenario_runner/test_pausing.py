@@ -12,7 +12,7 @@ from tests.services.scenario_runner.planning_world import (
     train_spec,
 )
 
-from scenario_runner.domain.runs import Advanced, EpisodeRow, EpisodeState, RunState
+from scenario_runner.domain.runs import Advanced, EpisodeRow, EpisodeState, RunState, Stopping
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_a_run_that_stops_waits_for_its_trainer_to_settle_what_is_graded(w
     announced = await world.announced()
     assert announced[f"run.stopping/{world.run_id}"] == 1
     assert sum(key.startswith("episode.cancelled/") for key in announced) == 6
-    world.now += timedelta(seconds=60)  # a step may take longer than the grace of a cancelled run
+    world.now += timedelta(seconds=300)  # a step may take longer than the grace of a cancelled run
     await world.sweep()
     assert (await world.run()).state is RunState.DRAINING
     await world.hear(Advanced(world.run_id, 1, 1), world.settled(f"{world.run_id}-g00001", members))
@@ -116,12 +116,49 @@ async def test_a_run_that_stops_waits_for_its_trainer_to_settle_what_is_graded(w
     await check_conservation(world)
 
 
+async def test_a_grade_on_its_way_when_the_run_stops_is_the_trainers_to_settle(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    members = members_of(world, 1)
+    await world.stop(heard=False)
+    assert not [key for key in await world.announced() if key.startswith("episode.cancelled/")]
+    await world.hear(*map(world.graded, members), Stopping(world.run_id), Stopping(world.run_id))
+    states = named(await world.episodes())
+    assert {states[member].state for member in members} == {EpisodeState.GRADED}
+    assert sum(row.state is EpisodeState.CANCELLED for row in states.values()) == 6
+    await world.hear(world.settled(f"{world.run_id}-g00001", members), Advanced(world.run_id, 1, 1))
+    assert (await world.run()).state is RunState.COMPLETED
+    await check_conservation(world)
+
+
+async def test_a_cancellation_ends_the_wait_for_a_trainer(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.hear(*map(world.graded, members_of(world, 1)))
+    await world.stop()
+    await world.cancel()
+    world.now += timedelta(seconds=21)
+    await world.sweep()
+    assert (await world.run()).state is RunState.CANCELLED
+    await check_conservation(world)
+
+
+async def test_a_member_that_fails_while_the_run_stops_is_not_played_again(world: World) -> None:
+    await world.submit(train_spec(), num_tasks=3)
+    await world.plan_all()
+    await world.stop(heard=False)
+    await world.hear(*map(world.failed, members_of(world, 0)), Stopping(world.run_id))
+    run = await world.run()
+    counts = await world.do(lambda unit: unit.counts(world.run_id))
+    assert (run.state, counts.requested, counts.groups_open) == (RunState.COMPLETED, 8, 0)
+
+
 async def test_a_run_that_stops_without_a_trainer_ends_after_its_grace(world: World) -> None:
     await world.submit(train_spec(), num_tasks=3)
     await world.plan_all()
     await world.hear(*map(world.graded, members_of(world, 1)))
     await world.stop()
-    world.now += timedelta(seconds=121)
+    world.now += timedelta(seconds=601)
     await world.sweep()
     assert (await world.run()).state is RunState.COMPLETED
     await check_conservation(world)

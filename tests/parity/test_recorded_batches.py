@@ -14,6 +14,8 @@ from grpo_trainer.adapters.recorded_batches import RecordedBatch
 RECORDED = Path(__file__).parent / "data" / "parity_trl.npz"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(RECORDED)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,3 +142,20 @@ async def test_a_trained_policy_is_what_transformers_reads(
                 assert torch.equal(read(ids).logits, plain(ids).logits)
     assert ("lm_head.weight" in trained) is not tied
     assert read.config.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize("changes", [{"dtype": torch.bfloat16}, {"max_shard_size": "8KB"}])
+async def test_a_base_in_bf16_or_in_shards_trains_too(changes: dict[str, Any], tmp_path: Path) -> None:
+    given = dict(changes)
+    torch.manual_seed(0)
+    module = new_module(config_of("llama", tied=False), dtype=given.pop("dtype", torch.float32))
+    module.save_pretrained(tmp_path / "base", **given)
+    with thread_of(options(1)) as thread:
+        async with begun(thread, tmp_path / "base", spec()) as learner:
+            assert (await learner.step(rollouts(1))).applied
+            await (await learner.snapshot()).export(tmp_path / "trained")
+            model, _ = learner._loaded()
+            expected = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "trained", dtype=torch.float32).state_dict()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())

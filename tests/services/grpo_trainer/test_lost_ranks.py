@@ -22,6 +22,8 @@ from grpo_trainer.adapters.packed_model import ModelOptions
 from grpo_trainer.adapters.torch_learner import TorchLearner
 from grpo_trainer.domain.errors import InvalidTrainingSpec, LostRank
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 
 async def test_checkpointed_layers_on_two_ranks(tmp_path: Path) -> None:
     base = policy(tmp_path / "base")

@@ -15,7 +15,7 @@ from grpo_trainer.adapters.torch_learner import LearnerOptions
 from grpo_trainer.domain.errors import LostRank
 from upcycle.api.training.v1 import events_pb2 as events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MIXED = (1.0, 0.0, 0.0, 1.0)
 STEPS = 3

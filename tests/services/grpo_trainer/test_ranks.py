@@ -14,6 +14,8 @@ from tests.services.grpo_trainer.learners import begun, distance, options, spec,
 from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner
 from grpo_trainer.domain.errors import Diverged
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 STEPS = 4
 
 

@@ -73,27 +73,33 @@ def _figures(lines: Mapping[str, "_Line"]) -> list[Figure]:
     step_s = statistics.median(without.step_s)
     durable_s = statistics.median(beside.durable_s)
 
-    def longer(way: str) -> tuple[float, ...]:
-        pairs = zip(lines[way].step_s, without.step_s, strict=True)
-        return tuple(100 * (with_states / alone - 1) for with_states, alone in pairs)
+    def stalls(way: str) -> tuple[float, ...]:
+        return tuple(100 * seconds / step_s for seconds in lines[way].stall_s)
 
+    cpu_s = statistics.median(without.cpu_s)
     return [
         Figure(
             "checkpoint stall of a step, states written beside the next one",
             "%",
-            tuple(100 * seconds / step_s for seconds in beside.stall_s),
+            stalls("beside"),
             limit=_LIMIT,
             note=f"a step without states takes {step_s:.2f} s, a state is durable after {durable_s:.2f} s",
         ),
-        Figure("a step is longer with states beside the next one", "%", longer("beside")),
-        Figure("a step is longer with states before the next one", "%", longer("before")),
+        Figure("the same, states written before the next one", "%", stalls("before")),
+        Figure(
+            "processor time of a state, of a step's",
+            "%",
+            tuple(100 * (seconds / cpu_s - 1) for seconds in beside.cpu_s),
+            note=f"a step takes {cpu_s:.2f} s of one core",
+        ),
     ]
 
 
 @dataclass
 class _Line:
-    """A session that steps on one batch, and its way with states. step_s: means of rounds; stall_s: waits of
-    single steps; durable_s: from the end of a step until its marker is written."""
+    """A session that steps on one batch, and its way with states. Of single steps: step_s, what they took;
+    stall_s, their waits; durable_s, from their end until the marker is written. cpu_s: of this process, means
+    of rounds."""
 
     way: str
     learner: TorchLearner
@@ -101,6 +107,7 @@ class _Line:
     step_s: list[float] = field(default_factory=list)
     stall_s: list[float] = field(default_factory=list)
     durable_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
 
     async def begin(self, groups: Sequence[BatchGroup]) -> None:
         """On the incident policy; takes the first step, which nobody times."""
@@ -114,17 +121,19 @@ class _Line:
         )
         await self.learner.begin(spec, POLICY_DIR)
         await self.round(1)
-        for samples in (self.step_s, self.stall_s, self.durable_s):
+        for samples in (self.step_s, self.stall_s, self.durable_s, self.cpu_s):
             samples.clear()
 
     async def round(self, length: int) -> None:
         """So many steps; what is in flight at the end lands outside of the time that is measured."""
-        began = time.perf_counter()
+        cpu_began = time.process_time()
         for _ in range(length):
+            began = time.perf_counter()
             await self._step()
-        self.step_s.append((time.perf_counter() - began) / length)
+            self.step_s.append(time.perf_counter() - began)
         async with asyncio.timeout(_LANDS_S):
             await self._persistence.landed()
+        self.cpu_s.append((time.process_time() - cpu_began) / length)
 
     async def _step(self) -> None:
         numbers = await self.learner.step(self._groups)

@@ -26,7 +26,8 @@ def main() -> None:
     model = load_model(policy, device="cpu")
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-5, betas=(0.9, 0.95), fused=True)
     options = StepOptions(build_objective(), microbatch_tokens=microbatch_tokens, share_prefixes=bool(share))
-    before, seconds, first = resident_mib(), [], {}
+    before, seconds = resident_mib(), []
+    first: dict[str, float] = {}
     for _ in range(repeats + 1):
         began = time.perf_counter()
         values = optimize(model, optimizer, rows, options)

@@ -6,6 +6,7 @@ observations between them, the longest row 16 times the shortest.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def write_rows(path: Path, rows: list[TrainingRow], *, prompt: int) -> None:
     """As arrays padded on the right; lengths say what is real. prompt: tokens of every prompt."""
     longest = max(row.token_ids.shape[0] for row in rows)
 
-    def padded(values: list[Tensor]) -> np.ndarray:  # type: ignore[type-arg]
+    def padded(values: list[Tensor]) -> np.ndarray[Any, Any]:
         return np.stack([np.pad(v.numpy(), (0, longest - v.shape[0])) for v in values])
 
     np.savez(

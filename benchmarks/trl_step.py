@@ -127,7 +127,8 @@ async def _pair(path: Path, python: Path, options: Options) -> Pair:
             one, other = getattr(run, name), getattr(theirs, name)
             if not math.isclose(one, other, rel_tol=_AGREEMENT, abs_tol=1e-6):
                 raise BenchmarkFailed(f"{path.stem}: our {name} is {one}, TRL's {other}: not the same step")
-    return Pair(*ours, theirs)
+    default, one_pass, unshared = ours
+    return Pair(default, one_pass, unshared, theirs)
 
 
 async def _run(*argv: object) -> Run:

@@ -22,12 +22,14 @@ class StepTotals:
     """Totals over all microbatches and ranks of one optimizer step, known before the first backward.
 
     entropy_threshold: nats; only read by an objective that trains the most uncertain tokens.
+    num_trajectories: sum of the rows' shares of their trajectories; 0: every row is a whole trajectory.
     """
 
     num_tokens: int
     num_rows: int
     max_row_tokens: int = 0
     entropy_threshold: float | None = None
+    num_trajectories: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.num_rows < 1:
@@ -65,7 +67,8 @@ def _sum(tokens: TrainedTokens, totals: StepTotals) -> Tensor:
 
 
 def _turn_mean(tokens: TrainedTokens, totals: StepTotals) -> Tensor:
-    """Mean over rows of the mean over turns of the mean over the turn's tokens (M-GRPO, WebAgent-R1).
+    """Mean over trajectories of the mean over turns of the mean over the turn's tokens (M-GRPO,
+    WebAgent-R1). A trajectory that forked into several rows counts once: each row by its share of the turns.
 
     Failures are longer than successes, so this shrinks the negative gradient on failures; prefer
     token_mean."""
@@ -76,7 +79,9 @@ def _turn_mean(tokens: TrainedTokens, totals: StepTotals) -> Tensor:
     ones = torch.ones_like(tokens.advantages)
     per_turn = ones.new_zeros(tokens.num_rows * width).index_add(0, slot, ones)
     turns = (per_turn.view(tokens.num_rows, width) > 0).sum(dim=1).clamp(min=1)
-    return 1.0 / (totals.num_rows * turns[tokens.row_of_token] * per_turn[slot])
+    shares = ones.new_ones(tokens.num_rows) if tokens.row_shares is None else tokens.row_shares.to(ones.dtype)
+    num_trajectories = totals.num_trajectories or totals.num_rows
+    return (shares / turns)[tokens.row_of_token] / (num_trajectories * per_turn[slot])
 
 
 Aggregation = Callable[[TrainedTokens, StepTotals], Tensor]

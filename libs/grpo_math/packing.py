@@ -36,7 +36,8 @@ class TrainingRow:
     token_ids [L] int64; trained [L] bool: sampled by the policy, never position 0; sampler_logprobs [L]
     float32, read where trained; turns [L] int64: turn within the row, read where trained; proximal_logprobs
     and reference_logprobs [L] or None. advantage: of the whole trajectory; advantages [L] float: per token,
-    instead of it. temperature: of sampling.
+    instead of it. temperature: of sampling. trajectory_share: part of the trajectory's trained turns that lie
+    in this row, below 1 where the trajectory forked into several rows.
     """
 
     row_id: str
@@ -50,6 +51,7 @@ class TrainingRow:
     proximal_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
     advantages: Tensor | None = None
+    trajectory_share: float = 1.0
 
     def __post_init__(self) -> None:
         length = self.token_ids.shape[0]
@@ -78,6 +80,7 @@ class Microbatch:
 
     input_ids, position_ids: [1, U]. The rest is per trained token [N], row after row: `source` is the index
     in U of the token before it, whose hidden state predicts it.
+    row_shares [R]: see TrainingRow.trajectory_share.
     paths: for each row [L], where its tokens lie in U; positions [N]: where each trained token lies in its
     row.
     """
@@ -96,6 +99,7 @@ class Microbatch:
     advantages: Tensor
     temperature: Tensor
     turn_of_token: Tensor
+    row_shares: Tensor
     proximal_logprobs: Tensor | None
     reference_logprobs: Tensor | None
 
@@ -184,6 +188,7 @@ def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microba
         advantages=torch.cat([_advantages(row) for row in rows]),
         temperature=temperatures.repeat_interleave(counts),
         turn_of_token=torch.cat([_turns(row) for row in rows]),
+        row_shares=torch.tensor([row.trajectory_share for row in rows], dtype=torch.float64),
         proximal_logprobs=_optional(rows, "proximal_logprobs"),
         reference_logprobs=_optional(rows, "reference_logprobs"),
     )

@@ -31,6 +31,7 @@ class TrainedTokens:
     reference_logprobs [N]: under the frozen reference of a KL penalty. entropies [N]: of the trainer's
     distribution.
     turn_of_token [N] int64: index of the turn within its row; needed by the mean over turns.
+    row_shares [R]: part of its trajectory that a row is; None: every row is a whole one.
     """
 
     trainer_logprobs: Tensor
@@ -42,6 +43,7 @@ class TrainedTokens:
     reference_logprobs: Tensor | None = None
     entropies: Tensor | None = None
     turn_of_token: Tensor | None = None
+    row_shares: Tensor | None = None
 
     def __post_init__(self) -> None:
         expected = self.trainer_logprobs.shape

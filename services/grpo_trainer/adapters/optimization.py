@@ -67,6 +67,7 @@ def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> Tr
         reference_logprobs=None if reference is None else reference.to(dtype),
         entropies=entropies,
         turn_of_token=batch.turn_of_token,
+        row_shares=batch.row_shares.to(dtype),
     )
 
 
@@ -81,11 +82,17 @@ def accumulate(
     rows = [row for row in rows if row.num_trained]
     cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
     batches = [batch.to(model.device) for batch in cuts]
-    counts = [float(sum(batch.num_trained for batch in batches)), float(len(rows))]
-    num_tokens, num_rows = (int(count) for count in ranks.total(counts))
+    counts = [
+        float(sum(batch.num_trained for batch in batches)),
+        float(len(rows)),
+        sum(row.trajectory_share for row in rows),
+    ]
+    num_tokens, num_rows, num_trajectories = ranks.total(counts)
     if not num_tokens:
         return None
-    totals = StepTotals(num_tokens, num_rows, options.max_row_tokens)
+    totals = StepTotals(
+        int(num_tokens), int(num_rows), options.max_row_tokens, num_trajectories=num_trajectories
+    )
     idle = int(ranks.largest(len(batches))) - len(batches)
     batches, totals = _prepared(model, batches, totals, options, _Company(ranks, idle))
     loss, sums = 0.0, MismatchSums()

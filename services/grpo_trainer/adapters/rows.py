@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -32,11 +33,19 @@ def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int)
 
 
 def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[TrainingRow]:
-    return [
+    trained = [_trained_turns(context) for context in tokens.contexts]
+    rows = [
         _row(context, f"{tokens.trajectory_id}/{number}", group_id, advantage, tokens.temperature)
         for number, context in enumerate(tokens.contexts)
-        if any(context.trained)
+        if trained[number]
     ]
+    shares = [turns / sum(trained) for turns in trained if turns]
+    return [replace(row, trajectory_share=share) for row, share in zip(rows, shares, strict=True)]
+
+
+def _trained_turns(context: Context) -> int:
+    """How many turns of a context have trained tokens."""
+    return len({turn for turn, train in zip(context.turns, context.trained, strict=True) if train})
 
 
 def _row(context: Context, row_id: str, group_id: str, advantage: float, temperature: float) -> TrainingRow:

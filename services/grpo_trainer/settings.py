@@ -46,8 +46,8 @@ class GrpoTrainerSettings(ServiceSettings):
     max_open_models: int = Field(4, ge=1)
     """Models that stay in memory between calls of training by hand; beyond it, idle ones are closed."""
     spot_grace_s: float = Field(30.0, gt=0)
-    """Seconds in which the process leaves after SIGTERM, or after SIGUSR1, a spot machine's notice. A step that
-    is not durable after half of it is abandoned, and taken again wherever the run resumes."""
+    """Seconds in which the process leaves after SIGTERM, or after SIGUSR1, a spot machine's notice. A step
+    that is not durable after half of it is abandoned, and taken again wherever the run resumes."""
     data_dir: Path = Path(".upcycle/data/grpo_trainer")
     """Folder for fetched policies and for files on their way to the object store."""
     bus: BusSettings = Field(default_factory=BusSettings)

@@ -1,7 +1,8 @@
 """Leaving on notice: a spot machine says so by SIGTERM or SIGUSR1, and is gone half a minute later.
 
-The first signal of either kind asks the service to stop: steps under way become durable, if they can. Whatever
-still hangs shortly before the machine goes is left as a crash would leave it, which no durable state minds.
+The first signal of either kind asks the service to stop: steps under way become durable, if they can.
+Whatever still hangs shortly before the machine goes is left as a crash would leave it, which no durable
+state minds.
 """
 
 from __future__ import annotations

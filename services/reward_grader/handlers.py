@@ -69,12 +69,13 @@ class RecordHandler:
                 case CannotGrade(kind, detail):
                     telemetry.mark_failed(span, kind, detail)
                     await self._announce_failure(recorded, outcome)
+                    # After the announcement: a crash before it still finds the environment. A grade ended
+                    # it already, and its first answer stays readable.
+                    await self._grade.release(task)
                 case GradeLater(delay_s, waiting_for):
                     self._count("later")
                     self._waits.say(waiting_for)
                     raise Later(delay_s, waiting_for)
-            # After the announcement: a crash before it still finds the environment and its first answer.
-            await self._grade.release(task)
 
     async def _outcome(self, task: GradingTask, num_delivered: int) -> GradeOutcome:
         try:

@@ -164,6 +164,7 @@ class Leases:
         try:
             return await lease.environment.grade(answer, transcript)
         finally:
+            lease.calls.clear()  # until the lease lapses, only its grade is asked for again
             await self._end(lease)
 
     async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:

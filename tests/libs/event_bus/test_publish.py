@@ -14,7 +14,7 @@ from event_bus import BusError, BusUnavailable, EventTooLarge, PubAck, QueueFull
 from event_bus.codec import encode, headers_for, headers_size
 from event_bus.topology import EVENTS, MAX_EVENT_BYTES, TASKS
 from upcycle.api.common.v1.common_pb2 import BlobRef
-from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 
 async def test_a_confirmed_fact_is_stored_once_with_its_headers(nats_server: NatsFactory) -> None:
@@ -46,9 +46,9 @@ async def test_an_event_of_exactly_the_limit_passes_and_one_byte_more_is_refused
 ) -> None:
     server = nats_server()
     async with running(server) as bus:
-        overhead = headers_size(headers_for(failed(""), "id")) + len(encode(failed("")))
+        overhead = headers_size(headers_for(EpisodeFailed, "id")) + len(encode(failed("")))
         fits = failed("y" * ((MAX_EVENT_BYTES - overhead) // 2 - 10))
-        room = MAX_EVENT_BYTES - headers_size(headers_for(fits, "id")) - len(encode(fits))
+        room = MAX_EVENT_BYTES - headers_size(headers_for(EpisodeFailed, "id")) - len(encode(fits))
         fits.kind += "k" * room
         await bus.publish(fits, model="m", event_id="id")
         fits.kind += "k"

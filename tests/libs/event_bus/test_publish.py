@@ -7,6 +7,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
+from opentelemetry import propagate, trace
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import FAST, eyes_on, failed, running
 
@@ -45,10 +46,13 @@ async def test_an_event_of_exactly_the_limit_passes_and_one_byte_more_is_refused
     nats_server: NatsFactory,
 ) -> None:
     server = nats_server()
+    headers = headers_for(EpisodeFailed, "id")
+    with trace.get_tracer("t").start_as_current_span("publish"):
+        propagate.inject(headers)  # where this process traces, a publish carries its context, too
     async with running(server) as bus:
-        overhead = headers_size(headers_for(EpisodeFailed, "id")) + len(encode(failed("")))
+        overhead = headers_size(headers) + len(encode(failed("")))
         fits = failed("y" * ((MAX_EVENT_BYTES - overhead) // 2 - 10))
-        room = MAX_EVENT_BYTES - headers_size(headers_for(EpisodeFailed, "id")) - len(encode(fits))
+        room = MAX_EVENT_BYTES - headers_size(headers) - len(encode(fits))
         fits.kind += "k" * room
         await bus.publish(fits, model="m", event_id="id")
         fits.kind += "k"

@@ -1,6 +1,7 @@
 """The bus: facts and commands as protobuf events on NATS JetStream. See README.md for what it guarantees."""
 
 from event_bus.bus import EventBus
+from event_bus.codec import Encoded
 from event_bus.connection import EXIT_CONNECTION_CLOSED
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.errors import (
@@ -30,6 +31,7 @@ __all__ = [
     "ConsumerSpec",
     "CursorBeyondStream",
     "Delivery",
+    "Encoded",
     "EventBus",
     "EventTooLarge",
     "Later",

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from event_bus import codec, replays
 from event_bus.attempts import AttemptNotes
 from event_bus.batches import BatchConsumer, BatchHandler
+from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery, M, PubAck
 from event_bus.errors import BusError, UnknownEvent
@@ -150,17 +151,23 @@ class EventBus:
 
         Raises EventTooLarge, UnknownEvent; BusUnavailable after at least 15 s of trying.
         """
-        subject = event_subject(self._topology.verb_of(type(event)), model)
-        return await self._publisher.publish(
-            subject, codec.encode(event), codec.headers_for(event, event_id), stream=EVENTS
-        )
+        return await self.publish_encoded(codec.encoded(event), model=model, event_id=event_id)
 
     async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck:
         """Queue a command for one worker of `pool`. Raises QueueFull at once; else like `publish`."""
-        subject = task_subject(self._topology.kind_of(type(command)), pool)
-        return await self._publisher.publish(
-            subject, codec.encode(command), codec.headers_for(command, event_id), stream=TASKS
-        )
+        return await self.command_encoded(codec.encoded(command), pool=pool, event_id=event_id)
+
+    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck:
+        """`publish` of a fact that was encoded when it was stored."""
+        subject = event_subject(self._topology.verb_of(event.message_type), model)
+        headers = codec.headers_for(event.message_type, event_id)
+        return await self._publisher.publish(subject, event.payload, headers, stream=EVENTS)
+
+    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck:
+        """`command` of a message that was encoded when it was stored."""
+        subject = task_subject(self._topology.kind_of(command.message_type), pool)
+        headers = codec.headers_for(command.message_type, event_id)
+        return await self._publisher.publish(subject, command.payload, headers, stream=TASKS)
 
     def replay(
         self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None

@@ -5,6 +5,7 @@ they mean that the sender knows something that this process would silently drop.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf import json_format
@@ -27,14 +28,27 @@ def encode(message: Message) -> bytes:
     return json_format.MessageToJson(message, indent=None).encode()
 
 
-def headers_for(message: Message, event_id: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A message as the bus carries it. payload: canonical JSON of a `message_type`."""
+
+    message_type: type[Message]
+    payload: bytes
+
+
+def encoded(message: Message) -> Encoded:
+    """What the bus will carry of a message."""
+    return Encoded(type(message), encode(message))
+
+
+def headers_for(message_type: type[Message], event_id: str) -> dict[str, str]:
     """Headers that every message carries. Raises UnknownEvent on an id that cannot be one."""
     if not event_id or not event_id.isascii() or not event_id.isprintable() or len(event_id) > _MAX_ID_LENGTH:
         raise UnknownEvent(
             f"event id {event_id[:60]!r} must be 1 to {_MAX_ID_LENGTH} printable ASCII characters: "
             "derive it from content"
         )
-    return {CONTENT_TYPE: JSON, SCHEMA: message.DESCRIPTOR.full_name, EVENT_ID: event_id}
+    return {CONTENT_TYPE: JSON, SCHEMA: message_type.DESCRIPTOR.full_name, EVENT_ID: event_id}
 
 
 def check_size(

@@ -4,27 +4,21 @@
 answers, and can be killed and restarted on the same data and ports.
 """
 
-import asyncio
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
-_READY_TIMEOUT_S = 20.0
-_STOP_TIMEOUT_S = 15.0
-_POLL_S = 0.005
+from local_stack.server import LocalServer, LocalServerError
+
 _ANY_PORT = -1
 
 
-class NatsServerError(Exception):
+class NatsServerError(LocalServerError):
     """nats-server is missing, did not start, or died; the message ends with its last log lines."""
 
 
@@ -77,16 +71,18 @@ def _config(data_dir: Path, port: int, http_port: int, login: NatsLogin | None, 
     return "\n".join(lines) + "\n"
 
 
-class NatsServer:
+class NatsServer(LocalServer):
     """One nats-server process. Not started until `start()` or `with`; ports stay the same across restarts."""
 
+    name = "nats-server"
+    error = NatsServerError
+    ready_timeout_s = 20.0
+
     def __init__(self, data_dir: Path, port: int = 0, *, login: NatsLogin | None = None) -> None:
-        self._data_dir = data_dir
+        super().__init__(data_dir)
         self._port = port or _ANY_PORT
         self._http_port = _ANY_PORT
         self._login = login
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -98,61 +94,20 @@ class NatsServer:
         """Base of the HTTP monitoring endpoints."""
         return f"http://127.0.0.1:{self._known(self._http_port)}"
 
-    @property
-    def pid(self) -> int:
-        """Process id of the running server."""
-        if self._process is None:
-            raise NatsServerError(f"nats-server on {self._data_dir} is not running")
-        return self._process.pid
-
-    def start(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start and wait until JetStream answers. Raises NatsServerError."""
-        if self._process is not None:
-            raise NatsServerError(f"nats-server on {self._data_dir} already runs as pid {self._process.pid}")
-        for stale in (self._data_dir / "ports").glob(
-            "*.ports"
-        ):  # a killed server leaves its own; pids come again
+    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        # A killed server leaves its own; pids come again.
+        for stale in (self._data_dir / "ports").glob("*.ports"):
             stale.unlink()
         argv = nats_command(self._data_dir, port=self._port, http_port=self._http_port, login=self._login)
-        self._log = (self._data_dir / "nats-server.log").open("ab")
-        self._process = subprocess.Popen(argv, stdout=self._log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._learn_ports(deadline)
-            self._await_health(deadline)
-        except NatsServerError:
-            self.kill()
-            raise
+        return argv, {}
 
-    def stop(self) -> None:
-        """Ask it to end (SIGTERM) and wait; kills it after the limit."""
-        self._end(signal.SIGTERM)
+    def _await_ready(self, give_up_at: float) -> None:
+        self._learn_ports(give_up_at)
+        self._await_health(give_up_at)
 
-    def kill(self) -> None:
-        """kill -9."""
-        self._end(signal.SIGKILL)
-
-    def restart(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Stop gracefully and start again on the same data and ports."""
-        self.stop()
-        self.start(timeout_s=timeout_s)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(how)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_STOP_TIMEOUT_S)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-    def _learn_ports(self, deadline: float) -> None:
+    def _learn_ports(self, give_up_at: float) -> None:
         while not (ports := self._ports_file()):
-            self._wait_a_little(deadline, "writing its ports")
+            self._wait_a_little(give_up_at, "writing its ports")
         self._port = int(ports["nats"][0].rsplit(":", 1)[1])
         self._http_port = int(ports["monitoring"][0].rsplit(":", 1)[1])
 
@@ -164,9 +119,9 @@ class NatsServer:
             return None
         return ports
 
-    def _await_health(self, deadline: float) -> None:
+    def _await_health(self, give_up_at: float) -> None:
         while not self._healthy():
-            self._wait_a_little(deadline, f"answering {self.monitor_url}/healthz?js-enabled-only=true")
+            self._wait_a_little(give_up_at, f"answering {self.monitor_url}/healthz?js-enabled-only=true")
 
     def _healthy(self) -> bool:
         try:
@@ -177,39 +132,7 @@ class NatsServer:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _wait_a_little(self, deadline: float, what: str) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            code = None if process is None else process.returncode
-            raise NatsServerError(f"nats-server ended with {code} before {what}{self._log_tail()}")
-        if time.monotonic() > deadline:
-            raise NatsServerError(f"nats-server (pid {process.pid}) is not {what} in time{self._log_tail()}")
-        time.sleep(_POLL_S)
-
-    def _log_tail(self) -> str:
-        path = self._data_dir / "nats-server.log"
-        lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []
-        return ":\n" + "\n".join(lines) if lines else ""
-
     def _known(self, port: int) -> int:
         if port == _ANY_PORT:
             raise NatsServerError(f"nats-server on {self._data_dir} has no port yet: start it first")
         return port
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop)

@@ -7,9 +7,7 @@ restarted on the same data and ports. Volume data is fsynced before an answer (`
 import asyncio
 import io
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final
 
 from pydantic import SecretStr
 
@@ -27,13 +24,11 @@ from blob_store.client import IMPATIENT, make_client
 from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
 from local_stack.ports import LOOPBACK, free_ports, is_free
+from local_stack.server import LocalServer, LocalServerError
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 
-_READY_TIMEOUT_S: Final = 30.0
-_STOP_TIMEOUT_S: Final = 15.0
 _SHELL_TIMEOUT_S: Final = 30.0
-_POLL_S: Final = 0.02
 _ADMIN_GRPC_OFFSET: Final = 10_000
 """Its own worker looks for the admin's gRPC there, whatever the flags say."""
 _PROBE_KEY: Final = ".ready"
@@ -41,7 +36,7 @@ _MEMORY_LIMIT: Final = "512MiB"
 """Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
 
 
-class S3ServerError(Exception):
+class S3ServerError(LocalServerError):
     """weed is missing, did not start, or died; the message ends with its last log lines."""
 
 
@@ -162,14 +157,18 @@ def _admin_ports() -> tuple[int, int]:
     raise S3ServerError(f"no free port whose neighbour {_ADMIN_GRPC_OFFSET} above it is free, too")
 
 
-class S3Server:
+class S3Server(LocalServer):
     """One `weed mini` process. Not started until `start()` or `with`; ports stay the same across restarts."""
+
+    name = "weed"
+    error = S3ServerError
+    ready_timeout_s = 30.0
 
     def __init__(
         self, data_dir: Path, port: int = 0, *, bucket: str = "upcycle", extra_args: Sequence[str] = ()
     ) -> None:
         """`port` 0: a free one. `extra_args`: further flags of `weed mini`."""
-        self._data_dir = data_dir
+        super().__init__(data_dir)
         self.ports = S3Ports.pick(port)
         self.settings = S3Settings(
             endpoint=f"{LOOPBACK}:{self.ports.s3}",
@@ -178,15 +177,6 @@ class S3Server:
             bucket=bucket,
         )
         self._extra_args = tuple(extra_args)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the running server."""
-        if self._process is None:
-            raise S3ServerError(f"weed on {self._data_dir} is not running")
-        return self._process.pid
 
     def settings_for(self, bucket: str) -> S3Settings:
         """Settings for another bucket of this server, which is created when it is missing."""
@@ -195,49 +185,9 @@ class S3Server:
             make_bucket_durable(self.ports, bucket)
         return settings
 
-    def start(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start and wait until the bucket takes an authenticated write. Raises S3ServerError."""
-        if self._process is not None:
-            raise S3ServerError(f"weed on {self._data_dir} already runs as pid {self._process.pid}")
+    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
         command = s3_command(self._data_dir, self.ports, self.settings, extra_args=self._extra_args)
-        self._log = (self._data_dir / "weed.log").open("ab")
-        self._process = subprocess.Popen(
-            command.argv,
-            env={**os.environ, **command.env},
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            self._await_ready(time.monotonic() + timeout_s)
-        except S3ServerError:
-            self.kill()
-            raise
-
-    def stop(self) -> None:
-        """Ask it to end (SIGTERM) and wait; kills it after the limit."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """kill -9."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(how)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_STOP_TIMEOUT_S)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-
-    def restart(self, *, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Stop gracefully and start again on the same data and ports."""
-        self.stop()
-        self.start(timeout_s=timeout_s)
+        return command.argv, command.env
 
     def _await_ready(self, give_up_at: float) -> None:
         """The bucket exists, is durable, and takes a write: only then is every part of the server up."""
@@ -253,29 +203,6 @@ class S3Server:
         with socket.socket() as probe:
             probe.settimeout(1.0)
             return probe.connect_ex((LOOPBACK, port)) == 0
-
-    def _wait_a_little(self, give_up_at: float, what: str) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            code = None if process is None else process.returncode
-            raise S3ServerError(f"weed ended with {code} before {what}{self._log_tail()}")
-        if time.monotonic() > give_up_at:
-            raise S3ServerError(f"weed (pid {process.pid}) is not {what} in time{self._log_tail()}")
-        time.sleep(_POLL_S)
-
-    def _log_tail(self) -> str:
-        path = self._data_dir / "weed.log"
-        lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []
-        return ":\n" + "\n".join(lines) if lines else ""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def takes_a_write(settings: S3Settings) -> bool:

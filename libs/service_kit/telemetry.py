@@ -1,6 +1,7 @@
 """Traces by OpenTelemetry, configured only by its standard OTEL_* variables.
 
-No exporter variable set: spans still exist, so that ids flow through gRPC, NATS, HTTP and the logs.
+No exporter variable set: nothing is recorded, and spans cost next to nothing; their ids still flow through
+gRPC, NATS, HTTP and the logs, marked as not sampled.
 """
 
 import logging
@@ -13,6 +14,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Span, Status, StatusCode
+
+from service_kit.semconv import ERROR_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +49,13 @@ def span_limits() -> SpanLimits:
 def setup_telemetry(service: str) -> Telemetry:
     """Install the global tracer provider of this process; call once, at start-up."""
     resource = Resource.create({"service.name": service, "service.version": version("upcycle")})
-    provider = TracerProvider(resource=resource, span_limits=span_limits(), shutdown_on_exit=False)
     exporter = _exporter()
+    provider = TracerProvider(
+        sampler=ALWAYS_OFF if exporter is None else None,  # None: as OTEL_TRACES_SAMPLER says
+        resource=resource,
+        span_limits=span_limits(),
+        shutdown_on_exit=False,
+    )
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -77,3 +87,9 @@ def _otlp(protocol: str) -> SpanExporter:
 
         return OverGrpc()
     raise UnknownProtocol(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected http/protobuf or grpc")
+
+
+def mark_failed(span: Span, kind: str, detail: str) -> None:
+    """The operation of this span failed; `kind` is a stable word."""
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(Status(StatusCode.ERROR, detail))

@@ -73,7 +73,7 @@ def _store(
     payload = codec.encode(message)
     trace: dict[str, str] = {}
     propagate.inject(trace)
-    codec.check_size(subject, payload, {**codec.headers_for(message, event_id), **trace})
+    codec.check_size(subject, payload, {**codec.headers_for(type(message), event_id), **trace})
     row: dict[str, Any] = {
         "lane": lane,
         "address": address,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-from google.protobuf import json_format, symbol_database
-from google.protobuf.message import Message
+from google.protobuf import symbol_database
 from opentelemetry import context, propagate
 from prometheus_client import Counter, Gauge
 from sqlalchemy import Connection, delete, func, literal, select, update
 
+from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
 from event_bus.errors import BusError, BusUnavailable, QueueFull
 from event_bus.topology import EVENTS, TASKS
@@ -39,9 +39,9 @@ WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet publishe
 class Bus(Protocol):
     """What the relay needs of an EventBus."""
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck: ...
+    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck: ...
 
-    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck: ...
+    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class OutboxRelay:
                         extra={"lane": row.lane, "event_id": row.event_id, "error": str(error)},
                     )
                     break
-                except (BusError, json_format.ParseError, KeyError) as error:
+                except (BusError, KeyError) as error:
                     await self._set_aside(row, error)
                 confirmed.append(row.id)
         finally:
@@ -150,14 +150,13 @@ class OutboxRelay:
         return len(confirmed)
 
     async def _publish(self, row: Row) -> None:
-        message_type = symbol_database.Default().GetSymbol(row.schema)
-        message: Message = json_format.Parse(row.payload, message_type())
+        message = Encoded(symbol_database.Default().GetSymbol(row.schema), row.payload.encode())
         token = context.attach(propagate.extract(json.loads(row.trace)))
         try:
             if row.lane == TASKS:
-                await self._bus.command(message, pool=row.address, event_id=row.event_id)
+                await self._bus.command_encoded(message, pool=row.address, event_id=row.event_id)
             else:
-                await self._bus.publish(message, model=row.address, event_id=row.event_id)
+                await self._bus.publish_encoded(message, model=row.address, event_id=row.event_id)
         finally:
             context.detach(token)
         RELAYED.labels(row.lane).inc()

@@ -13,6 +13,7 @@ from model_gateway.domain.errors import GatewayError
 from model_gateway.domain.replies import Usage
 from model_gateway.domain.routing import Weights
 from model_gateway.ports import UsageRow, UsageSink
+from service_kit.telemetry import mark_failed
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class Exchange:
         if self.span is not None:
             telemetry.describe(self.span, self.weights, self.usage, self.finish_reasons)
             if self.error is not None:
-                telemetry.fail(self.span, code, self.error.message)
+                mark_failed(self.span, code, self.error.message)
             self.span.end()
         sink.add(self._row(model, code, duration_s))
 

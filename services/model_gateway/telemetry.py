@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -105,9 +105,3 @@ def describe(span: Span, weights: Weights | None, usage: Usage, finish_reasons: 
     if finish_reasons:
         told["gen_ai.response.finish_reasons"] = finish_reasons
     span.set_attributes(told)
-
-
-def fail(span: Span, code: str, message: str) -> None:
-    """The request ended with an error."""
-    span.set_attribute("error.type", code)
-    span.set_status(StatusCode.ERROR, message)

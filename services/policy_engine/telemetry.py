@@ -7,11 +7,12 @@ from typing import Final
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
 
 from policy_engine.domain import Reloaded, Target, VersionRefused
+from service_kit.telemetry import mark_failed
 
 _SECONDS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _REMEMBERED: Final = 32
@@ -68,8 +69,7 @@ class KeeperTelemetry:
             try:
                 yield
             except VersionRefused as error:
-                span.set_status(StatusCode.ERROR, str(error))
-                span.set_attribute("error.type", error.kind.value)
+                mark_failed(span, error.kind.value, str(error))
                 raise
 
     def count_reload(self, done: Reloaded) -> None:

@@ -19,6 +19,8 @@ from reward_grader.domain import (
     GradingTask,
     clipped,
 )
+from service_kit.telemetry import mark_failed
+from service_kit.waits import WaitLog
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class RecordHandler:
         self._grade = grade
         self._facts = facts
         self._now = now
-        self._waits = telemetry.WaitLog()
+        self._waits = WaitLog(log, "trajectories_wait")
 
     async def __call__(self, delivery: Delivery[TrajectoryRecorded]) -> None:
         """Returns when the outcome is published. Raises Later for a named wait, Poison for no trajectory."""
@@ -67,14 +69,15 @@ class RecordHandler:
                     telemetry.describe_grade(span, grade)
                     await self._announce_grade(recorded, grade)
                 case CannotGrade(kind, detail):
-                    telemetry.mark_failed(span, kind, detail)
+                    mark_failed(span, kind, detail)
                     await self._announce_failure(recorded, outcome)
+                    # After the announcement: a crash before it still finds the environment. A grade ended
+                    # it already, and its first answer stays readable.
+                    await self._grade.release(task)
                 case GradeLater(delay_s, waiting_for):
                     self._count("later")
                     self._waits.say(waiting_for)
                     raise Later(delay_s, waiting_for)
-            # After the announcement: a crash before it still finds the environment and its first answer.
-            await self._grade.release(task)
 
     async def _outcome(self, task: GradingTask, num_delivered: int) -> GradeOutcome:
         try:

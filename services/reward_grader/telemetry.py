@@ -1,17 +1,14 @@
 """The grader's spans and metrics."""
 
-import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
 from reward_grader.domain import Grade, GradingTask
 
-_log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("upcycle.reward_grader")
 
 TRAJECTORIES = Counter(
@@ -47,28 +44,3 @@ def _result(span: Span, name: str, value: float, label: str | None) -> None:
     if label is not None:
         attributes["gen_ai.evaluation.score.label"] = label
     span.add_event("gen_ai.evaluation.result", attributes)
-
-
-def mark_failed(span: Span, kind: str, detail: str) -> None:
-    """No reward; `kind` is a stable word."""
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, detail))
-
-
-class WaitLog:
-    """Says what trajectories wait for, without saying it once per trajectory."""
-
-    def __init__(self, *, every_s: float = 10.0, max_texts: int = 100) -> None:
-        self._every_s = every_s
-        self._max_texts = max_texts
-        self._said_at: dict[str, float] = {}
-
-    def say(self, waiting_for: str) -> None:
-        """Log a warning unless the same was logged a moment ago."""
-        now = time.monotonic()
-        if now - self._said_at.get(waiting_for, -self._every_s) < self._every_s:
-            return
-        if len(self._said_at) >= self._max_texts:
-            self._said_at.clear()
-        self._said_at[waiting_for] = now
-        _log.warning("trajectories_wait", extra={"waiting_for": waiting_for})

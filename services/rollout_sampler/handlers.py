@@ -19,6 +19,8 @@ from rollout_sampler.domain import (
     TryLater,
 )
 from service_kit.idleness import SlotMeter
+from service_kit.telemetry import mark_failed
+from service_kit.waits import WaitLog
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class EpisodeHandler:
         self._play = play
         self._facts = facts
         self._now = now
-        self._waits = telemetry.WaitLog()
+        self._waits = WaitLog(log, "episodes_wait")
 
     async def __call__(self, delivery: Delivery[EpisodeRequested]) -> None:
         """Returns when the outcome is published. Raises Later for a named wait, Poison for no episode."""
@@ -69,7 +71,7 @@ class EpisodeHandler:
         ):
             outcome = await self._outcome(task, delivery)
             if isinstance(outcome, Failed):
-                telemetry.mark_failed(span, outcome.kind, outcome.detail)
+                mark_failed(span, outcome.kind, outcome.detail)
             await self._announce(task, outcome)
 
     async def _outcome(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> PlayOutcome:

@@ -1,18 +1,15 @@
 """Spans by the GenAI conventions, and the sampler's metrics. No prompt or completion text leaves this way."""
 
-import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from opentelemetry import propagate, trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from rollout_sampler.domain import Completion, EpisodeTask
 
-_log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("upcycle.rollout_sampler")
 
 EPISODES = Counter(
@@ -98,31 +95,6 @@ def tool_span(task: EpisodeTask, name: str, call_id: str) -> Iterator[Span]:
         f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes
     ) as span:
         yield span
-
-
-def mark_failed(span: Span, kind: str, detail: str) -> None:
-    """The operation failed; `kind` is a stable word."""
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, detail))
-
-
-class WaitLog:
-    """Says what episodes wait for, without saying it once per episode."""
-
-    def __init__(self, *, every_s: float = 10.0, max_texts: int = 100) -> None:
-        self._every_s = every_s
-        self._max_texts = max_texts
-        self._said_at: dict[str, float] = {}
-
-    def say(self, waiting_for: str) -> None:
-        """Log a warning unless the same was logged a moment ago."""
-        now = time.monotonic()
-        if now - self._said_at.get(waiting_for, -self._every_s) < self._every_s:
-            return
-        if len(self._said_at) >= self._max_texts:
-            self._said_at.clear()
-        self._said_at[waiting_for] = now
-        _log.warning("episodes_wait", extra={"waiting_for": waiting_for})
 
 
 def current_traceparent() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 REQUEST_TIMEOUT_S = 30.0
 MAX_TOKENS = 8
 

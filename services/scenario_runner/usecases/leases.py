@@ -135,7 +135,8 @@ class Leases:
 
     async def expire(self) -> int:
         """End every lease that lapsed; returns how many environments that ended."""
-        overdue = [lease for lease in self._leases.values() if lease.expires_at <= self._now()]
+        now = self._now()
+        overdue = [lease for lease in self._leases.values() if lease.expires_at <= now]
         abandoned = [lease for lease in overdue if not lease.ended]
         for lease in abandoned:
             log.warning("lease_lapsed", extra={"lease_id": lease.lease_id, "episode_id": lease.episode_id})
@@ -164,6 +165,7 @@ class Leases:
         try:
             return await lease.environment.grade(answer, transcript)
         finally:
+            lease.calls.clear()  # until the lease lapses, only its grade is asked for again
             await self._end(lease)
 
     async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:

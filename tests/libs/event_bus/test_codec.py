@@ -22,7 +22,7 @@ def test_an_event_is_canonical_json_that_a_person_can_read() -> None:
         "kind": "timeout",
         "detail": "x",
     }
-    assert decode(EpisodeFailed, encode(message), headers_for(message, "id")) == message
+    assert decode(EpisodeFailed, encode(message), headers_for(EpisodeFailed, "id")) == message
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_is_not_the_promised_message_is_malformed_and_says_why(payload: byt
 
 
 def test_the_schema_header_must_agree_with_the_subject() -> None:
-    headers = headers_for(EpisodeCancelled(), "id")
+    headers = headers_for(EpisodeCancelled, "id")
     with pytest.raises(MalformedEvent, match="EpisodeCancelled"):
         decode(EpisodeFailed, b"{}", headers)
     assert decode(EpisodeFailed, b"{}", {}) == EpisodeFailed()
@@ -58,7 +58,7 @@ def test_another_content_type_is_malformed() -> None:
 @pytest.mark.parametrize("event_id", ["", "two\nlines", "caf\u00e9", "x" * 513])
 def test_an_id_that_cannot_be_a_header_is_refused(event_id: str) -> None:
     with pytest.raises(UnknownEvent, match="event id"):
-        headers_for(failed("x"), event_id)
+        headers_for(EpisodeFailed, event_id)
 
 
 @given(st.text(min_size=1, max_size=20))

@@ -15,7 +15,7 @@ async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
 ) -> None:
     server, spec, seen = nats_server(), fact_spec(max_ack_pending=64, ack_wait_s=2), Seen()
     confirmed: list[str] = []
-    stop_at = time.monotonic() + 3
+    killed = asyncio.Event()
 
     async with (
         running(server, spec, setup=lambda bus: bus.subscribe(spec, seen, slots=8)) as bus,
@@ -24,7 +24,7 @@ async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
 
         async def load(publisher: int) -> None:
             n = 0
-            while time.monotonic() < stop_at:
+            while not killed.is_set() or len(confirmed) < 200:
                 detail = f"{publisher}-{n}"
                 await bus.publish(failed(detail), model=MODEL, event_id=detail)
                 confirmed.append(detail)
@@ -36,12 +36,12 @@ async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
             await asyncio.to_thread(server.kill)
             await asyncio.sleep(0.2)
             await asyncio.to_thread(server.start)
+        killed.set()
         await asyncio.gather(*loads)
         stored = {message.headers["Nats-Msg-Id"] for message in await eyes.stored("EVENTS")}
         assert set(confirmed) <= stored
         await until(lambda: set(seen.details) >= set(confirmed))
         assert len(await eyes.stored("EVENTS")) == len(stored), "an event id was stored twice"
-    assert len(confirmed) > 200
 
 
 async def test_kill_9_of_a_service_gives_its_message_to_the_next(nats_server: NatsFactory) -> None:

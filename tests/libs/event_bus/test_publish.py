@@ -7,6 +7,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
+from opentelemetry import propagate, trace
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import FAST, eyes_on, failed, running
 
@@ -14,7 +15,7 @@ from event_bus import BusError, BusUnavailable, EventTooLarge, PubAck, QueueFull
 from event_bus.codec import encode, headers_for, headers_size
 from event_bus.topology import EVENTS, MAX_EVENT_BYTES, TASKS
 from upcycle.api.common.v1.common_pb2 import BlobRef
-from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 
 async def test_a_confirmed_fact_is_stored_once_with_its_headers(nats_server: NatsFactory) -> None:
@@ -45,10 +46,13 @@ async def test_an_event_of_exactly_the_limit_passes_and_one_byte_more_is_refused
     nats_server: NatsFactory,
 ) -> None:
     server = nats_server()
+    headers = headers_for(EpisodeFailed, "id")
+    with trace.get_tracer("t").start_as_current_span("publish"):
+        propagate.inject(headers)  # where this process traces, a publish carries its context, too
     async with running(server) as bus:
-        overhead = headers_size(headers_for(failed(""), "id")) + len(encode(failed("")))
+        overhead = headers_size(headers) + len(encode(failed("")))
         fits = failed("y" * ((MAX_EVENT_BYTES - overhead) // 2 - 10))
-        room = MAX_EVENT_BYTES - headers_size(headers_for(fits, "id")) - len(encode(fits))
+        room = MAX_EVENT_BYTES - headers_size(headers) - len(encode(fits))
         fits.kind += "k" * room
         await bus.publish(fits, model="m", event_id="id")
         fits.kind += "k"

@@ -66,13 +66,14 @@ def test_a_step_keeps_more_links_than_the_sdk_would(
     assert span.dropped_links_count == 0
 
 
-def test_without_an_endpoint_spans_exist_and_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_endpoint_ids_flow_and_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     telemetry = setup_telemetry("toy")
 
     with telemetry.provider.get_tracer("test").start_as_current_span("x") as span:
         assert span.get_span_context().is_valid
+        assert not span.is_recording()
     telemetry.shutdown()
 
 

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from google.protobuf.message import Message
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
 
-from event_bus import BusUnavailable, PubAck
+from event_bus import BusUnavailable, Encoded, PubAck
 from sql_store import Database, outbox_table
 
 T = TypeVar("T")
@@ -56,10 +55,10 @@ class Remembering:
         self.down = False
         self.refuses: dict[str, Exception] = {}
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck:
+    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck:
         return self._take("fact", model, event_id)
 
-    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck:
+    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck:
         return self._take("command", pool, event_id)
 
     def _take(self, kind: str, address: str, event_id: str) -> PubAck:

@@ -151,7 +151,7 @@ async def test_what_the_bus_will_never_take_is_set_aside_with_its_reason(sql_url
         await put(db, "a", "b", "c", "d")
         await db.run(
             lambda connection: connection.execute(
-                update(OUTBOX).where(OUTBOX.c.event_id == "c").values(payload="{nonsense")
+                update(OUTBOX).where(OUTBOX.c.event_id == "c").values(schema="upcycle.api.gone.v1.Fact")
             )
         )
         relay = OutboxRelay(db, bus)
@@ -162,7 +162,7 @@ async def test_what_the_bus_will_never_take_is_set_aside_with_its_reason(sql_url
         rows = [tuple(row) for row in await db.run(lambda connection: connection.execute(refused).all())]
         assert [row[0] for row in rows] == ["b", "c"]
         assert "too large" in rows[0][1]
-        assert "ParseError" in rows[1][1]
+        assert "upcycle.api.gone.v1.Fact" in rows[1][1]
         await db.run(lambda connection: prune(connection, timedelta(seconds=-60)))
         assert (
             await db.run(lambda connection: connection.execute(select(func.count(OUTBOX.c.id))).scalar()) == 2
@@ -183,7 +183,7 @@ async def test_a_stop_publishes_what_is_committed(sql_url: str) -> None:
 
 async def test_a_crash_between_publish_and_mark_publishes_again_under_the_same_id(sql_url: str) -> None:
     class Crashing(Remembering):
-        async def publish(self, event: object, *, model: str, event_id: str) -> PubAck:
+        async def publish_encoded(self, event: object, *, model: str, event_id: str) -> PubAck:
             self._take("fact", model, event_id)
             raise asyncio.CancelledError
 
@@ -206,7 +206,7 @@ async def test_a_published_event_belongs_to_the_trace_that_stored_it(sql_url: st
     seen: list[int] = []
 
     class Looking(Remembering):
-        async def publish(self, event: object, *, model: str, event_id: str) -> PubAck:
+        async def publish_encoded(self, event: object, *, model: str, event_id: str) -> PubAck:
             seen.append(trace.get_current_span().get_span_context().trace_id)
             return self._take("fact", model, event_id)
 

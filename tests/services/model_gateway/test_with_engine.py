@@ -89,13 +89,13 @@ class Serving:
         request = pb.SetHeadRequest(
             model=MODEL, checkpoint_id=f"ckpt-{MODEL}-v{version:08d}", actor="test", reason="test"
         )
-        for _ in range(100):
+        for _ in range(600):
             listed = await self.registry.ListCheckpoints(pb.ListCheckpointsRequest(model=MODEL))
             if any(checkpoint.version == version for checkpoint in listed.checkpoints):
                 await self.registry.SetHead(request)
                 return
             await asyncio.sleep(0.05)
-        raise AssertionError(f"v{version} was not recorded within 5 s")
+        raise AssertionError(f"v{version} was not recorded within 30 s")
 
 
 def free_port() -> int:

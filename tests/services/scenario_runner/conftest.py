@@ -19,7 +19,6 @@ from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit.groups import BusSettings, PeerSettings, SqlSettings
 from service_kit.service import Service
-from service_kit.telemetry import setup_telemetry
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import (
@@ -75,7 +74,7 @@ Start = Callable[..., Awaitable[Runner]]
 def traced() -> None:
     """Spans exist, as in the service's own process."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        setup_telemetry("tests")
+        trace.set_tracer_provider(TracerProvider())
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def _logprobs(model: PackedModel, rows: Sequence[TrainingRow], *, share_prefixes
     """[N] of each row, by its id."""
     batch = pack(rows, share_prefixes=share_prefixes).to(model.device)
     values, _ = model.logprobs(batch)
-    parts = values.cpu().split([row.num_trained for row in rows])
+    parts = torch.split(values.cpu(), [row.num_trained for row in rows])
     return {row.row_id: part for row, part in zip(rows, parts, strict=True)}
 
 

@@ -13,8 +13,7 @@ from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import object_store, peer
 from grpo_trainer.domain.states import BasePolicy, SessionState
-from grpo_trainer.domain.steps import checkpoint_id
-from grpo_trainer.domain.steps import version_of
+from grpo_trainer.domain.steps import checkpoint_id, version_of
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
 from policy_files import (

@@ -15,11 +15,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-import torch
 from safetensors.torch import load_file
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
 
 from blob_store import S3BlobStore
+from blob_store.provision import provision_bucket
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer, connect
@@ -170,10 +170,13 @@ async def reference(tmp_path: Path) -> World:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(("ranks", "rounding"), [(1, 0.0), (2, 1e-4)])
 async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupted_run(
-    reference: World, tmp_path: Path, s3_settings: S3Settings
+    ranks: int, rounding: float, reference: World, tmp_path: Path, s3_settings: S3Settings
 ) -> None:
-
+    """rounding: two ranks add up in another order, and Adam's first steps magnify it."""
+    s3_settings = s3_settings.model_copy(update={"bucket": f"{s3_settings.bucket}-{ranks}"})
+    provision_bucket(s3_settings)
     lucky = random.Random(3)
     with NatsServer(tmp_path / "nats") as nats:
         await provision(nats.url)
@@ -183,6 +186,7 @@ async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupt
             connected(nats.url, s3_settings) as (bus, store),
         ):
             variables = environment(nats.url, s3_settings, tmp_path, registry_server.address, ports)
+            variables["GRPO_TRAINER_RANKS"] = str(ranks)
             for key, data in reference.store.objects.items():
                 await store.put(key, data)
             await publish(reference, bus, slice(1))
@@ -208,7 +212,7 @@ async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupt
     async with Trainer(reference):
         await reference.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
     expected, found = await reference.weights(STEPS), load_file(directory / "model.safetensors")
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert max(float((expected[name] - found[name]).abs().max()) for name in expected) <= rounding
 
 
 async def check_service(ports: tuple[int, int]) -> None:

@@ -89,9 +89,12 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_layers_have_the_same_gradient() -> None:
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_have_the_same_gradient(checkpointing: bool) -> None:
+    given = ModelOptions(compiled=True, gradient_checkpointing=checkpointing)
     expected = gradients(ModelOptions(), dtype=torch.float32)
-    assert apart(gradients(ModelOptions(compiled=True), dtype=torch.float32), expected) <= 1e-5
+    assert apart(gradients(given, dtype=torch.float32), expected) <= 1e-5
 
 
 PATHS = [

@@ -21,7 +21,7 @@ from benchmarks.stacks import REPOSITORY, BenchmarkFailed
 from benchmarks.step_batches import Shape, draw, new_policy, write_rows
 
 THREADS: Final = min(2, os.cpu_count() or 1)
-MICROBATCH: Final = 4096
+MICROBATCH: Final = 8192
 """The trainer's default."""
 ONE_PASS: Final = 1 << 20
 """As TRL computes it: the whole batch at once."""

@@ -12,7 +12,7 @@ from examples.incident.env import prompt
 class Recipe:
     """One training run of the example and its held-out gate. Units are in the names; counts are per step."""
 
-    steps: int = 15
+    steps: int = 14
     prompts_per_step: int = 32
     group_size: int = 8
     max_staleness: int = 1

@@ -23,7 +23,7 @@ class GrpoTrainerSettings(ServiceSettings):
     """Torch device that trains, e.g. cpu or cuda:0."""
     num_threads: int = Field(2, ge=1, le=256)
     """Threads that torch uses on a CPU."""
-    microbatch_tokens: int = Field(4096, ge=1)
+    microbatch_tokens: int = Field(8192, ge=1)
     """Unique tokens of one forward and backward pass; bounds memory, changes no gradient."""
     share_prefixes: bool = True
     """Compute tokens that members of a group have in common once."""

@@ -37,7 +37,7 @@ class LearnerOptions:
 
     device: str = "cpu"
     num_threads: int = 2
-    microbatch_tokens: int = 4096
+    microbatch_tokens: int = 8192
     share_prefixes: bool = True
     model: ModelOptions = field(default_factory=ModelOptions)
     ranks: int = 1

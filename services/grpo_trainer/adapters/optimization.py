@@ -33,7 +33,7 @@ class StepOptions:
 
     objective: Objective
     max_grad_norm: float = 1.0
-    microbatch_tokens: int = 4096
+    microbatch_tokens: int = 8192
     share_prefixes: bool = True
     max_row_tokens: int = 0
     clip_low: float = 0.2

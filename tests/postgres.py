@@ -3,13 +3,14 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from local_stack.ports import free_ports
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.05
@@ -130,6 +131,5 @@ def _unprivileged() -> str | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port

@@ -1,21 +1,55 @@
 """Free TCP ports on the loopback."""
 
+import random
 import socket
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 LOOPBACK = "127.0.0.1"
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST: Final = 20_000
+_AT_LEAST: Final = 10_000
+"""Ports looked at where the kernel's range begins lower: better a rare clash than none to choose from."""
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different ports that are free now. Bind soon: nothing reserves them."""
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    """`count` different ports that are free now. Bind soon: nothing reserves them.
+
+    From below the range that the kernel takes for outgoing connections: there, any client of this machine
+    could get the port between now and then. Raises OSError when there are not that many.
+    """
+    found: dict[int, socket.socket] = {}
+    candidates = iter(_shuffled(_FIRST, _first_ephemeral()))
     try:
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        while len(found) < count:
+            port = next(candidates, None)
+            if port is None:
+                raise OSError(f"{count} free ports wanted, {len(found)} found on {LOOPBACK} from {_FIRST} on")
+            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                one.bind((LOOPBACK, port))
+            except OSError:
+                one.close()
+            else:
+                found[port] = one
+        return list(found)
     finally:
-        for one in sockets:
+        for one in found.values():
             one.close()
+
+
+def _shuffled(first: int, end: int) -> list[int]:
+    """Every port once, in an order of its own for each caller: processes that ask at once differ."""
+    return random.SystemRandom().sample(range(first, end), max(end - first, 0))
+
+
+def _first_ephemeral() -> int:
+    """Where the kernel's ports for outgoing connections begin."""
+    try:
+        return max(int(_EPHEMERAL.read_text().split()[0]), _FIRST + _AT_LEAST)
+    except OSError:  # not Linux's /proc
+        return _FIRST + _AT_LEAST
 
 
 def is_free(port: int) -> bool:

@@ -151,7 +151,7 @@ def _identities(settings: S3Settings) -> dict[str, object]:
 
 
 def _admin_ports() -> tuple[int, int]:
-    for port in free_ports(64):
+    for port in sorted(free_ports(64)):  # the lowest, so that the neighbour is no port of the kernel's choice
         if port + _ADMIN_GRPC_OFFSET < 65536 and is_free(port + _ADMIN_GRPC_OFFSET):
             return port, port + _ADMIN_GRPC_OFFSET
     raise S3ServerError(f"no free port whose neighbour {_ADMIN_GRPC_OFFSET} above it is free, too")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -14,20 +13,15 @@ import pytest
 
 from event_bus.provision import provision
 from local_stack.nats import nats_command
+from local_stack.ports import free_ports
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "nats" / "nats.conf"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
 def deployed(tmp_path: Path) -> Iterator[tuple[int, int]]:
     """(client port, monitoring port) of a server on the container's configuration, moved to the loopback."""
-    port, http_port = free_port(), free_port()
+    port, http_port = free_ports(2)
     text = CONFIG.read_text().replace("0.0.0.0:4222", f"127.0.0.1:{port}")
     text = text.replace("0.0.0.0:8222", f"127.0.0.1:{http_port}").replace('"/data"', f'"{tmp_path / "data"}"')
     (tmp_path / "nats.conf").write_text(text)

@@ -1,6 +1,5 @@
 """A registry's use cases over real SQL, a planner in memory and a clock that the test moves."""
 
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer
+from local_stack.ports import free_ports
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from sql_store import Database, migrate
 from sql_store.outbox import OUTBOX
@@ -164,6 +164,5 @@ async def stack(
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer, connect
 from local_stack.nats import NatsServer
+from local_stack.ports import free_ports
 from policy_files import fetch, load
 from service_kit.groups import S3Settings
 from upcycle.api.common.v1 import common_pb2 as common
@@ -56,10 +56,8 @@ class Registry(RegistryServiceServicer):
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    (port,) = free_ports(1)
+    return port
 
 
 class Process:

@@ -1,7 +1,6 @@
 """The serving half of the loop for real: registry, keeper, embedded engine, gateway, openai client."""
 
 import asyncio
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from event_bus import EventBus
 from grpc_edge import connect
+from local_stack.ports import free_ports
 from model_gateway.app import build_app as build_gateway
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
@@ -99,9 +99,8 @@ class Serving:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port
 
 
 @pytest.fixture

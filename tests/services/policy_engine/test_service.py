@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from checkpoint_registry.settings import CheckpointRegistrySettings
 from engine_client import EngineClient, SamplingParams, TokenSpan
 from event_bus import EventBus
 from grpc_edge import connect
+from local_stack.ports import free_ports
 from policy_engine.app import build_app
 from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
@@ -166,9 +166,8 @@ def _ref(message: common_pb2.BlobRef) -> Any:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port
 
 
 @pytest.fixture

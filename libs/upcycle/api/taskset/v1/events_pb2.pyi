@@ -107,8 +107,8 @@ Global___RunFinished: _TypeAlias = RunFinished  # noqa: Y015
 
 @_typing.final
 class RunStopping(_message.Message):
-    """Fact run.stopping: the run is to end early. Its trainer finishes the step under way, saves that version as the final
-    checkpoint, and settles every group that it still holds.
+    """Fact run.stopping: the run is to end before its last step. Its trainer finishes the step under way, saves that version
+    as the final checkpoint (COMPLETED only), and settles every group that it still holds.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -117,9 +117,15 @@ class RunStopping(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     STOPPING_AT_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    LAST_WORD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     reason: _builtins.str
+    ending: _taskset_pb2.RunState.ValueType
+    """COMPLETED (also unset), CANCELLED, FAILED"""
+    last_word: _builtins.bool
+    """the trainer did not answer in time: groups that it has not settled before this are excluded"""
     @_builtins.property
     def stopping_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -129,10 +135,12 @@ class RunStopping(_message.Message):
         model: _builtins.str = ...,
         reason: _builtins.str = ...,
         stopping_at: _timestamp_pb2.Timestamp | None = ...,
+        ending: _taskset_pb2.RunState.ValueType = ...,
+        last_word: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stopping_at", b"stopping_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "reason", b"reason", "run_id", b"run_id", "stopping_at", b"stopping_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "last_word", b"last_word", "model", b"model", "reason", b"reason", "run_id", b"run_id", "stopping_at", b"stopping_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

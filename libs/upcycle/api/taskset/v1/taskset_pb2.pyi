@@ -329,6 +329,9 @@ class TrainingConfig(_message.Message):
     AGGREGATION_FIELD_NUMBER: _builtins.int
     KL_ESTIMATOR_FIELD_NUMBER: _builtins.int
     KL_PLACEMENT_FIELD_NUMBER: _builtins.int
+    LR_SCHEDULE_FIELD_NUMBER: _builtins.int
+    WARMUP_STEPS_FIELD_NUMBER: _builtins.int
+    MIN_LR_FRACTION_FIELD_NUMBER: _builtins.int
     LORA_RANK_FIELD_NUMBER: _builtins.int
     LORA_ALPHA_FIELD_NUMBER: _builtins.int
     LORA_TARGETS_FIELD_NUMBER: _builtins.int
@@ -361,6 +364,12 @@ class TrainingConfig(_message.Message):
     """k1, k2, k3 (default) or k3_plus; read where loss_config has kl_coefficient"""
     kl_placement: _builtins.str
     """"loss" (default) or "reward" """
+    lr_schedule: _builtins.str
+    """of the learning rate over the steps: "constant" (default), "linear" or "cosine" """
+    warmup_steps: _builtins.int
+    """first steps, during which the rate rises to learning_rate; default 0"""
+    min_lr_fraction: _builtins.float
+    """of learning_rate, towards which linear and cosine fall; default 0"""
     lora_rank: _builtins.int
     """0 (default): all weights train; else low-rank adapters of this rank do"""
     lora_alpha: _builtins.float
@@ -390,13 +399,16 @@ class TrainingConfig(_message.Message):
         aggregation: _builtins.str | None = ...,
         kl_estimator: _builtins.str | None = ...,
         kl_placement: _builtins.str | None = ...,
+        lr_schedule: _builtins.str | None = ...,
+        warmup_steps: _builtins.int | None = ...,
+        min_lr_fraction: _builtins.float | None = ...,
         lora_rank: _builtins.int | None = ...,
         lora_alpha: _builtins.float | None = ...,
         lora_targets: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -422,16 +434,22 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__lora_targets: _TypeAlias = _typing.Literal["_lora_targets", b"_lora_targets"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__lr_schedule: _TypeAlias = _typing.Literal["lr_schedule"]  # noqa: Y015
+    _WhichOneofArgType__lr_schedule: _TypeAlias = _typing.Literal["_lr_schedule", b"_lr_schedule"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
+    _WhichOneofReturnType__min_lr_fraction: _TypeAlias = _typing.Literal["min_lr_fraction"]  # noqa: Y015
+    _WhichOneofArgType__min_lr_fraction: _TypeAlias = _typing.Literal["_min_lr_fraction", b"_min_lr_fraction"]  # noqa: Y015
     _WhichOneofReturnType__prompts_per_step: _TypeAlias = _typing.Literal["prompts_per_step"]  # noqa: Y015
     _WhichOneofArgType__prompts_per_step: _TypeAlias = _typing.Literal["_prompts_per_step", b"_prompts_per_step"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
+    _WhichOneofReturnType__warmup_steps: _TypeAlias = _typing.Literal["warmup_steps"]  # noqa: Y015
+    _WhichOneofArgType__warmup_steps: _TypeAlias = _typing.Literal["_warmup_steps", b"_warmup_steps"]  # noqa: Y015
     _WhichOneofReturnType__weight_decay: _TypeAlias = _typing.Literal["weight_decay"]  # noqa: Y015
     _WhichOneofArgType__weight_decay: _TypeAlias = _typing.Literal["_weight_decay", b"_weight_decay"]  # noqa: Y015
     @_typing.overload
@@ -459,15 +477,21 @@ class TrainingConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_schedule) -> _WhichOneofReturnType__lr_schedule | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_lr_fraction) -> _WhichOneofReturnType__min_lr_fraction | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompts_per_step) -> _WhichOneofReturnType__prompts_per_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warmup_steps) -> _WhichOneofReturnType__warmup_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_decay) -> _WhichOneofReturnType__weight_decay | None: ...
 

@@ -46,6 +46,28 @@ SESSION_STATE_FINISHED: SessionState.ValueType  # 4
 SESSION_STATE_FAILED: SessionState.ValueType  # 5
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
+class _SessionKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_KIND_UNSPECIFIED: _SessionKind.ValueType  # 0
+    SESSION_KIND_RUN: _SessionKind.ValueType  # 1
+    """a training run"""
+    SESSION_KIND_BY_HAND: _SessionKind.ValueType  # 2
+    """whoever calls OptimStep; run_id is hand-<model>, there are no target steps and no end"""
+
+class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper):
+    """Who decides about the steps of a session."""
+
+SESSION_KIND_UNSPECIFIED: SessionKind.ValueType  # 0
+SESSION_KIND_RUN: SessionKind.ValueType  # 1
+"""a training run"""
+SESSION_KIND_BY_HAND: SessionKind.ValueType  # 2
+"""whoever calls OptimStep; run_id is hand-<model>, there are no target steps and no end"""
+Global___SessionKind: _TypeAlias = SessionKind  # noqa: Y015
+
 @_typing.final
 class PolicyFile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -332,6 +354,7 @@ class TrainingSession(_message.Message):
     WAITING_S_FIELD_NUMBER: _builtins.int
     ALARMS_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     state: Global___SessionState.ValueType
@@ -345,6 +368,7 @@ class TrainingSession(_message.Message):
     """since the last step ended"""
     stopping: _builtins.bool
     """the run ends early: no step follows"""
+    kind: Global___SessionKind.ValueType
     @_builtins.property
     def settled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """trained, excluded(zero_spread), ..."""
@@ -370,10 +394,11 @@ class TrainingSession(_message.Message):
         waiting_s: _builtins.float = ...,
         alarms: _abc.Iterable[Global___TrainingAlarm] | None = ...,
         stopping: _builtins.bool = ...,
+        kind: Global___SessionKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_metrics", b"last_metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

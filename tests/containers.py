@@ -2,7 +2,6 @@
 Docker engine.
 """
 
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -10,6 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from testcontainers.core.container import DockerContainer
+
+from service_kit.ports import free_ports
 
 _READY_TIMEOUT_S = 60.0
 
@@ -20,7 +21,7 @@ class NatsInContainer:
     """
 
     def __init__(self, image: str, config: str) -> None:
-        self._port, self._http_port = _free_port(), _free_port()
+        self._port, self._http_port = free_ports(2)
         self._container = (
             DockerContainer(image)
             .with_command("-c /etc/nats/nats.conf")
@@ -82,9 +83,3 @@ class NatsInContainer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from local_stack.ports import free_ports
+from service_kit.ports import free_ports
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.05
@@ -68,7 +68,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start on the same data (and, the second time, port)."""
-        self._port = self._port or _free_port()
+        self._port = self._port or free_ports(1)[0]
         options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._home), "-c", "fsync=off"]
         self._process = subprocess.Popen(
             [str(self._programs / "postgres"), "-D", str(self._home / "data"), *options],
@@ -128,8 +128,3 @@ def _unprivileged() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
-
-
-def _free_port() -> int:
-    (port,) = free_ports(1)
-    return port

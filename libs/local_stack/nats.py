@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local_stack.server import LocalServer, LocalServerError
-
-_ANY_PORT = -1
+from service_kit.ports import free_ports
 
 
 class NatsServerError(LocalServerError):
@@ -35,7 +34,7 @@ def nats_command(
 ) -> tuple[str, ...]:
     """Write `nats.conf` into `data_dir` and return the argv that runs it; starts nothing.
 
-    Ports: a number, or -1 to let the server choose (it writes its choice to `<data_dir>/ports/`).
+    A running server says in `<data_dir>/ports/` that it listens.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     (data_dir / "ports").mkdir(exist_ok=True)
@@ -72,16 +71,18 @@ def _config(data_dir: Path, port: int, http_port: int, login: NatsLogin | None, 
 
 
 class NatsServer(LocalServer):
-    """One nats-server process. Not started until `start()` or `with`; ports stay the same across restarts."""
+    """One nats-server process. Not started until `start()` or `with`; ports stay the same across restarts,
+    so they are chosen where no outgoing connection can take them in between."""
 
     name = "nats-server"
     error = NatsServerError
     ready_timeout_s = 20.0
 
     def __init__(self, data_dir: Path, port: int = 0, *, login: NatsLogin | None = None) -> None:
+        """port: of clients; 0: a free one, chosen at the first start."""
         super().__init__(data_dir)
-        self._port = port or _ANY_PORT
-        self._http_port = _ANY_PORT
+        self._port = port
+        self._http_port = 0
         self._login = login
 
     @property
@@ -95,6 +96,9 @@ class NatsServer(LocalServer):
         return f"http://127.0.0.1:{self._known(self._http_port)}"
 
     def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        if not self._http_port:
+            found, self._http_port = free_ports(2)
+            self._port = self._port or found
         # A killed server leaves its own; pids come again.
         for stale in (self._data_dir / "ports").glob("*.ports"):
             stale.unlink()
@@ -102,24 +106,10 @@ class NatsServer(LocalServer):
         return argv, {}
 
     def _await_ready(self, give_up_at: float) -> None:
-        self._learn_ports(give_up_at)
-        self._await_health(give_up_at)
-
-    def _learn_ports(self, give_up_at: float) -> None:
-        while not (ports := self._ports_file()):
+        # Before its health: whoever answers on the port must be this very process.
+        listens = self._data_dir / "ports" / f"nats-server_{self.pid}.ports"
+        while not listens.exists():
             self._wait_a_little(give_up_at, "writing its ports")
-        self._port = int(ports["nats"][0].rsplit(":", 1)[1])
-        self._http_port = int(ports["monitoring"][0].rsplit(":", 1)[1])
-
-    def _ports_file(self) -> dict[str, list[str]] | None:
-        path = self._data_dir / "ports" / f"nats-server_{self.pid}.ports"
-        try:
-            ports: dict[str, list[str]] = json.loads(path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):  # not yet, or half written
-            return None
-        return ports
-
-    def _await_health(self, give_up_at: float) -> None:
         while not self._healthy():
             self._wait_a_little(give_up_at, f"answering {self.monitor_url}/healthz?js-enabled-only=true")
 
@@ -133,6 +123,6 @@ class NatsServer(LocalServer):
             return False
 
     def _known(self, port: int) -> int:
-        if port == _ANY_PORT:
+        if not port:
             raise NatsServerError(f"nats-server on {self._data_dir} has no port yet: start it first")
         return port

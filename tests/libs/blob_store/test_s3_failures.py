@@ -17,9 +17,9 @@ from blob_store import (
     StoreUnavailable,
 )
 from blob_store.provision import provision_bucket
-from local_stack.ports import free_ports
 from local_stack.s3 import S3Server
 from service_kit import S3Settings
+from service_kit.ports import free_ports
 
 
 async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The client against replies that decide what it must do; healthy engines are in tests/contract/engines."""
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from engine_client import (
     unproven_label,
 )
 from engine_client.labels import WeightLabel
+from service_kit.ports import free_ports
 
 GENERATE, COMPLETE = "/inference/v1/generate", "/v1/completions"
 PARAMS = SamplingParams(max_tokens=4)
@@ -210,9 +210,7 @@ async def test_silence_ends_at_the_deadline() -> None:
 
 
 async def test_an_engine_that_is_gone_is_unavailable() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     async with EngineClient(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
             await client.generate("m", [1], PARAMS)

@@ -13,7 +13,7 @@ import pytest
 
 from event_bus.provision import provision
 from local_stack.nats import nats_command
-from local_stack.ports import free_ports
+from service_kit.ports import free_ports
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "nats" / "nats.conf"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from local_stack.credentials import load_or_make
-from local_stack.ports import free_ports
 from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec
 from service_kit import ServiceSettings, load_settings
+from service_kit.ports import free_ports
 
 INFRASTRUCTURE = {"nats", "s3"}
 

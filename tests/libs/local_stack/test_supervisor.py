@@ -16,10 +16,10 @@ import pytest
 from local_stack.logfile import rotate, tail
 from local_stack.managed import GaveUp
 from local_stack.orphans import marked
-from local_stack.ports import free_ports
 from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec, http_probe
 from local_stack.supervisor import AlreadyRunning, Supervisor, UnknownProcess
 from service_kit import DeadlineExceeded
+from service_kit.ports import free_ports
 
 HERE = Path(__file__).parent
 FAST = RestartPolicy(first_delay_s=0.05, max_delay_s=0.1, max_failed_starts=2)

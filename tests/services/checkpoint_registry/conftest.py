@@ -19,8 +19,8 @@ from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer
-from local_stack.ports import free_ports
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.ports import free_ports
 from sql_store import Database, migrate
 from sql_store.outbox import OUTBOX
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
@@ -136,9 +136,7 @@ async def bench(sql_url: str) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def stack(
-    nats_url: str, s3_settings: S3Settings, tmp_path: Path, free_port: int
-) -> AsyncIterator[Stack]:
+async def stack(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Stack]:
     # The other rpcs answer UNIMPLEMENTED, which the registry never sees.
     planner = PlannerStub({0: 0.3, 1: 0.9, 2: 0.3})  # type: ignore[abstract]
     server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
@@ -147,7 +145,7 @@ async def stack(
     await bus.start()
     planner.bus = bus
     settings = CheckpointRegistrySettings(
-        grpc_port=free_port,
+        grpc_port=free_ports(1)[0],
         gate_poll_s=0.2,
         max_import_bytes=4096,
         bus=BusSettings(url=nats_url),
@@ -160,9 +158,3 @@ async def stack(
     finally:
         await bus.stop()
         await server.stop()
-
-
-@pytest.fixture
-def free_port() -> int:
-    (port,) = free_ports(1)
-    return port

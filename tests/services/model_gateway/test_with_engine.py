@@ -20,7 +20,6 @@ from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from event_bus import EventBus
 from grpc_edge import connect
-from local_stack.ports import free_ports
 from model_gateway.app import build_app as build_gateway
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
@@ -29,6 +28,7 @@ from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.ports import free_ports
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -98,17 +98,12 @@ class Serving:
         raise AssertionError(f"v{version} was not recorded within 30 s")
 
 
-def free_port() -> int:
-    (port,) = free_ports(1)
-    return port
-
-
 @pytest.fixture
 async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Serving]:
-    port = free_port()
+    port, nowhere = free_ports(2)
     shared: dict[str, Any] = {
         "bus": BusSettings(url=nats_url),
-        "peers": PeerSettings(registry=f"127.0.0.1:{port}", tasksets=f"127.0.0.1:{free_port()}"),
+        "peers": PeerSettings(registry=f"127.0.0.1:{port}", tasksets=f"127.0.0.1:{nowhere}"),
     }
     sql = SqlSettings(data_dir=tmp_path / "sql")
     registry = build_registry(CheckpointRegistrySettings(grpc_port=port, sql=sql, s3=s3_settings, **shared))

@@ -22,13 +22,13 @@ from checkpoint_registry.settings import CheckpointRegistrySettings
 from engine_client import EngineClient, SamplingParams, TokenSpan
 from event_bus import EventBus
 from grpc_edge import connect
-from local_stack.ports import free_ports
 from policy_engine.app import build_app
 from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_ref, publish
 from service_kit import Service
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.ports import free_ports
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
@@ -165,16 +165,11 @@ def _ref(message: common_pb2.BlobRef) -> Any:
     return BlobRef(message.key, message.sha256, message.size_bytes)
 
 
-def _free_port() -> int:
-    (port,) = free_ports(1)
-    return port
-
-
 @pytest.fixture
 async def platform(
     nats_url: str, s3_settings: S3Settings, tmp_path: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Platform]:
-    bus_settings, port = BusSettings(url=nats_url), _free_port()
+    bus_settings, port = BusSettings(url=nats_url), free_ports(1)[0]
     peers = PeerSettings(registry=f"127.0.0.1:{port}")
     shared: dict[str, Any] = {"bus": bus_settings, "s3": s3_settings, "peers": peers}
     registry = build_registry(

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.services.reward_grader.conftest import World, tree, until
 from tests.services.rollout_sampler.stand_ins import Fleet
 
-from local_stack.ports import free_ports
 from reward_grader.usecases import GradeTrajectory
+from service_kit.ports import free_ports
 from upcycle.api.environment.v1.service_pb2 import GradeRequest, GradeResponse
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2

@@ -18,12 +18,12 @@ from blob_store import StoreUnavailable
 from event_bus import BusSettings, Topology
 from event_bus.provision import provision
 from event_bus.topology import UPCYCLE
-from local_stack.ports import free_ports
 from rollout_sampler import wire
 from rollout_sampler.adapters.bodies import BlobBodies, store_errors
 from rollout_sampler.app import build_play
 from rollout_sampler.domain import Recorded
 from rollout_sampler.usecases import PlayEpisode
+from service_kit.ports import free_ports
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
 

@@ -22,8 +22,8 @@ from event_bus import BusSettings, BusTimings, EventBus
 from event_bus.provision import provision
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from grpc_edge import connect
-from local_stack.ports import free_ports
 from service_kit.groups import S3Settings, SqlSettings
+from service_kit.ports import free_ports
 from sql_store import Database
 from trajectory_body import pack
 from trajectory_store.adapters.sql_index import SqlIndex

@@ -1,4 +1,4 @@
-"""Free TCP ports on the loopback."""
+"""Free TCP ports."""
 
 import random
 import socket
@@ -13,8 +13,8 @@ _AT_LEAST: Final = 10_000
 """Ports looked at where the kernel's range begins lower: better a rare clash than none to choose from."""
 
 
-def free_ports(count: int) -> list[int]:
-    """`count` different ports that are free now. Bind soon: nothing reserves them.
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """`count` different ports that are free on an address of this machine. Bind soon: nothing reserves them.
 
     From below the range that the kernel takes for outgoing connections: there, any client of this machine
     could get the port between now and then. Raises OSError when there are not that many.
@@ -25,10 +25,10 @@ def free_ports(count: int) -> list[int]:
         while len(found) < count:
             port = next(candidates, None)
             if port is None:
-                raise OSError(f"{count} free ports wanted, {len(found)} found on {LOOPBACK} from {_FIRST} on")
+                raise OSError(f"{count} free ports wanted, {len(found)} found on {host} from {_FIRST} on")
             one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                one.bind((LOOPBACK, port))
+                one.bind((host, port))
             except OSError:
                 one.close()
             else:

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from local_stack.ports import LOOPBACK, free_ports, is_free, pick_ports
+from service_kit.ports import LOOPBACK, free_ports, is_free, pick_ports
 
 
 def test_free_ports_are_different_and_can_be_bound() -> None:

@@ -1,0 +1,97 @@
+"""Folders of steps in the object store: where a durable state lies, whoever took the step.
+
+`<line>/step-<n>/` holds the files of tensors under the digest of them all and, written last and only if
+absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from blob_store import BlobStore, ref_of_bytes, ref_of_file
+from grpo_trainer import wire
+from grpo_trainer.adapters.boundaries import object_store
+from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
+from grpo_trainer.domain.trajectories import StoredBody
+
+State = TypeVar("State")
+
+MARKER: Final = "state.json"
+_FOLDER: Final = re.compile(r"(.*/step-\d{8})/")
+
+
+def step_folder(line: str, step: int) -> str:
+    """The folder of a step. line: what precedes it, of one run or one model."""
+    return f"{line}/step-{step:08d}"
+
+
+def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Keys below step folders, by folder. keys: as a store lists them, sorted, and so are the folders."""
+    folders: dict[str, list[str]] = {}
+    for key in keys:
+        if (match := _FOLDER.match(key)) is not None:
+            folders.setdefault(match[1], []).append(key)
+    return folders
+
+
+async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[StoredBody, ...]:
+    """Store every file of a local folder. The content is in the keys: another trainer's files cannot clobber
+    these."""
+    files, whole = await asyncio.to_thread(_digested, tensors)
+    refs = [await store.put_file(f"{folder}/{whole}/{file.name}", file) for file in files]
+    return tuple(map(wire.stored, refs))
+
+
+async def get_tensors(store: BlobStore, files: Iterable[StoredBody], directory: Path) -> None:
+    """Fetch the files of a state into an empty local folder."""
+    for file in files:
+        await store.get_file(wire.blob_ref(file), directory / file.key.rpartition("/")[2])
+
+
+def marker_of(folder: str, plain: Mapping[str, Any]) -> StoredBody:
+    """Claim check of the marker that holds these plain values."""
+    return wire.stored(ref_of_bytes(f"{folder}/{MARKER}", _bytes(plain)))
+
+
+async def put_marker(store: BlobStore, folder: str, plain: Mapping[str, Any]) -> None:
+    """The state exists from now on. Raises LineageTaken where another marker is there."""
+    if await store.put_if_absent(f"{folder}/{MARKER}", _bytes(plain)) is None:
+        raise LineageTaken(
+            f"{folder} is already written with another content: two trainers take the steps of one run, or "
+            "of one model; stop one of them"
+        )
+
+
+async def read_marker(store: BlobStore, key: str, parse: Callable[[Any], State]) -> State:
+    """The state of a marker that was listed. Raises BrokenArtifact."""
+    with object_store(key):
+        data = await store.read(key)
+    if data is None:
+        raise BrokenArtifact(f"{key} was listed and is gone: who deletes training states?")
+    try:
+        return parse(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
+
+
+async def delete(store: BlobStore, keys: Iterable[str]) -> None:
+    """Delete objects of one folder. The marker goes first: a state is whole or it is not there."""
+    for key in sorted(keys, key=lambda key: (not key.endswith(f"/{MARKER}"), key)):
+        await store.delete(key)
+
+
+def _bytes(plain: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _digested(directory: Path) -> tuple[list[Path], str]:
+    """The files of a folder, and one digest of them all."""
+    files = sorted(directory.iterdir())
+    shas = "".join(ref_of_file(file.name, file).sha256 for file in files)
+    return files, hashlib.sha256(shas.encode()).hexdigest()[:16]

@@ -12,10 +12,9 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from blob_store import BlobRef, BlobStore
+from blob_store import BlobRef, BlobStore, ref_of_file
 from policy_files.errors import CorruptPolicy
 from policy_files.manifest import check_manifest
-from policy_files.publishing import file_sha256
 from upcycle.api.training.v1.training_pb2 import PolicyFile, PolicyManifest
 
 _PARALLEL_FETCHES = 4
@@ -87,7 +86,7 @@ def _is_whole(path: Path, file: PolicyFile) -> bool:
     return (
         path.is_file()
         and path.stat().st_size == file.blob.size_bytes
-        and file_sha256(path) == file.blob.sha256
+        and ref_of_file(file.blob.key, path).sha256 == file.blob.sha256
     )
 
 

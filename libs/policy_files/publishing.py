@@ -5,13 +5,12 @@ files that the parent already stored are referenced, not stored twice.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from blob_store import BlobRef, BlobStore
+from blob_store import BlobRef, BlobStore, ref_of_file
 from policy_files.errors import InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
 from policy_files.manifest import (
     MANIFEST_NAME,
@@ -27,7 +26,6 @@ from upcycle.api.common.v1.common_pb2 import BlobRef as BlobRefMessage
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyFile, PolicyManifest
 
 _SUFFIXES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +139,5 @@ def _hash_directory(directory: Path) -> Mapping[str, str]:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if path.is_file() and path.suffix in _SUFFIXES and name != MANIFEST_NAME:
-            shas[name] = file_sha256(path)
+            shas[name] = ref_of_file(name, path).sha256
     return shas
-
-
-def file_sha256(path: Path) -> str:
-    """Lower-case hex sha256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

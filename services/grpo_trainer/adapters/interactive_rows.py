@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_math.advantages import advantage_function
 from grpo_math.errors import GrpoMathError
 from grpo_math.packing import TrainingRow
+from grpo_trainer.adapters.rows import row_of
 from grpo_trainer.domain.errors import InvalidInput
 from grpo_trainer.domain.inputs import PreparedBatch, PreparedRow
 
@@ -33,12 +34,14 @@ def credited_rows(batch: PreparedBatch) -> list[CreditedRow]:
     for index, one in enumerate(batch.inputs):
         group = None if batch.group_size is None else index // batch.group_size
         for number, prepared in enumerate(one.rows):
-            row = _row(
+            row = row_of(
                 prepared,
-                f"{index:06d}/{number}",
-                f"{index if group is None else group:06d}",
-                advantages[index],
+                row_id=f"{index:06d}/{number}",
+                group_id=f"{index if group is None else group:06d}",
+                advantage=advantages[index],
+                temperature=prepared.temperature,
             )
+            row = _with_own_credit(row, prepared)
             rows.append(CreditedRow(row, index, group, rewards[index], advantages[index]))
     return rows
 
@@ -71,16 +74,7 @@ def _advantages(batch: PreparedBatch, rewards: list[float]) -> list[float]:
     return found
 
 
-def _row(prepared: PreparedRow, row_id: str, group_id: str, advantage: float) -> TrainingRow:
+def _with_own_credit(row: TrainingRow, prepared: PreparedRow) -> TrainingRow:
+    """With the values per token that the caller brought, where there are any."""
     own = prepared.weights if prepared.weights is not None else prepared.advantages
-    return TrainingRow(
-        row_id=row_id,
-        group_id=group_id,
-        token_ids=torch.tensor(prepared.token_ids, dtype=torch.int64),
-        trained=torch.tensor(prepared.trained, dtype=torch.bool),
-        sampler_logprobs=torch.tensor(prepared.logprobs, dtype=torch.float32),
-        advantage=advantage,
-        turns=torch.tensor(prepared.turns, dtype=torch.int64),
-        temperature=prepared.temperature,
-        advantages=None if own is None else torch.tensor(own, dtype=torch.float32),
-    )
+    return row if own is None else replace(row, advantages=torch.tensor(own, dtype=torch.float32))

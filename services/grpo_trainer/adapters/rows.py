@@ -10,6 +10,7 @@ import torch
 from grpo_math.advantages import advantage_function
 from grpo_math.packing import TrainingRow
 from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.inputs import PreparedRow
 from grpo_trainer.ports import BatchGroup
 
 
@@ -35,7 +36,13 @@ def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int)
 def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[TrainingRow]:
     trained = [_trained_turns(context) for context in tokens.contexts]
     rows = [
-        _row(context, f"{tokens.trajectory_id}/{number}", group_id, advantage, tokens.temperature)
+        row_of(
+            context,
+            row_id=f"{tokens.trajectory_id}/{number}",
+            group_id=group_id,
+            advantage=advantage,
+            temperature=tokens.temperature,
+        )
         for number, context in enumerate(tokens.contexts)
         if trained[number]
     ]
@@ -48,14 +55,17 @@ def _trained_turns(context: Context) -> int:
     return len({turn for turn, train in zip(context.turns, context.trained, strict=True) if train})
 
 
-def _row(context: Context, row_id: str, group_id: str, advantage: float, temperature: float) -> TrainingRow:
+def row_of(
+    tokens: Context | PreparedRow, *, row_id: str, group_id: str, advantage: float, temperature: float
+) -> TrainingRow:
+    """The arrays of a context as tensors [L], with the credit of its trajectory."""
     return TrainingRow(
         row_id=row_id,
         group_id=group_id,
-        token_ids=torch.tensor(context.token_ids, dtype=torch.int64),
-        trained=torch.tensor(context.trained, dtype=torch.bool),
-        sampler_logprobs=torch.tensor(context.logprobs, dtype=torch.float32),
+        token_ids=torch.tensor(tokens.token_ids, dtype=torch.int64),
+        trained=torch.tensor(tokens.trained, dtype=torch.bool),
+        sampler_logprobs=torch.tensor(tokens.logprobs, dtype=torch.float32),
         advantage=advantage,
-        turns=torch.tensor(context.turns, dtype=torch.int64),
+        turns=torch.tensor(tokens.turns, dtype=torch.int64),
         temperature=temperature,
     )

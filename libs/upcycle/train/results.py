@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1 import interactive_pb2 as pb
@@ -82,28 +82,23 @@ def datum_of(message: "pb.Datum") -> DatumTensors:
 
 def optim_step_of(message: "pb.OptimStepResult") -> OptimStepResult:
     """From the wire."""
-    return OptimStepResult(
-        step=message.step,
-        version=message.version,
-        checkpoint_id=message.checkpoint_id,
-        sampler_path=message.sampler_path,
-        state_path=message.state_path,
-        model=message.model,
-        metrics=dict(message.metrics),
-        is_head=message.is_head,
-    )
+    return OptimStepResult(**_update(message, {}))
 
 
 def step_of(message: "pb.OptimStepResult", metrics: Mapping[str, float], num_datums: int) -> StepResult:
     """From the wire; the metrics of the pass and of the update are one mapping."""
-    return StepResult(
-        step=message.step,
-        version=message.version,
-        checkpoint_id=message.checkpoint_id,
-        sampler_path=message.sampler_path,
-        state_path=message.state_path,
-        model=message.model,
-        metrics={**metrics, **message.metrics},
-        is_head=message.is_head,
-        num_datums=num_datums,
-    )
+    return StepResult(**_update(message, metrics), num_datums=num_datums)
+
+
+def _update(message: "pb.OptimStepResult", metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Arguments of an OptimStepResult. metrics: of the pass before it."""
+    return {
+        "step": message.step,
+        "version": message.version,
+        "checkpoint_id": message.checkpoint_id,
+        "sampler_path": message.sampler_path,
+        "state_path": message.state_path,
+        "model": message.model,
+        "metrics": {**metrics, **message.metrics},
+        "is_head": message.is_head,
+    }

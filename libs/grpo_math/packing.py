@@ -125,21 +125,25 @@ def shared_prefix(a: Tensor, b: Tensor) -> int:
     return int(differing[0]) if differing.numel() else length
 
 
-def _place(rows: Sequence[TrainingRow], share_prefixes: bool) -> tuple[list[Tensor], list[int]]:
-    """For each row: the index in U of each of its tokens [L], and how many of them it shares with the row
-    before."""
+def _shared(rows: Sequence[TrainingRow], share_prefixes: bool) -> list[int]:
+    """For each row: how many tokens it shares with the row before, which is of its group."""
+    return [
+        shared_prefix(rows[index - 1].token_ids, row.token_ids)
+        if share_prefixes and index and rows[index - 1].group_id == row.group_id
+        else 0
+        for index, row in enumerate(rows)
+    ]
+
+
+def _paths(rows: Sequence[TrainingRow], shared: Sequence[int]) -> list[Tensor]:
+    """For each row: the index in U of each of its tokens [L]."""
     paths: list[Tensor] = []
-    shared: list[int] = []
     used = 0
-    for index, row in enumerate(rows):
-        common = 0
-        if share_prefixes and index and rows[index - 1].group_id == row.group_id:
-            common = shared_prefix(rows[index - 1].token_ids, row.token_ids)
+    for row, common in zip(rows, shared, strict=True):
         own = torch.arange(used, used + row.token_ids.shape[0] - common)
         paths.append(torch.cat([paths[-1][:common], own]) if common else own)
-        shared.append(common)
         used += own.shape[0]
-    return paths, shared
+    return paths
 
 
 def _optional(rows: Sequence[TrainingRow], name: str) -> Tensor | None:
@@ -165,7 +169,8 @@ def _advantages(row: TrainingRow) -> Tensor:
 def pack(rows: Sequence[TrainingRow], *, share_prefixes: bool = True) -> Microbatch:
     """One microbatch of these rows, in this order; rows of a group should be neighbours and sorted by
     tokens."""
-    paths, shared = _place(rows, share_prefixes)
+    shared = _shared(rows, share_prefixes)
+    paths = _paths(rows, shared)
     own = [path[common:] for path, common in zip(paths, shared, strict=True)]
     trained = [row.trained.nonzero().squeeze(1) for row in rows]
     counts = torch.tensor([each.shape[0] for each in trained])
@@ -201,19 +206,21 @@ def sorted_for_sharing(rows: Iterable[TrainingRow]) -> list[TrainingRow]:
 
 
 def _unique_lengths(rows: Sequence[TrainingRow], share_prefixes: bool) -> list[int]:
-    lengths = []
-    for index, row in enumerate(rows):
-        same_group = index and rows[index - 1].group_id == row.group_id
-        common = (
-            shared_prefix(rows[index - 1].token_ids, row.token_ids) if share_prefixes and same_group else 0
-        )
-        lengths.append(row.token_ids.shape[0] - common)
-    return lengths
+    shared = _shared(rows, share_prefixes)
+    return [row.token_ids.shape[0] - common for row, common in zip(rows, shared, strict=True)]
 
 
 def microbatches(
     rows: Iterable[TrainingRow], *, max_tokens: int, share_prefixes: bool = True
 ) -> list[Microbatch]:
+    """The cuts of `row_cuts`, packed."""
+    cuts = row_cuts(rows, max_tokens=max_tokens, share_prefixes=share_prefixes)
+    return [pack(cut, share_prefixes=share_prefixes) for cut in cuts]
+
+
+def row_cuts(
+    rows: Iterable[TrainingRow], *, max_tokens: int, share_prefixes: bool = True
+) -> list[list[TrainingRow]]:
     """Cuts rows into microbatches of at most `max_tokens` unique tokens (one row may exceed it), rows kept
     whole.
 
@@ -236,7 +243,7 @@ def microbatches(
                 used, length = 0, row.token_ids.shape[0]
             cuts[-1].append(row)
             used += length
-    return [pack(cut, share_prefixes=share_prefixes) for cut in cuts if cut]
+    return [cut for cut in cuts if cut]
 
 
 def rank_shares(

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,7 @@ def _facts(groups: int) -> list[TrajectoryGraded]:
     """All members of all groups, at most OPEN_GROUPS groups open at once, in a seeded order."""
     rng = random.Random(0)
     waiting = iter(range(groups))
-    open_groups = {group: list(range(GROUP)) for group, _ in zip(waiting, range(OPEN_GROUPS), strict=False)}
+    open_groups = {group: list(range(GROUP)) for group in islice(waiting, OPEN_GROUPS)}
     facts = []
     while open_groups:
         group = rng.choice(list(open_groups))

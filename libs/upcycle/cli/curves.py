@@ -17,6 +17,7 @@ from upcycle.cli.attending import (
 )
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
+from upcycle.cli.watching import state_word
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -120,7 +121,7 @@ def told(event: Event) -> str:
     """An event in one line."""
     match event:
         case RunChanged(run):
-            return f"{run.run_id} is {_word(run.state)}"
+            return f"{run.run_id} is {state_word(run)}"
         case Stepped(point):
             return _step_line(point)
         case Judged(checkpoint):
@@ -163,16 +164,10 @@ def _title(picture: Picture) -> str:
     run, counts = picture.run, picture.run.counts
     step = max(run.step, picture.last_step)
     return (
-        f"{run.run_id}  {run.spec.policy.model}  {_word(run.state)}  "
+        f"{run.run_id}  {run.spec.policy.model}  {state_word(run)}  "
         f"step {step}/{run.spec.training.steps}  v{run.policy_version}  "
         f"episodes {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
     )
-
-
-def _word(state: int) -> str:
-    from upcycle.api.taskset.v1.taskset_pb2 import RunState
-
-    return str(RunState.Name(state)).removeprefix("RUN_STATE_").lower()  # type: ignore[arg-type]
 
 
 def _json_line(picture: Picture, event: Event) -> None:

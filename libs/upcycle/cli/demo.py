@@ -4,12 +4,10 @@ import json
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json
+from upcycle.cli.output import JsonFlag, human, print_json
 
 if TYPE_CHECKING:
     from upcycle.demo.loop import Demo
@@ -22,7 +20,7 @@ async def demo(
     seed: int | None = None,
     data_dir: Path = Path(".upcycle/demo"),
     stay: bool | None = None,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: JsonFlag = False,
 ) -> int:
     """Start everything, train the incident agent, promote what proves itself, serve it, judge the result.
 

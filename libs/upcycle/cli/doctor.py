@@ -9,12 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import print_json, result_console
+from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.platform import Platform, PlatformNotFound, find_addresses
 
 MIN_FREE_BYTES = 2 * 1024**3
@@ -31,7 +29,7 @@ class Finding:
     detail: str
 
 
-async def doctor(*, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+async def doctor(*, as_json: JsonFlag = False) -> int:
     """Check this machine, and the running platform if there is one.
 
     :param as_json: one JSON line per finding.

@@ -1,12 +1,13 @@
 """`upcycle eval`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json
+from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.watching import completed
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Report:
     """print the run id and leave."""
     dry_run: bool = False
     """load and validate the tasks, submit nothing."""
-    as_json: Annotated[bool, Parameter(name="--json")] = False
+    as_json: JsonFlag = False
     """JSON lines: `launch`, then `done`."""
 
 
@@ -141,8 +142,6 @@ class Progress:
 
 
 def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
-    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
-
     if as_json:
         print_json("done", run)
     else:
@@ -152,7 +151,7 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
             f"{counts.settled} episodes"
         )
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
-    if run.state != RUN_STATE_COMPLETED:
+    if not completed(run):
         human().print(f"[red]the run did not complete[/red]: {run.failure or 'cancelled'}")
         return Exit.FAILED
     if min_success is not None and run.success_rate < min_success:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json, result_console
+from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
 
-JsonFlag = Annotated[bool, Parameter(name="--json")]
 IMPORT_TIMEOUT_S = 600.0
 
 

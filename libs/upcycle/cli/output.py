@@ -6,13 +6,17 @@ A command prints its result once: text for people, or JSON lines with `schema_ve
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+JsonFlag = Annotated[bool, Parameter(name="--json")]
+"""The option of every command that can print JSON lines."""
 SCHEMA_VERSION: Final = 1
 WIDE_COLUMNS: Final = 160
 

@@ -1,11 +1,10 @@
 """`upcycle runs`."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json, result_console
+from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.cli.watching import completed, follow, state_word
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 
@@ -53,7 +52,7 @@ async def runs(
     wait: bool = False,
     model: str = "",
     limit: int = 20,
-    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    as_json: JsonFlag = False,
 ) -> int:
     """List runs, newest first; pause, resume, stop or cancel RUN.
 
@@ -81,7 +80,7 @@ async def runs(
         else:
             listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
     _print(listed, as_json)
-    return Exit.FAILED if action == "stop" and wait and not _completed(listed[0]) else Exit.OK
+    return Exit.FAILED if action == "stop" and wait and not completed(listed[0]) else Exit.OK
 
 
 async def _listed(platform: Platform, model: str, limit: int) -> "list[Run]":
@@ -92,8 +91,6 @@ async def _listed(platform: Platform, model: str, limit: int) -> "list[Run]":
 
 
 async def _steered(platform: Platform, action: Action, run_id: str, *, wait: bool) -> "Run":
-    from upcycle.cli.watching import follow
-
     found = await _asked(platform, action, run_id)
     if action != "list":
         human().print(f"{run_id} {_SAID[action]}", markup=False)
@@ -119,12 +116,6 @@ async def _asked(platform: Platform, action: Action, run_id: str) -> "Run":
             return (await tasksets.GetRun(pb.GetRunRequest(run_id=run_id), timeout=10)).run
 
 
-def _completed(run: "Run") -> bool:
-    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
-
-    return bool(run.state == RUN_STATE_COMPLETED)
-
-
 def _print(listed: "list[Run]", as_json: bool) -> None:
     if not as_json:
         result_console().print(run_table(listed))
@@ -138,13 +129,13 @@ def run_table(listed: "list[Run]") -> object:
     from rich.table import Table
 
     from upcycle.api.common.v1.common_pb2 import Purpose
-    from upcycle.api.taskset.v1.taskset_pb2 import RunState
 
     table = Table("run", "purpose", "taskset", "model", "state", "episodes", "reward", "success", box=None)
     for run in listed:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
-        state = RunState.Name(run.state).removeprefix("RUN_STATE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
         scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}")
-        table.add_row(run.run_id, purpose, run.spec.taskset, run.spec.policy.model, state, progress, *scores)
+        table.add_row(
+            run.run_id, purpose, run.spec.taskset, run.spec.policy.model, state_word(run), progress, *scores
+        )
     return table

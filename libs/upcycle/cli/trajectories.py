@@ -1,15 +1,11 @@
 """`upcycle trajectories …`."""
 
 import sys
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json, result_console
+from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.platform import Platform
-
-JsonFlag = Annotated[bool, Parameter(name="--json")]
 
 
 async def list_trajectories(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json
+from upcycle.cli.output import JsonFlag, human, print_json
 
 if TYPE_CHECKING:
     from local_stack import Stack, StackSettings
@@ -36,7 +36,7 @@ class Layout:
     """added to every default port."""
 
 
-async def up(*, layout: Layout = Layout(), as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
     """Start NATS, S3, the seven services and the policy engines; stop them at Ctrl-C.
 
     For development: everything listens on loopback, without TLS, with one admin key.

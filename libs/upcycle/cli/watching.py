@@ -21,6 +21,20 @@ class AmbiguousTaskset(UpcycleError, ValueError):
     kind = "ambiguous_taskset"
 
 
+def completed(run: "Run") -> bool:
+    """It did all that it was asked for."""
+    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
+
+    return bool(run.state == RUN_STATE_COMPLETED)
+
+
+def state_word(run: "Run") -> str:
+    """Its state, as people read it."""
+    from upcycle.api.taskset.v1.taskset_pb2 import RunState
+
+    return str(RunState.Name(run.state)).removeprefix("RUN_STATE_").lower()
+
+
 async def register(platform: "Platform", source: str, name: str | None = None) -> str:
     """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
 

@@ -1,15 +1,11 @@
 """`upcycle why RUN`."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import print_json, result_console
+from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.platform import Platform
 
 
-async def why(run: str, *, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+async def why(run: str, *, as_json: JsonFlag = False) -> int:
     """What is RUN waiting for, who owns it, and what to do.
 
     :param run: id of the run, or `last`.

@@ -114,18 +114,20 @@ class EventBus:
         self._loops.append((f"follow-{reading.reader}", loop))
 
     async def start(self) -> None:
-        """Connect, check that streams and durables exist, begin to consume. Raises BusUnavailable,
-        NotProvisioned.
+        """Connect, check that streams and durables are there, begin to consume. Raises BusUnavailable,
+        NotProvisioned, OutdatedDurable.
         """
         if self._started:
             raise BusError("this EventBus was already started; make a new one")
         self._started = True
         try:
             await self._connection.open()
-            await self._connection.await_provisioned(self._topology.streams, self._durables)
+            wanted = {spec: frozenset(dict(self._topology.bound_by(spec))) for spec in self._durables}
+            await self._connection.await_provisioned(self._topology.streams, wanted)
             self._newest = await replays.last_sequence(self._connection.jetstream())
             await self._connection.start_pulling()
         except BaseException:
+            await self._connection.stop_pulling()
             await self._connection.close()
             raise
         for name, loop in self._loops:
@@ -179,6 +181,17 @@ class EventBus:
         first step.
         """
         return self._replayed(self._reading(events, model), after_sequence)
+
+    async def stored(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None
+    ) -> list[Delivery[Any]]:
+        """Every fact of these types after `after_sequence` that the stream holds now, in stream order: those
+        about a model, or all.
+
+        Kept in memory at once, so ask for few. Raises BusUnavailable.
+        """
+        reading = self._reading(events, model)
+        return await replays.stored(reading, after_sequence, self._connection, self._timings)
 
     async def last(self, event: type[M], *, model: str) -> Delivery[M] | None:
         """The newest fact of a type about `model`, None when there is none. Raises BusUnavailable,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 from faststream.nats import NatsBroker
@@ -12,11 +12,12 @@ from faststream.nats.security import NatsUserPassword
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from event_bus import metrics
 from event_bus.delivery import BusTimings
-from event_bus.errors import BusUnavailable, NotProvisioned
+from event_bus.errors import BusUnavailable, NotProvisioned, OutdatedDurable
 from event_bus.pulls import PatientSubscription
 from event_bus.topology import ConsumerSpec, StreamSpec
 from service_kit.groups import BusSettings
@@ -25,6 +26,13 @@ _LOG = logging.getLogger(__name__)
 EXIT_CONNECTION_CLOSED: Final = 70
 _POLL_S: Final = 0.2
 _API_TIMEOUT_S: Final = 5.0
+
+
+def filters_of(config: ConsumerConfig | None) -> frozenset[str]:
+    """Subjects that a durable reads, as the server tells them: one comes back under its singular name."""
+    if config is None:
+        return frozenset()
+    return frozenset(config.filter_subjects or ([config.filter_subject] if config.filter_subject else []))
 
 
 class BusConnection:
@@ -51,7 +59,6 @@ class BusConnection:
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
-            drain_timeout=max(1, int(timings.close_s)),
             # After the drain of the handlers, which has its own bound.
             graceful_timeout=timings.drain_s + timings.close_s,
             apply_types=False,
@@ -92,33 +99,44 @@ class BusConnection:
         self._jetstream = self._client.jetstream(timeout=_API_TIMEOUT_S)
 
     async def await_provisioned(
-        self, streams: Iterable[StreamSpec], durables: Iterable[ConsumerSpec]
+        self, streams: Iterable[StreamSpec], durables: Mapping[ConsumerSpec, frozenset[str]]
     ) -> None:
-        """Wait until everything that this process binds to exists. Raises NotProvisioned."""
+        """Wait until everything that this process binds to exists and is what it expects.
+
+        durables: with the subjects that each must read. Raises NotProvisioned, OutdatedDurable.
+        """
         deadline = time.monotonic() + self._timings.connect_s
-        wanted = [(spec.name, None) for spec in streams] + [(spec.stream, spec.durable) for spec in durables]
-        for stream, durable in wanted:
-            while not await self._exists(stream, durable):
+        wanted: list[tuple[str, str | None, frozenset[str]]]
+        wanted = [(spec.name, None, frozenset()) for spec in streams]
+        wanted += [(spec.stream, spec.durable, subjects) for spec, subjects in durables.items()]
+        for stream, durable, subjects in wanted:
+            while (trouble := await self._trouble_with(stream, durable, subjects)) is not None:
                 if time.monotonic() > deadline:
-                    what = f"stream {stream}" if durable is None else f"durable {durable} of stream {stream}"
-                    raise NotProvisioned(
-                        f"{what} does not exist at {self._settings.url} after {self._timings.connect_s:g} s: "
-                        "run upcycle-provision"
-                    )
+                    raise trouble
                 await asyncio.sleep(_POLL_S)
 
-    async def _exists(self, stream: str, durable: str | None) -> bool:
+    async def _trouble_with(
+        self, stream: str, durable: str | None, subjects: frozenset[str]
+    ) -> NotProvisioned | None:
+        what = f"stream {stream}" if durable is None else f"durable {durable} of stream {stream}"
         try:
             if durable is None:
                 await self.jetstream().stream_info(stream)
-            else:
-                await self.jetstream().consumer_info(stream, durable)
+                return None
+            config = (await self.jetstream().consumer_info(stream, durable)).config
         except NotFoundError:
-            return False
+            return self._not_provisioned(what)
         except NatsError as error:  # JetStream still starts; the caller's deadline decides
             _LOG.warning("jetstream_not_ready", extra={"stream": stream, "error": repr(error)})
-            return False
-        return True
+            return self._not_provisioned(what)
+        read = filters_of(config)
+        return None if read == subjects else OutdatedDurable(what, have=read, want=subjects)
+
+    def _not_provisioned(self, what: str) -> NotProvisioned:
+        return NotProvisioned(
+            f"{what} does not exist at {self._settings.url} after {self._timings.connect_s:g} s: "
+            "run upcycle-provision"
+        )
 
     async def start_pulling(self) -> None:
         """Let the slots take messages."""
@@ -135,16 +153,31 @@ class BusConnection:
                 _LOG.warning("slot_not_unsubscribed", extra={"error": repr(outcome)})
 
     async def close(self) -> None:
-        """Disconnect; what NATS has to say about it is logged, not raised."""
+        """Disconnect; what NATS has to say about it is logged, not raised.
+
+        Without the drain of the client, which waits for messages that nobody will fetch: nothing is pulled
+        any more, handlers have ended, publishes were answered. Acknowledgements have no answer: they are
+        flushed.
+        """
         self._closing = True
+        await self._flush()
+        await self._cut()
         try:
-            async with asyncio.timeout(2 * self._timings.close_s):
+            async with asyncio.timeout(self._timings.close_s):
                 await self.broker.stop()
         except (NatsError, TimeoutError, ExceptionGroup) as error:
-            # While NATS is down a drain is impossible: what was not acknowledged comes again.
-            _LOG.warning("bus_not_drained", extra={"error": repr(error)})
-            await self._cut()
+            # Its drain of a closed connection is refused, which is what we want.
+            _LOG.debug("broker_stopped", extra={"error": repr(error)})
         self._jetstream = None
+
+    async def _flush(self) -> None:
+        """While NATS is down there is nothing to flush to: what was not acknowledged comes again."""
+        if self._client is None or not self._client.is_connected:
+            return
+        try:
+            await self._client.flush(timeout=max(1, int(self._timings.close_s)))
+        except (NatsError, TimeoutError, OSError) as error:
+            _LOG.warning("bus_not_flushed", extra={"close_s": self._timings.close_s, "error": repr(error)})
 
     async def _cut(self) -> None:
         if self._client is None or self._client.is_closed:
@@ -156,7 +189,8 @@ class BusConnection:
             _LOG.warning("bus_not_closed", extra={"error": repr(error)})
 
     async def _on_error(self, error: Exception) -> None:
-        _LOG.warning("nats_error", extra={"client": self._client_name, "error": repr(error)})
+        level = logging.DEBUG if self._closing else logging.WARNING
+        _LOG.log(level, "nats_error", extra={"client": self._client_name, "error": repr(error)})
 
     async def _on_disconnected(self) -> None:
         if not self._closing:

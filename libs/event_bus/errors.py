@@ -2,6 +2,8 @@
 raise.
 """
 
+from collections.abc import Collection
+
 
 class BusError(Exception):
     """Base of every error of this package."""
@@ -25,6 +27,16 @@ class UnknownEvent(BusError):
 
 class NotProvisioned(BusError):
     """A stream or durable does not exist; run `upcycle-provision`."""
+
+
+class OutdatedDurable(NotProvisioned):
+    """A durable reads other subjects than this program expects: some facts would never come."""
+
+    def __init__(self, what: str, *, have: Collection[str], want: Collection[str]) -> None:
+        missing, unknown = sorted(set(want) - set(have)), sorted(set(have) - set(want))
+        said = f"{what} reads {sorted(have)}, this program expects {sorted(want)}"
+        said += f"; missing: {missing}" * bool(missing) + f"; unknown here: {unknown}" * bool(unknown)
+        super().__init__(f"{said}: run the upcycle-provision of this version")
 
 
 class ProvisionRefused(BusError):

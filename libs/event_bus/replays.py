@@ -8,6 +8,7 @@ again from the cursor.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from event_bus import codec, dead_letters, metrics, tracing
@@ -114,7 +115,7 @@ async def _one_consumer(
     subscription: JetStreamContext.PullSubscription | None = None
     try:
         jetstream = connection.jetstream()
-        name = await _create(reading, cursor, jetstream)
+        name = str((await _create(reading, cursor, jetstream)).name)
         subscription = await jetstream.pull_subscribe_bind(name, stream=EVENTS)
         while epoch == connection.epoch():
             for raw in await fetched(subscription, _BATCH, timings.pull_s):
@@ -131,8 +132,8 @@ async def _one_consumer(
             await unsubscribe(subscription)
 
 
-async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) -> str:
-    info = await jetstream.add_consumer(
+async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) -> ConsumerInfo:
+    return await jetstream.add_consumer(
         EVENTS,
         ConsumerConfig(
             description=f"replay of {reading.reader}",
@@ -144,7 +145,60 @@ async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) ->
             mem_storage=True,
         ),
     )
-    return str(info.name)
+
+
+async def stored(
+    reading: Reading, after_sequence: int, connection: BusConnection, timings: BusTimings
+) -> list[Delivery[Any]]:
+    """Every matching fact after `after_sequence` that the stream holds now. Raises BusUnavailable."""
+    deadline = time.monotonic() + timings.publish_budget_s
+    while True:
+        try:
+            found = await _all_pending(reading, after_sequence, connection.jetstream(), timings)
+        except (NatsError, BusUnavailable) as error:
+            if time.monotonic() > deadline:
+                raise BusUnavailable(
+                    f"{reading.reader} cannot read facts after {after_sequence} of stream {EVENTS} within "
+                    f"{timings.publish_budget_s:g} s: {error!r}"
+                ) from error
+            await asyncio.sleep(_PAUSE_S)
+            continue
+        deliveries = []
+        for raw in found:
+            try:
+                deliveries.append(reading.decoder.delivery(raw))
+            except MalformedEvent as error:
+                _LOG.error("malformed_in_replay", extra={"reader": reading.reader, "reason": str(error)})
+        return deliveries
+
+
+async def _all_pending(
+    reading: Reading, after_sequence: int, jetstream: JetStreamContext, timings: BusTimings
+) -> list[Msg]:
+    """As many messages as the server counts when it makes the consumer. Raises BusUnavailable for fewer."""
+    info = await _create(reading, after_sequence, jetstream)
+    wanted, found = info.num_pending or 0, list[Msg]()
+    subscription = await jetstream.pull_subscribe_bind(str(info.name), stream=EVENTS)
+    try:
+        while len(found) < wanted:
+            batch = await fetched(subscription, min(_BATCH, wanted - len(found)), timings.pull_s)
+            for raw in batch:
+                if raw.metadata.sequence.consumer != len(found) + 1:
+                    raise BusUnavailable(f"delivery {len(found) + 1} of {wanted} was lost on its way")
+                found.append(raw)
+            if not batch:
+                raise BusUnavailable(f"{len(found)} of {wanted} facts came within {timings.pull_s:g} s")
+    finally:
+        await unsubscribe(subscription)
+        await _forget(str(info.name), jetstream)
+    return found
+
+
+async def _forget(consumer: str, jetstream: JetStreamContext) -> None:
+    try:
+        await jetstream.delete_consumer(EVENTS, consumer)
+    except NatsError as error:  # the server forgets it by itself
+        _LOG.debug("consumer_not_deleted", extra={"consumer": consumer, "error": repr(error)})
 
 
 async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> Delivery[Any] | None:

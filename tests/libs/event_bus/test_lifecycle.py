@@ -1,6 +1,8 @@
 """How a bus starts, drains and ends: bounded, without loss, and never frozen."""
 
 import asyncio
+import logging
+import os
 import signal
 import time
 from dataclasses import replace
@@ -31,11 +33,12 @@ from event_bus import (
     Delivery,
     EventBus,
     NotProvisioned,
+    OutdatedDurable,
 )
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
 from local_stack.nats import NatsLogin, NatsServer
-from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed, EpisodeRequested
 
 
 @pytest.fixture
@@ -88,6 +91,37 @@ async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer
         config = (await eyes.jetstream.consumer_info(EVENTS, spec.durable)).config
         assert config is not None
         assert (config.max_ack_pending, config.ack_wait) == (7, 1)
+    await bus.stop()
+
+
+async def test_a_durable_that_reads_other_facts_is_named_with_the_way_out(server: NatsServer) -> None:
+    spec = fact_spec()
+    older = replace(spec, events=(EpisodeCancelled,))
+    await provision(server.url, topology=topology(older))
+    timings = replace(FAST, connect_s=0.5)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
+    bus.subscribe(spec, Seen())
+    with pytest.raises(OutdatedDurable) as caught:
+        await bus.start()
+    said = str(caught.value)
+    assert "durable tested of stream EVENTS reads ['up.evt.episode.cancelled.*']" in said
+    assert "this program expects ['up.evt.episode.failed.*']" in said
+    assert "run the upcycle-provision of this version" in said
+
+
+async def test_a_durable_that_is_updated_while_a_start_waits_is_read(server: NatsServer) -> None:
+    spec, seen = fact_spec(), Seen()
+    wider = replace(spec, events=(EpisodeFailed, EpisodeCancelled))
+    await provision(server.url, topology=topology(spec))
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(wider), timings=FAST)
+    bus.subscribe(wider, seen)
+    starting = asyncio.create_task(bus.start())
+    await asyncio.sleep(0.3)
+    assert not starting.done()
+    await provision(server.url, topology=topology(wider))
+    await starting
+    await bus.publish(EpisodeCancelled(episode_id="e"), model=MODEL, event_id="e")
+    await until(lambda: len(seen.deliveries) == 1)
     await bus.stop()
 
 
@@ -163,6 +197,37 @@ async def test_a_stop_while_nats_is_down_is_quick_and_quiet(server: NatsServer) 
         await bus.stop()
 
 
+async def test_a_stop_waits_for_no_message_that_nobody_will_read(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = fact_spec()
+    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, Seen(), slots=3)) as bus:
+        client = bus._connection.broker.connection
+        await client.subscribe("loose")
+        await client.publish("loose", b"nobody reads this")
+        await client.flush()
+        stopping = time.monotonic()
+        await bus.stop()
+        assert time.monotonic() - stopping < FAST.close_s
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_stop_beside_a_frozen_server_is_bounded_and_says_so_once(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = fact_spec()
+    async with running(server, spec) as bus:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            stopping = time.monotonic()
+            await bus.stop()
+            assert time.monotonic() - stopping < 3 * FAST.close_s
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said == ["bus_not_flushed"]
+
+
 async def test_a_bus_is_ready_again_after_an_outage_and_goes_on_consuming(server: NatsServer) -> None:
     spec, seen = fact_spec(), Seen()
     async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)) as bus:
@@ -177,8 +242,6 @@ async def test_a_bus_is_ready_again_after_an_outage_and_goes_on_consuming(server
 
 async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> None:
     """SIGSTOP: the connection stands, nothing answers. A publish keeps trying, consumers keep their place."""
-    import os
-
     spec, seen = fact_spec(), Seen()
     timings = replace(FAST, publish_timeout_s=0.5)
     async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen), timings=timings) as bus:

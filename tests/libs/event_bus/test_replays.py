@@ -1,11 +1,12 @@
 """Reading from a cursor of one's own: endless, ordered, without gaps, across restarts of the server."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, Seen, eyes_on, failed, running, until
+from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, until
 
 from event_bus import BusUnavailable, CursorBeyondStream, Delivery, EventBus, UnknownEvent
 from event_bus.topology import EVENTS
@@ -181,3 +182,26 @@ async def test_an_ephemeral_reader_tries_again_and_in_the_end_goes_on(server: Na
         await until(lambda: "good" in seen.details)
         assert bus.ready()
     assert seen.details == ["bad"] * 5 + ["good"]
+
+
+async def test_what_the_stream_holds_now_is_read_to_its_end(server: NatsServer) -> None:
+    async with running(server) as bus, eyes_on(server) as eyes:
+        assert await bus.stored([EpisodeFailed], after_sequence=0) == []
+        await publish(bus, *(f"{n}" for n in range(250)))
+        await publish(bus, "theirs", model="another")
+        await bus.publish(GroupShortened(group_id="g"), model=MODEL, event_id="other")
+        found = await bus.stored([EpisodeFailed], after_sequence=20, model=MODEL)
+        assert [int(one.message.detail) for one in found] == list(range(20, 250))
+        assert [one.sequence for one in found] == list(range(21, 251))
+        every = await bus.stored([EpisodeFailed, RunFinished], after_sequence=0)
+        assert every[-1].message.detail == "theirs"
+        assert await bus.stored([EpisodeFailed], after_sequence=9999) == []
+        assert await eyes.jetstream.consumers_info(EVENTS) == []
+
+
+async def test_what_the_stream_holds_is_waited_for_and_then_said_to_be_away(server: NatsServer) -> None:
+    timings = replace(FAST, publish_budget_s=0.5)
+    async with running(server, timings=timings) as bus:
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(BusUnavailable, match=r"cannot read facts after 7 of stream EVENTS within 0\.5 s"):
+            await bus.stored([EpisodeFailed], after_sequence=7)

@@ -1,6 +1,6 @@
 """What the use cases need from the world; adapters provide it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
@@ -154,8 +154,13 @@ class VersionStore(Protocol):
     async def published(self) -> list[PublishedVersion]:
         """Of every model."""
 
-    async def remove(self, gone: Mapping[str, Collection[int]]) -> int:
-        """Delete versions by model, except files that a version which stays names; the number of objects."""
+    async def remove(
+        self, gone: Mapping[str, Collection[int]], *, may_go: Callable[[str, int], Awaitable[bool]]
+    ) -> set[tuple[str, int]]:
+        """Delete versions by model, except files that a version which stays names; returns what went.
+
+        may_go: asked about each version right before its manifest goes; where it says no, the version stays
+        whole."""
 
 
 class Judge(Protocol):

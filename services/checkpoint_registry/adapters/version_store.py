@@ -5,7 +5,7 @@ other manifest names, of any model: forks and later versions name files of older
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Final
@@ -19,6 +19,10 @@ from checkpoint_registry.domain.retention import PublishedVersion
 _ROOT: Final = "policy/"
 _MANIFEST: Final = "/manifest.json"
 _KEY: Final = re.compile(r"policy/([^/]+)/v(\d{8})/(.+)")
+
+
+Folder = tuple[str, int]
+"""Model and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +46,42 @@ class BlobVersions:
         except (BlobError, policy_files.InvalidManifest) as error:
             raise StoreTrouble(f"published versions cannot be read: {error}") from error
 
-    async def remove(self, gone: Mapping[str, Collection[int]]) -> int:
+    async def remove(
+        self, gone: Mapping[str, Collection[int]], *, may_go: Callable[[str, int], Awaitable[bool]]
+    ) -> set[tuple[str, int]]:
         """See the port."""
         try:
             folders = _by_folder(await self._store.list(_ROOT))
             doomed = [f for f in folders if f[1] in gone.get(f[0], ())]
-            kept = {
-                key for f, keys in folders.items() if f not in doomed for key in await self._names(f, keys)
-            }
-            return sum([await self._remove(folders[folder], kept) for folder in doomed])
+            names = {f: await self._names(f, keys) for f, keys in folders.items()}
+            return await self._remove(doomed, folders, names, may_go)
         except (BlobError, policy_files.InvalidManifest) as error:
             raise StoreTrouble(f"old versions cannot be removed: {error}") from error
 
-    async def _remove(self, keys: list[str], kept: set[str]) -> int:
-        """The number of objects that went."""
-        going = [key for key in keys if key not in kept]
-        for key in sorted(going, key=lambda key: not key.endswith(_MANIFEST)):
+    async def _remove(
+        self,
+        doomed: list[Folder],
+        folders: Mapping[Folder, list[str]],
+        names: Mapping[Folder, frozenset[str]],
+        may_go: Callable[[str, int], Awaitable[bool]],
+    ) -> set[Folder]:
+        """All manifests first, so that it is known which files nobody names any more."""
+        hidden: set[Folder] = set()
+        for folder in doomed:
+            if await may_go(*folder):
+                await self._delete(policy_files.manifest_key(*folder), folders[folder])
+                hidden.add(folder)
+        kept = {key for folder, named in names.items() if folder not in hidden for key in named}
+        for folder in hidden:
+            for key in folders[folder]:
+                if key not in kept and not key.endswith(_MANIFEST):
+                    await self._delete(key, folders[folder])
+        return hidden
+
+    async def _delete(self, key: str, known: list[str]) -> None:
+        if key in known:
             await self._store.delete(key)
             self._read.pop(key, None)
-        return len(going)
 
     async def _version(self, folder: tuple[str, int], keys: list[str]) -> PublishedVersion:
         read = await self._manifest(folder, keys)

@@ -108,10 +108,15 @@ class Shelf:
     folder: Path
     manifests: dict[int, PolicyManifest]
 
-    @property
-    def prune(self) -> PruneVersions:
-        stores = (self.bench.models, self.bench.leases, BlobVersions(self.store))
+    def pruner(self, store: BlobStore | None = None) -> PruneVersions:
+        stores = (self.bench.models, self.bench.leases, BlobVersions(store or self.store))
         return PruneVersions(stores, self.bench.planner, POLICY, now=self.bench.clock)
+
+    async def prune(self) -> dict[str, list[int]]:
+        """The sweep that finds, and the one that removes."""
+        prune = self.pruner()
+        assert await prune.sweep() == {}
+        return await prune.sweep()
 
     def versions(self) -> set[int]:
         keys = [key for key in self.store.objects if key.startswith(f"policy/{MODEL}/")]
@@ -123,8 +128,7 @@ class Shelf:
         return (directory / "model.safetensors").read_bytes()
 
 
-@pytest.fixture
-async def shelf(bench: Bench, tmp_path: Path) -> Shelf:
+async def filled_shelf(bench: Bench, tmp_path: Path) -> Shelf:
     store, manifests = MemoryBlobStore(), {}
     parent = None
     for number in range(NEWEST + 1):
@@ -134,6 +138,11 @@ async def shelf(bench: Bench, tmp_path: Path) -> Shelf:
     await bench.save(10)
     bench.clock.forward(7200)
     return Shelf(bench, store, tmp_path, manifests)
+
+
+@pytest.fixture
+async def shelf(bench: Bench, tmp_path: Path) -> Shelf:
+    return await filled_shelf(bench, tmp_path)
 
 
 async def lease(bench: Bench, serves: int, *holds: int, ttl_s: float = 30.0) -> None:
@@ -157,7 +166,7 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
     )
     await policies.fork(address, "forked")
 
-    gone = await shelf.prune.sweep()
+    gone = await shelf.prune()
     assert gone == {MODEL: [1, 2, 4, 6, 11, 12, 13, 14, 16]}
     assert shelf.versions() == {0, 3, 5, 7, 8, 9, 10, 15, 17, 18, 19, 20}
     assert not [key for key in shelf.store.objects if "v00000013" in key]
@@ -165,11 +174,11 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
         assert await shelf.whole(shelf.manifests[number], str(number)) == weights(number)
     forked = await policy_files.load(shelf.store, "forked", 0)
     assert await shelf.whole(forked, "forked") == weights(5)
-    assert await shelf.prune.sweep() == {}
+    assert await shelf.prune() == {}
 
 
 async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_back(shelf: Shelf) -> None:
-    await shelf.prune.sweep()
+    await shelf.prune()
     for number, revision in ((10, 1), (5, 2)):
         target = await shelf.bench.models.version(MODEL, number)
         await shelf.bench.models.move_head(
@@ -186,12 +195,12 @@ async def test_who_cannot_be_asked_may_need_everything(shelf: Shelf) -> None:
     before = dict(shelf.store.objects)
     shelf.bench.planner.is_away = True
     with pytest.raises(PeerUnavailable):
-        await shelf.prune.sweep()
+        await shelf.prune()
     key = policy_files.manifest_key(MODEL, 12)
     shelf.store.objects[key] = b"rotten"
     shelf.bench.planner.is_away = False
     with pytest.raises(StoreTrouble, match="cannot be read"):
-        await shelf.prune.sweep()
+        await shelf.prune()
     assert {**shelf.store.objects, key: before[key]} == before
 
 
@@ -218,17 +227,18 @@ class Guarded:
 
 async def test_a_kill_within_a_sweep_leaves_nothing_that_the_next_one_does_not_end(shelf: Shelf) -> None:
     whole = dict(shelf.store.objects)
-    await shelf.prune.sweep()
+    await shelf.prune()
     swept = dict(shelf.store.objects)
     for deletes in range(len(whole) - len(swept)):
         shelf.store.objects.clear()
         shelf.store.objects.update(whole)
         guarded: Any = Guarded(shelf.store, deletes)
-        stores = (shelf.bench.models, shelf.bench.leases, BlobVersions(guarded))
+        prune = shelf.pruner(guarded)
+        assert await prune.sweep() == {}
         with pytest.raises(Killed):
-            await PruneVersions(stores, shelf.bench.planner, POLICY, now=shelf.bench.clock).sweep()
+            await prune.sweep()
         assert shelf.versions() >= {0, 5, 10, 15, 17, 18, 19, 20}
-        await shelf.prune.sweep()
+        await shelf.prune()
         assert shelf.store.objects == swept, f"killed before delete {deletes + 1}"
 
 

@@ -1,0 +1,152 @@
+"""What is named while versions are on their way out stays whole, whoever names it and whenever."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
+from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
+from tests.services.checkpoint_registry.running_registry import weights
+from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
+
+import policy_files
+from checkpoint_registry.adapters.version_store import BlobVersions
+from checkpoint_registry.usecases.retention import PruneVersions
+
+OLD = 12
+"""Neither checkpoint nor new: a sweep wants it gone."""
+Naming = Callable[[Bench], Awaitable[None]]
+
+
+async def pin(bench: Bench) -> None:
+    """A run is pinned to it."""
+    bench.planner.runs["run-late"] = evaluation_run("run-late", MODEL, OLD, PROFILE)
+
+
+async def unpin(bench: Bench) -> None:
+    bench.planner.runs.pop("run-late", None)
+
+
+async def load(bench: Bench) -> None:
+    """An engine says that it holds it."""
+    await lease(bench, 20, OLD)
+
+
+async def unload(bench: Bench) -> None:
+    await lease(bench, 20)
+
+
+async def make_head(bench: Bench) -> None:
+    """It is recorded as a checkpoint, and becomes head."""
+    await bench.save(OLD)
+    target = await bench.models.version(MODEL, OLD)
+    await bench.models.move_head(
+        target, expected_revision=None, actor="a person", reason="looks better", at=START
+    )
+
+
+@dataclass
+class Script:
+    """What the ports of a sweep are asked, and what comes before one of the calls."""
+
+    interrupt: Callable[[], Awaitable[None]]
+    at: int | None = None
+    calls: list[str] = field(default_factory=list)
+
+
+class Interrupted:
+    """A port under a script."""
+
+    def __init__(self, inner: Any, script: Script) -> None:
+        self._inner = inner
+        self._script = script
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._inner, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if len(self._script.calls) == self._script.at:
+                await self._script.interrupt()
+            self._script.calls.append(f"{name} {args[0]}" if args else name)
+            return await attribute(*args, **kwargs)
+
+        return call
+
+
+async def nothing(bench: Bench) -> None:
+    """Nobody names it."""
+
+
+async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -> tuple[list[int], list[str]]:
+    """What the removing sweep removed, and the calls that it made; `naming` came before call `at`."""
+    bench = shelf.bench
+    script = Script(lambda: naming(bench))
+    store: Any = Interrupted(shelf.store, script)
+    models, leases, planner = (
+        Interrupted(one, script) for one in (bench.models, bench.leases, bench.planner)
+    )
+    stores: Any = (models, leases, BlobVersions(store))
+    tasksets: Any = planner
+    prune = PruneVersions(stores, tasksets, shelf.pruner().policy, now=bench.clock)
+    assert await prune.sweep() == {}
+    script.calls.clear()
+    script.at = at
+    return (await prune.sweep())[MODEL], script.calls
+
+
+async def last_moment(shelf: Shelf, question: str) -> int:
+    """Index of the call with which the sweep asks the last time before the manifest of OLD goes."""
+    whole = dict(shelf.store.objects)
+    gone, calls = await swept(shelf)
+    assert OLD in gone
+    shelf.store.objects.update(whole)
+    end = calls.index(f"delete {policy_files.manifest_key(MODEL, OLD)}")
+    return max(index for index, call in enumerate(calls[:end]) if call.startswith(question))
+
+
+async def assert_whole(shelf: Shelf, name: str) -> None:
+    assert await shelf.whole(shelf.manifests[OLD], name) == weights(OLD)
+
+
+@pytest.mark.parametrize("naming", [pin, load, make_head])
+async def test_what_is_named_between_two_sweeps_stays(bench: Bench, tmp_path: Path, naming: Naming) -> None:
+    shelf = await filled_shelf(bench, tmp_path)
+    prune = shelf.pruner()
+    assert await prune.sweep() == {}
+    await naming(bench)
+    assert OLD not in (await prune.sweep())[MODEL]
+    await assert_whole(shelf, "old")
+
+
+@pytest.mark.parametrize(
+    ("naming", "undo", "question"), [(pin, unpin, "pinned_versions"), (load, unload, "held_versions")]
+)
+async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
+    bench: Bench, tmp_path: Path, naming: Naming, undo: Naming, question: str
+) -> None:
+    shelf = await filled_shelf(bench, tmp_path)
+    last = await last_moment(shelf, question)
+    assert last > 30
+    whole = dict(shelf.store.objects)
+    for at in range(0, last + 1, 3):
+        shelf.store.objects.update(whole)
+        await undo(bench)
+        gone, _ = await swept(shelf, last - at, naming)
+        assert OLD not in gone, f"named before call {last - at}"
+        await assert_whole(shelf, f"old-{at}")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 1.0])
+async def test_what_becomes_head_at_any_moment_until_it_is_asked_for_stays(
+    bench: Bench, tmp_path: Path, share: float
+) -> None:
+    shelf = await filled_shelf(bench, tmp_path)
+    last = await last_moment(shelf, "checkpoints")
+    gone, _ = await swept(shelf, round(share * last), make_head)
+    assert OLD not in gone
+    await assert_whole(shelf, "old")
+    assert await bench.head() == OLD

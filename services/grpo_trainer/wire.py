@@ -40,6 +40,9 @@ _PLAIN_FIELDS: Final = (
     "lora_rank",
     "lora_alpha",
     "lora_targets",
+    "lr_schedule",
+    "warmup_steps",
+    "min_lr_fraction",
 )
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 

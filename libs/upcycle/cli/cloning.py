@@ -53,6 +53,11 @@ async def clone(model: str, recipe: "Recipe", cloning: "Cloning", view: "View") 
 
     if recipe.taskset is not None or (cloning.sft is not None and cloning.sft_from is not None):
         raise CloningRefused("--taskset, --sft and --sft-from name several things", "give one of them")
+    if recipe.lr_schedule != "constant" or recipe.warmup_steps or recipe.min_lr_fraction:
+        raise CloningRefused(
+            "--lr-schedule, --warmup-steps and --min-lr-fraction are for GRPO over a taskset",
+            "leave them out; with `TrainingClient.step` each step brings its own learning_rate",
+        )
     if view.detach:
         raise CloningRefused("--detach: behaviour cloning is driven from here", "leave --detach out")
     async with Platform() as platform, remote_errors():

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
-from upcycle.cli.output import human, print_json
+from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 
@@ -46,7 +47,13 @@ class Recipe:
     prompts: int = 16
     """tasks per optimizer step."""
     learning_rate: float = 1e-5
-    """of AdamW, constant."""
+    """of AdamW; with a schedule, its highest."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """how the learning rate goes over the steps, after the warm-up."""
+    warmup_steps: int = 0
+    """first steps, during which the learning rate rises evenly."""
+    min_lr_fraction: float = 0.0
+    """share of the learning rate towards which `linear` and `cosine` fall."""
     max_staleness: int = 4
     """the oldest policy, in versions, whose tokens are still trained."""
     checkpoint_every: int = 10
@@ -89,7 +96,7 @@ class View:
     """print the run id and leave."""
     timeout_s: float = 86_400.0
     """give up watching after so many seconds; the run goes on."""
-    as_json: Annotated[bool, Parameter(name="--json")] = False
+    as_json: JsonFlag = False
     """JSON lines: `launch`, `progress`, `step`, `checkpoint`, `alarm`…, `done`."""
 
 
@@ -169,7 +176,7 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
         human().print(f"the run may go on: upcycle train --attach {run_id}", markup=False)
         raise
     _say_done(run, view.as_json)
-    return Exit.OK if _completed(run) else Exit.FAILED
+    return Exit.OK if completed(run) else Exit.FAILED
 
 
 def training_config(recipe: Recipe) -> "TrainingConfig":
@@ -181,6 +188,9 @@ def training_config(recipe: Recipe) -> "TrainingConfig":
         prompts_per_step=recipe.prompts,
         max_staleness=recipe.max_staleness,
         learning_rate=recipe.learning_rate,
+        lr_schedule=recipe.lr_schedule,
+        warmup_steps=recipe.warmup_steps,
+        min_lr_fraction=recipe.min_lr_fraction,
         checkpoint_every_steps=recipe.checkpoint_every,
         loss=recipe.loss,
         lora_rank=recipe.lora_rank,
@@ -212,18 +222,12 @@ def train_spec(
     )
 
 
-def _completed(run: "Run") -> bool:
-    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
-
-    return bool(run.state == RUN_STATE_COMPLETED)
-
-
 def _say_done(run: "Run", as_json: bool) -> None:
     if as_json:
         print_json("done", run)
         return
     early = "" if run.step >= run.spec.training.steps else f" of {run.spec.training.steps}, ended early"
-    outcome = "" if _completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
+    outcome = "" if completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
     print(
         f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
         f"{run.counts.settled} episodes{outcome}"

@@ -21,6 +21,7 @@ from grpo_trainer.adapters.packed_model import ModelOptions, PackedModel, load_m
 from grpo_trainer.adapters.policy_export import export_policy
 from grpo_trainer.adapters.random_state import RandomState
 from grpo_trainer.adapters.ranks import ALONE, Ranks
+from grpo_trainer.adapters.rate_schedule import RateSchedule
 from grpo_trainer.adapters.snapshots import Export, HostSnapshot, WriterThread, host_state
 from grpo_trainer.adapters.tensor_files import host_copy, load_tensors, read_tensors, weights_of
 from grpo_trainer.domain.errors import InvalidTrainingSpec
@@ -64,7 +65,7 @@ class StepShare:
 
 
 class LearnerCore:
-    """Model, optimizer and random state of one session."""
+    """Model, optimizer, scheduler and random state of one session."""
 
     def __init__(
         self, options: LearnerOptions, ranks: Ranks = ALONE, bases: Bases | None = None, name: str = "alone"
@@ -78,7 +79,9 @@ class LearnerCore:
         self._step_options: StepOptions | None = None
         self._base: Path | None = None
         self._model: PackedModel | None = None
+        self._reference: PackedModel | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._rates: RateSchedule | None = None
         self._random = RandomState(0)
         self._canary_rows: Sequence[TrainingRow] = ()
 
@@ -96,27 +99,33 @@ class LearnerCore:
         self._step_options = step_options(spec, self._options)
         self._random = RandomState(spec.seed)
         model = self._model_for(spec, base)
-        if self._step_options.objective.needs_reference:
-            self._step_options = replace(self._step_options, reference=self._reference(model, base))
         self._parameters = (
             model.adapter.parameters
             if isinstance(model, AdaptedModel)
             else dict(model.module.named_parameters())
         )
         optimizer = new_optimizer(self._parameters.values(), spec)
-        self._base, self._model, self._optimizer = base, model, optimizer
+        rates = RateSchedule(optimizer, spec.schedule)
+        self._base, self._model, self._optimizer, self._rates = base, model, optimizer, rates
         self._canary_rows = _random_rows(model, spec.seed)
+        if self._step_options.objective.needs_reference:
+            self._step_options = replace(self._step_options, reference=self.reference())
         if tensors is not None:
-            load_tensors(read_tensors(tensors), self._parameters, optimizer, self._random)
+            load_tensors(read_tensors(tensors), self._parameters, optimizer, rates, self._random)
 
-    def _reference(self, model: PackedModel, base: Path) -> PackedModel:
-        """The policy that the run began from, frozen."""
-        if isinstance(model, AdaptedModel):
-            return model.without_adapter()
-        device = self._options.device_of(self._ranks.index)
-        reference = load_model(base, device=device, options=self._options.model, ranks=self._ranks)
-        reference.module.requires_grad_(False)
-        return reference
+    def reference(self) -> PackedModel:
+        """The policy that the session began from, frozen; in memory from its first use on."""
+        model, _ = self.loaded
+        if self._reference is None and isinstance(model, AdaptedModel):
+            self._reference = model.without_adapter()
+        elif self._reference is None and self._base is not None:
+            device = self._options.device_of(self._ranks.index)
+            frozen = load_model(self._base, device=device, options=self._options.model, ranks=self._ranks)
+            frozen.module.requires_grad_(False)
+            self._reference = frozen
+        if self._reference is None:
+            raise RuntimeError("the learner was not begun")
+        return self._reference
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
         options = self._options
@@ -140,18 +149,22 @@ class LearnerCore:
         """Let the memory go; a shared base stays while another session uses it."""
         if self._base is not None and isinstance(self._model, AdaptedModel):
             self._bases.release(self._base, self._name)
-        self._model = self._optimizer = self._step_options = None
+        self._model = self._reference = self._optimizer = self._rates = self._step_options = None
         self._parameters, self._canary_rows = {}, ()
 
     def step(self, share: StepShare) -> dict[str, float] | None:
-        """One optimizer step; None where nothing was left to learn. Raises Diverged."""
+        """One optimizer step, and the rate of the next; None where nothing was left to learn. Raises
+        Diverged, and then the rate stays."""
         model, optimizer = self.loaded
-        if self._step_options is None:
+        if self._step_options is None or self._rates is None:
             raise RuntimeError("the learner was not begun")
         options = replace(self._step_options, max_row_tokens=share.max_row_tokens)
         self._canary_rows = share.canary_rows
+        rate = self._rates.rate
         with self._random.active():
-            return optimize(model, optimizer, share.rows, options, self._ranks)
+            measured = optimize(model, optimizer, share.rows, options, self._ranks)
+        self._rates.step()
+        return None if measured is None else {**measured, "learning_rate": rate}
 
     def prove_with(self, rows: Sequence[TrainingRow]) -> None:
         """Rows of which the next canary is made."""
@@ -161,10 +174,10 @@ class LearnerCore:
         """The session as it is now, on the host. writer: of the first rank; the others only help to
         gather."""
         model, optimizer = self.loaded
-        base = self._base
-        if base is None:
+        base, rates = self._base, self._rates
+        if base is None or rates is None:
             raise RuntimeError("the learner was not begun")
-        tensors = host_copy(self._parameters, optimizer, self._random)
+        tensors = host_copy(self._parameters, optimizer, rates, self._random)
         export = _export_of(model, base, weights_of(tensors))
         proofs = tuple(canary(model, self._canary_rows))
         return None if writer is None else HostSnapshot(tensors, proofs, export, writer)
@@ -204,7 +217,7 @@ def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
 
 
 def new_optimizer(parameters: Iterable[nn.Parameter], spec: TrainingSpec) -> torch.optim.Optimizer:
-    """AdamW with a constant learning rate."""
+    """AdamW with the full learning rate."""
     return torch.optim.AdamW(
         list(parameters),
         lr=spec.learning_rate,

@@ -1,8 +1,8 @@
-"""Model, optimizer and random state of a session: copied to the host, and in files of
+"""Model, optimizer, scheduler and random state of a session: copied to the host, and in files of
 torch.distributed.checkpoint, bit for bit.
 
 Names in the files: `model/<parameter>`, `optimizer/<parameter>/<key>`, `options/<group>`,
-`random/<generator>`.
+`scheduler/state`, `random/<generator>`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from grpo_trainer.adapters.random_state import RandomState
+from grpo_trainer.adapters.rate_schedule import RateSchedule
 from grpo_trainer.adapters.sharding import assign, spread_like, whole
 from grpo_trainer.domain.errors import BrokenArtifact
 
 _MODEL: Final = "model/"
 _OPTIMIZER: Final = "optimizer/"
 _OPTIONS: Final = "options/"
+_SCHEDULER: Final = "scheduler/"
 _RANDOM: Final = "random/"
 _ALONE: Final = "torch.distributed is disabled, unavailable or uninitialized"
 
@@ -37,7 +39,9 @@ Parameters = Mapping[str, nn.Parameter]
 """What a session trains, by names that are the same in every process."""
 
 
-def host_copy(parameters: Parameters, optimizer: Optimizer, random: RandomState) -> dict[str, Tensor]:
+def host_copy(
+    parameters: Parameters, optimizer: Optimizer, rates: RateSchedule, random: RandomState
+) -> dict[str, Tensor]:
     """Everything that the next step depends on, on the host; later steps do not change it."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -48,6 +52,7 @@ def host_copy(parameters: Parameters, optimizer: Optimizer, random: RandomState)
         options = {key: value for key, value in group.items() if key != "params"}
         data = json.dumps(options, sort_keys=True).encode()
         tensors[f"{_OPTIONS}{index}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    tensors.update({f"{_SCHEDULER}{name}": state for name, state in rates.tensors().items()})
     tensors.update({f"{_RANDOM}{name}": state for name, state in random.tensors().items()})
     return tensors
 
@@ -87,9 +92,14 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(
-    tensors: Mapping[str, Tensor], parameters: Parameters, optimizer: Optimizer, random: RandomState
+    tensors: Mapping[str, Tensor],
+    parameters: Parameters,
+    optimizer: Optimizer,
+    rates: RateSchedule,
+    random: RandomState,
 ) -> None:
-    """Put a host copy back, in place. Raises BrokenArtifact where it is of another architecture."""
+    """Put a host copy back, in place. Raises BrokenArtifact where it is of another architecture, or
+    does not know its place in the schedule."""
     weights = weights_of(tensors)
     if weights.keys() != parameters.keys():
         odd = sorted(weights.keys() ^ parameters.keys())[:3]
@@ -109,6 +119,7 @@ def load_tensors(
             }
     for index, data in _below(_OPTIONS, tensors).items():
         optimizer.param_groups[int(index)].update(json.loads(data.numpy().tobytes()))
+    rates.restore(_below(_SCHEDULER, tensors))
     random.restore(_below(_RANDOM, tensors))
 
 

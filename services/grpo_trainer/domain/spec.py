@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.schedules import CONSTANT, Schedule
 
 MAX_TRAJECTORIES_PER_STEP = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
@@ -18,7 +19,17 @@ ALL_LINEAR = "all-linear"
 """Adapters beside every linear layer but the output head."""
 
 _LATER_FIELDS = frozenset(
-    {"lora_rank", "lora_alpha", "lora_targets", "aggregation", "kl_estimator", "kl_placement"}
+    {
+        "lora_rank",
+        "lora_alpha",
+        "lora_targets",
+        "aggregation",
+        "kl_estimator",
+        "kl_placement",
+        "lr_schedule",
+        "warmup_steps",
+        "min_lr_fraction",
+    }
 )
 """Fields that the first version did not have. They enter a digest where they differ from their default, so
 that runs which an older trainer began keep theirs."""
@@ -60,6 +71,12 @@ class TrainingSpec:
     """Of the divergence from the run's base policy; read where loss_config has a kl_coefficient."""
     kl_placement: str = "loss"
     """loss: the divergence is added to the loss; reward: it is taken from the advantages."""
+    lr_schedule: str = CONSTANT
+    """Curve of the learning rate over the steps: constant, linear or cosine."""
+    warmup_steps: int = 0
+    """First steps, during which the rate rises to learning_rate."""
+    min_lr_fraction: float = 0.0
+    """What linear and cosine fall towards, as a share of learning_rate."""
 
     def __post_init__(self) -> None:
         at_least_one = ("steps", "prompts_per_step", "checkpoint_every_steps")
@@ -86,7 +103,7 @@ class TrainingSpec:
             wrong.append(f"max_staleness must be >= 0, got {self.max_staleness}")
         if self.weight_decay < 0:
             wrong.append(f"weight_decay must be >= 0, got {self.weight_decay:g}")
-        wrong += self._wrong_about_lora()
+        wrong += [*self._wrong_about_lora(), *self.schedule.wrong()]
         if self.prompts_per_step * self.group_size > MAX_TRAJECTORIES_PER_STEP:
             wrong.append(
                 f"prompts_per_step * group_size is {self.prompts_per_step * self.group_size}, "
@@ -109,6 +126,11 @@ class TrainingSpec:
         if not (math.isfinite(self.lora_alpha) and self.lora_alpha >= 0):
             wrong.append(f"lora_alpha must be finite and >= 0, got {self.lora_alpha:g}")
         return wrong
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate over the run's steps."""
+        return Schedule(self.lr_schedule, self.steps, self.warmup_steps, self.min_lr_fraction)
 
     @property
     def lora_scale(self) -> float:

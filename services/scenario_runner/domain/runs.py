@@ -106,6 +106,9 @@ class Training:
     aggregation: str = ""
     kl_estimator: str = "k3"
     kl_placement: str = "loss"
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    min_lr_fraction: float = 0.0
     lora_rank: int = 0
     lora_alpha: float = 0.0
     """0: twice the rank."""
@@ -216,8 +219,13 @@ class RunRecord:
     @property
     def ends_early(self) -> bool:
         """A training run that was asked to stop before its last step."""
+        return self.ending is RunState.COMPLETED and self.awaits_trainer
+
+    @property
+    def awaits_trainer(self) -> bool:
+        """A training run that ends before its last step, so that its trainer may have more to say."""
         training = self.spec.training
-        return self.ending is RunState.COMPLETED and training is not None and self.step < training.steps
+        return self.ending is not None and training is not None and self.step < training.steps
 
     @property
     def reward_mean(self) -> float:
@@ -329,9 +337,12 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Fact: the run is to end early. Our own; its place among the grades is what it says."""
+    """Fact: the run is to end before its last step. Our own; its place among the grades is what it says.
+
+    is_last: the trainer was waited for long enough; what it has not said before this, it will not say."""
 
     run_id: str
+    is_last: bool = False
 
 
 Fact = Graded | Failed | GroupSettled | Advanced | Stopping

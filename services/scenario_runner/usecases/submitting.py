@@ -25,7 +25,8 @@ from scenario_runner.domain.runs import (
     Training,
 )
 from scenario_runner.ports import Plan, PlanUnit, Registry
-from scenario_runner.usecases.planning import conclude, end_run, pause, resume, stop_early
+from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
 
 MAX_GROUP_SIZE = 1024
@@ -134,7 +135,9 @@ class Runs:
         return await self._plan.transact(read)
 
     async def cancel(self, run_id: str, reason: str) -> RunView:
-        """Cancelling a run that is over changes nothing. Raises NotFound."""
+        """Cancelling a run that is over changes nothing. What its trainer has in a step may still train.
+
+        Raises NotFound."""
 
         def work(unit: PlanUnit, run: RunRecord) -> None:
             end_run(unit, run, RunState.CANCELLED, "run_cancelled", failure=reason[:MAX_LABEL_CHARS])
@@ -291,6 +294,8 @@ def _check_training(training: Training) -> None:
     _in_range("spec.training.weight_decay", training.weight_decay, 0.0, 10.0)
     _in_range("spec.training.adam_beta1", training.adam_beta1, 0.0, 0.999999)
     _in_range("spec.training.adam_beta2", training.adam_beta2, 0.0, 0.999999)
+    _in_range("spec.training.warmup_steps", training.warmup_steps, 0, training.steps - 1)
+    _in_range("spec.training.min_lr_fraction", training.min_lr_fraction, 0.0, 1.0)
     _in_range("spec.training.lora_rank", training.lora_rank, 0, 65536)
     _in_range("spec.training.lora_alpha", training.lora_alpha, 0.0, 1e6)
     for name, value in training.loss_config.items():

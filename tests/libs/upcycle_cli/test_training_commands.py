@@ -235,26 +235,22 @@ async def test_detached_prints_the_run_id_and_asks_for_what_was_said(
     platform: tuple[Platform, dict[str, str]],
 ) -> None:
     services, environment = platform
-    options = [
-        "--steps",
-        "7",
-        "--group",
-        "4",
-        "--prompts",
-        "2",
-        "--lora-rank",
-        "8",
-        "--gate",
-        "held",
-        "--detach",
-    ]
+    recipe = "--steps 7 --group 4 --prompts 2 --lora-rank 8 --gate held"
+    curve = "--lr-schedule cosine --warmup-steps 2 --min-lr-fraction 0.1"
+    options = [*recipe.split(), *curve.split(), "--detach"]
     status, out, err = await upcycle(environment, "train", "incident", "--taskset", "sums", *options)
     assert (status, out) == (0, f"{RUN}\n"), err
     spec = services.asked[0].spec
     assert (spec.taskset, spec.policy.model, spec.group_size) == ("sums", "incident", 4)
     assert (spec.training.steps, spec.training.prompts_per_step, spec.training.lora_rank) == (7, 2, 8)
+    asked = (spec.training.lr_schedule, spec.training.warmup_steps, spec.training.min_lr_fraction)
+    assert asked == ("cosine", 2, 0.1)
     assert (spec.gate.taskset, spec.gate.attempts) == ("held", 4)
     assert (await upcycle(environment, "train", "incident"))[0] == 2
+    unknown = ("--taskset", "sums", "--lr-schedule", "cubic")
+    status, _, err = await upcycle(environment, "train", "incident", *unknown)
+    assert status == 2
+    assert "cosine" in err
 
 
 async def test_an_interrupt_leaves_the_run_going_and_says_how_to_come_back(
@@ -313,6 +309,9 @@ async def test_cloning_a_file_moves_head_with_its_last_step_only(
     assert {one.adam.learning_rate for one in services.asked} == {1e-3}
     assert [m.role for m in services.asked[0].batch.inputs[0].conversation.messages] == ["user", "assistant"]
     assert out == "incident: v2, ckpt-incident-v00000002, loss 1.0000; head serves it\n"
+    status, _, err = await upcycle(environment, *arguments, "--warmup-steps", "1")
+    assert status == 2
+    assert "each step brings its own learning_rate" in err
 
 
 async def test_cloning_a_run_takes_what_succeeded_and_never_held_out_tasks(

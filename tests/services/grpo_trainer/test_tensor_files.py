@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from grpo_trainer.adapters.random_state import RandomState
+from grpo_trainer.adapters.rate_schedule import RateSchedule
 from grpo_trainer.adapters.tensor_files import (
     host_copy,
     load_tensors,
@@ -19,17 +20,26 @@ from grpo_trainer.adapters.tensor_files import (
     write_tensors,
 )
 from grpo_trainer.domain.errors import BrokenArtifact
+from grpo_trainer.domain.schedules import CONSTANT, LINEAR, Schedule
+
+FLAT = Schedule(CONSTANT, 4, 0, 0.0)
+FALLING = Schedule(LINEAR, 4, 1, 0.0)
+"""1/2, 1, 2/3, 1/3 of the full rate."""
 
 
-def trained(seed: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trained(
+    seed: int, steps: int, schedule: Schedule = FLAT
+) -> tuple[nn.Module, torch.optim.Optimizer, RateSchedule]:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 2, bias=False))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+    rates = RateSchedule(optimizer, schedule)
     for _ in range(steps):
         optimizer.zero_grad()
         module(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
-    return module, optimizer
+        rates.step()
+    return module, optimizer, rates
 
 
 def drawn() -> list[float]:
@@ -37,12 +47,11 @@ def drawn() -> list[float]:
 
 
 def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    module, optimizer = trained(0, 3)
-    optimizer.param_groups[0]["lr"] = 0.025
+    module, optimizer, rates = trained(0, 3, FALLING)
     state = RandomState(7)
     with state.active():
         drawn()
-    copy = host_copy(dict(module.named_parameters()), optimizer, state)
+    copy = host_copy(dict(module.named_parameters()), optimizer, rates, state)
     with torch.no_grad():
         next(module.parameters()).zero_()  # what was copied does not change any more
     write_tensors(tmp_path / "state", copy)
@@ -52,11 +61,12 @@ def test_a_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
         torch.equal(found[name], copy[name]) and found[name].dtype == copy[name].dtype for name in copy
     )
 
-    other, fresh = trained(1, 0)
+    other, fresh, place = trained(1, 0, FALLING)
     again = RandomState(0)
-    load_tensors(found, dict(other.named_parameters()), fresh, again)
+    load_tensors(found, dict(other.named_parameters()), fresh, place, again)
     assert all(torch.equal(p, weights_of(copy)[name]) for name, p in other.named_parameters())
-    assert fresh.param_groups[0]["lr"] == 0.025
+    assert place.rate == rates.rate == pytest.approx(0.1 / 3)
+    assert torch.equal(place.tensors()["state"], rates.tensors()["state"])
     for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
         left, right = optimizer.state[mine], fresh.state[theirs]
         assert left.keys() == right.keys()
@@ -82,20 +92,22 @@ def test_sessions_draw_from_their_own_generators_and_leave_the_process_alone() -
 
 
 def test_an_optimizer_that_never_stepped_comes_back_fresh(tmp_path: Path) -> None:
-    module, optimizer = trained(0, 0)
-    write_tensors(tmp_path / "state", host_copy(dict(module.named_parameters()), optimizer, RandomState(0)))
-    other, fresh = trained(1, 2)
+    module, optimizer, rates = trained(0, 0)
+    copy = host_copy(dict(module.named_parameters()), optimizer, rates, RandomState(0))
+    write_tensors(tmp_path / "state", copy)
+    other, fresh, place = trained(1, 2)
     fresh.state.clear()
-    load_tensors(read_tensors(tmp_path / "state"), dict(other.named_parameters()), fresh, RandomState(0))
+    found = read_tensors(tmp_path / "state")
+    load_tensors(found, dict(other.named_parameters()), fresh, place, RandomState(0))
     assert not fresh.state
 
 
 def test_another_architecture_and_rotten_files_are_refused(tmp_path: Path) -> None:
-    module, optimizer = trained(0, 1)
-    copy = host_copy(dict(module.named_parameters()), optimizer, RandomState(0))
+    module, optimizer, rates = trained(0, 1)
+    copy = host_copy(dict(module.named_parameters()), optimizer, rates, RandomState(0))
     names = {f"other.{name}": p for name, p in module.named_parameters()}
     with pytest.raises(BrokenArtifact, match="disagree about parameters"):
-        load_tensors(copy, names, optimizer, RandomState(0))
+        load_tensors(copy, names, optimizer, rates, RandomState(0))
     for rotten in (".metadata", "__0_0.distcp"):
         write_tensors(tmp_path / rotten, copy)
         (tmp_path / rotten / rotten).write_bytes(b"rotten")
@@ -103,3 +115,15 @@ def test_another_architecture_and_rotten_files_are_refused(tmp_path: Path) -> No
             read_tensors(tmp_path / rotten)
     with pytest.raises(BrokenArtifact, match="no training state"):
         read_tensors(tmp_path)
+
+
+def test_a_state_of_an_older_trainer_goes_on_at_a_constant_rate_and_no_other() -> None:
+    module, optimizer, rates = trained(0, 2)
+    copy = host_copy(dict(module.named_parameters()), optimizer, rates, RandomState(0))
+    del copy["scheduler/state"]
+    other, fresh, place = trained(1, 0)
+    load_tensors(copy, dict(other.named_parameters()), fresh, place, RandomState(0))
+    assert place.rate == 0.1
+    other, fresh, place = trained(1, 0, FALLING)
+    with pytest.raises(BrokenArtifact, match="no scheduler, and lr_schedule=linear with warmup_steps=1"):
+        load_tensors(copy, dict(other.named_parameters()), fresh, place, RandomState(0))

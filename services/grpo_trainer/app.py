@@ -19,6 +19,7 @@ from grpo_trainer.adapters.stored_trajectories import PlatformTrajectories
 from grpo_trainer.adapters.stores import BlobBodies, BlobStates
 from grpo_trainer.adapters.telemetry import TrainerInstruments
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.ports import HandTools, Tools
 from grpo_trainer.servicer import TrainingServicer
@@ -69,6 +70,18 @@ def _learner_options(settings: GrpoTrainerSettings) -> LearnerOptions:
     )
 
 
+def alarm_limits(settings: GrpoTrainerSettings) -> AlarmLimits:
+    """What the settings say that steps are compared with."""
+    return AlarmLimits(
+        updates=settings.alarm_updates,
+        mismatch_kl=settings.alarm_mismatch_kl,
+        entropy_share=settings.alarm_entropy_share,
+        entropy_early=settings.alarm_entropy_early,
+        entropy_floor=settings.alarm_entropy_floor,
+        no_eos=settings.alarm_no_eos,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Peers:
     registry: Peer
@@ -110,6 +123,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     tasksets = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
     thread = LearnerThread(_learner_options(settings))
     bus = EventBus(settings.bus, client_name=NAME)
+    limits = alarm_limits(settings)
     tools = Tools(
         new_learner=lambda: TorchLearner(thread),
         bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
@@ -117,12 +131,15 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
         policies=RegistryPolicies(registry, blobs, settings.data_dir / "policies"),
         held_out=HeldOutTasks(tasksets),
         facts=BusFacts(bus, now=utc_now),
-        instruments=TrainerInstruments(),
+        instruments=TrainerInstruments(limits),
         now=utc_now,
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
+        alarm_limits=limits,
     )
-    sessions = Sessions(tools, leave_s=settings.spot_grace_s / 2)
+    sessions = Sessions(
+        tools, leave_s=settings.spot_grace_s / 2, by_hand=lambda model: models.is_working_on(model)
+    )
     reader = FactReader(bus, sessions)
     peers = _Peers(
         registry, service.add(Peer("trajectories", settings.peers.trajectories, idempotent=READ_AGAIN))

@@ -48,6 +48,18 @@ class GrpoTrainerSettings(ServiceSettings):
     spot_grace_s: float = Field(30.0, gt=0)
     """Seconds in which the process leaves after SIGTERM, or after SIGUSR1, a spot machine's notice. A step
     that is not durable after half of it is abandoned, and taken again wherever the run resumes."""
+    alarm_updates: int = Field(8, ge=1, le=10_000)
+    """Updates in a row, or averaged over, before an alarm is raised."""
+    alarm_mismatch_kl: float = Field(0.1, gt=0, allow_inf_nan=False)
+    """Divergence of sampler and trainer, nats per token, above which `mismatch_kl` is raised."""
+    alarm_entropy_share: float = Field(0.2, ge=0, le=1)
+    """Share of the run's first entropy below which `entropy_collapse` is raised early in the run."""
+    alarm_entropy_early: float = Field(0.1, ge=0, le=1)
+    """Share of the run's steps that counts as early."""
+    alarm_entropy_floor: float = Field(0.02, ge=0, allow_inf_nan=False)
+    """Entropy, nats per token, below which `entropy_collapse` is raised at any time."""
+    alarm_no_eos: float = Field(0.05, ge=0, le=1)
+    """Share of trajectories cut off by a token budget above which `no_eos` is raised; 1 never raises it."""
     data_dir: Path = Path(".upcycle/data/grpo_trainer")
     """Folder for fetched policies and for files on their way to the object store."""
     bus: BusSettings = Field(default_factory=BusSettings)

@@ -10,7 +10,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
-from grpo_trainer.domain.alarms import AlarmKind, alarms_of
+from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmKind, AlarmLimits, alarms_of
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
@@ -44,7 +44,9 @@ LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", 
 class TrainerInstruments:
     """See ports.Instruments."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: AlarmLimits = DEFAULT_LIMITS) -> None:
+        """limits: of alarms, which are said when they are raised and when they clear."""
+        self._limits = limits
         self._alarms: dict[str, frozenset[AlarmKind]] = {}
         self._meters: dict[str, SlotMeter] = {}
 
@@ -98,7 +100,7 @@ class TrainerInstruments:
                 STALENESS.observe(versions)
 
     def _alarm(self, spec: TrainingSpec, record: StepRecord) -> None:
-        raised = {alarm.kind: alarm for alarm in alarms_of(record.metrics)}
+        raised = {alarm.kind: alarm for alarm in alarms_of(record.metrics, self._limits)}
         known = self._alarms.get(spec.run_id, frozenset())
         for kind in AlarmKind:
             ALARM.labels(spec.model, kind.value).set(kind in raised)

@@ -84,13 +84,14 @@ def watched(
 
 
 def alarms_of(metrics: Mapping[str, float], limits: AlarmLimits = DEFAULT_LIMITS) -> tuple[Alarm, ...]:
-    """The alarms that the metrics of a step hold, as `watched` completed them."""
+    """The alarms that the metrics of a step hold, as `watched` completed them; none that other limits raised
+    and these would not."""
     return tuple(_alarms(metrics, limits))
 
 
 def _alarms(metrics: Mapping[str, float], limits: AlarmLimits) -> Iterator[Alarm]:
     since = {kind: int(metrics.get(_since(kind), 0.0)) for kind in AlarmKind}
-    if since[AlarmKind.MISMATCH_KL]:
+    if since[AlarmKind.MISMATCH_KL] and metrics["mismatch_kl"] > limits.mismatch_kl:
         value = metrics["mismatch_kl"]
         streak = int(metrics["mismatch_kl_streak"])
         text = (
@@ -98,22 +99,27 @@ def _alarms(metrics: Mapping[str, float], limits: AlarmLimits) -> Iterator[Alarm
             "the sampler's policy and the trainer's differ; lower the staleness or the learning rate"
         )
         yield Alarm(AlarmKind.MISMATCH_KL, value, limits.mismatch_kl, since[AlarmKind.MISMATCH_KL], text)
-    if since[AlarmKind.ENTROPY_COLLAPSE]:
+    if since[AlarmKind.ENTROPY_COLLAPSE] and metrics["entropy"] < _lowest(metrics, limits):
         value, start = metrics["entropy"], metrics["entropy_start"]
         streak = int(metrics["entropy_low_streak"])
         text = (
             f"entropy {value:.3g} has been low for {streak} updates, it began at {start:.3g}: "
             "the policy explores no more; lower the learning rate, or end the run"
         )
-        limit = max(limits.entropy_floor, limits.entropy_share * start)
+        limit = _lowest(metrics, limits)
         yield Alarm(AlarmKind.ENTROPY_COLLAPSE, value, limit, since[AlarmKind.ENTROPY_COLLAPSE], text)
-    if since[AlarmKind.NO_EOS]:
+    if since[AlarmKind.NO_EOS] and metrics["no_eos_mean"] > limits.no_eos:
         value = metrics["no_eos_mean"]
         text = (
-            f"{value:.1%} of the trajectories were cut off by a token budget, limit {limits.no_eos:.0%}: "
+            f"{value:.1%} of the trajectories were cut off by a token budget, limit {limits.no_eos:.1%}: "
             "raise the budget, or see why the policy does not stop"
         )
         yield Alarm(AlarmKind.NO_EOS, value, limits.no_eos, since[AlarmKind.NO_EOS], text)
+
+
+def _lowest(metrics: Mapping[str, float], limits: AlarmLimits) -> float:
+    """Entropy below which a policy may have collapsed."""
+    return max(limits.entropy_floor, limits.entropy_share * metrics["entropy_start"])
 
 
 def _since(kind: AlarmKind) -> str:

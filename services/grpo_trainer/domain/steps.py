@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from grpo_trainer.domain.alarms import watched
+from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, Outcome, Reason, Settlement
 
@@ -78,7 +78,7 @@ def version_of(identity: str) -> int:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.
-    before: all metrics of the step before, empty for the first."""
+    before: all metrics of the step before, empty for the first. limits: of alarms."""
 
     spec: TrainingSpec
     step: int
@@ -87,6 +87,7 @@ class StepPlan:
     idle_s: float
     parent_checkpoint_id: str
     before: Mapping[str, float] = field(default_factory=dict)
+    limits: AlarmLimits = DEFAULT_LIMITS
 
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
@@ -94,7 +95,9 @@ class StepPlan:
         staleness = Counter(self.version - member.oldest_version for member in members)
         is_final = self.step == self.spec.steps
         metrics = {**learned, **self._metrics(learned)}
-        metrics |= watched(self.before, metrics, step=self.step, target_steps=self.spec.steps)
+        metrics |= watched(
+            self.before, metrics, step=self.step, target_steps=self.spec.steps, limits=self.limits
+        )
         return StepRecord(
             step=self.step,
             version=self.version + 1,

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 
 import pytest
 
-from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
+from grpo_trainer.app import alarm_limits
+from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmKind, AlarmLimits, alarms_of, watched
+from grpo_trainer.settings import GrpoTrainerSettings
+from service_kit.settings import SettingsError, load_settings
 
 
-def fold(name: str, values: Sequence[float], *, target_steps: int = 100) -> list[dict[str, float]]:
+def fold(
+    name: str, values: Sequence[float], *, target_steps: int = 100, limits: AlarmLimits = DEFAULT_LIMITS
+) -> list[dict[str, float]]:
     """The completed metrics of each step; only what the step before recorded is handed on."""
     steps: list[dict[str, float]] = []
     for number, value in enumerate(values, start=1):
         before = steps[-1] if steps else {}
         now = {name: value}
-        steps.append(now | watched(before, now, step=number, target_steps=target_steps))
+        steps.append(now | watched(before, now, step=number, target_steps=target_steps, limits=limits))
     return steps
 
 
-def kinds(steps: Sequence[dict[str, float]]) -> list[set[AlarmKind]]:
-    return [{alarm.kind for alarm in alarms_of(step)} for step in steps]
+def kinds(steps: Sequence[dict[str, float]], limits: AlarmLimits = DEFAULT_LIMITS) -> list[set[AlarmKind]]:
+    return [{alarm.kind for alarm in alarms_of(step, limits)} for step in steps]
 
 
 def test_mismatch_is_an_alarm_after_eight_updates_above_the_limit_and_clears_with_the_first_below() -> None:
@@ -71,3 +76,48 @@ def test_trajectories_without_an_end_are_averaged_over_eight_updates() -> None:
 def test_an_alarm_keeps_the_step_at_which_it_was_raised() -> None:
     steps = fold("mismatch_kl", [0.2] * 12)
     assert [alarm.since_step for step in steps for alarm in alarms_of(step)] == [8] * 5
+
+
+def test_the_limits_are_settings_whose_defaults_are_those_of_the_domain() -> None:
+    assert alarm_limits(load_settings(GrpoTrainerSettings, environ={})) == DEFAULT_LIMITS
+    environ = {
+        "GRPO_TRAINER_ALARM_UPDATES": "2",
+        "GRPO_TRAINER_ALARM_MISMATCH_KL": "0.5",
+        "GRPO_TRAINER_ALARM_ENTROPY_SHARE": "0.3",
+        "GRPO_TRAINER_ALARM_ENTROPY_EARLY": "0.4",
+        "GRPO_TRAINER_ALARM_ENTROPY_FLOOR": "0.01",
+        "GRPO_TRAINER_ALARM_NO_EOS": "0.25",
+    }
+    chosen = alarm_limits(load_settings(GrpoTrainerSettings, environ=environ))
+    assert chosen == AlarmLimits(2, 0.5, 0.3, 0.4, 0.01, 0.25)
+    assert kinds(fold("mismatch_kl", [0.4, 0.6, 0.6], limits=chosen), chosen)[1:] == [
+        set(),
+        {AlarmKind.MISMATCH_KL},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UPDATES", "0"),
+        ("MISMATCH_KL", "0"),
+        ("MISMATCH_KL", "nan"),
+        ("ENTROPY_SHARE", "1.5"),
+        ("NO_EOS", "-1"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"GRPO_TRAINER_ALARM_{name}"):
+        load_settings(GrpoTrainerSettings, environ={f"GRPO_TRAINER_ALARM_{name}": value})
+
+
+def test_a_restart_with_wider_limits_does_not_show_what_they_would_not_raise() -> None:
+    last = fold("mismatch_kl", [0.2] * 9)[-1]
+    assert {alarm.kind for alarm in alarms_of(last)} == {AlarmKind.MISMATCH_KL}
+    assert not alarms_of(last, AlarmLimits(mismatch_kl=0.3))
+    low = fold("entropy", [2.0] + [0.39] * 9)[-1]
+    assert alarms_of(low)
+    assert not alarms_of(low, AlarmLimits(entropy_share=0.1))
+    cut = fold("no_eos_fraction", [0.1] * 9)[-1]
+    assert alarms_of(cut)
+    assert not alarms_of(cut, AlarmLimits(no_eos=0.2))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,10 +19,14 @@ from grpo_trainer import views
 from grpo_trainer import wire_by_hand as wire
 from grpo_trainer.domain import errors
 from grpo_trainer.domain.hands import Update
+from grpo_trainer.usecases.by_hand import ModelByHand
 from grpo_trainer.usecases.models import Models
 from grpo_trainer.usecases.sessions import Sessions
 from upcycle.api.training.v1 import service_pb2 as pb
+from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
+
+T = TypeVar("T")
 
 STATUS_OF: Final[StatusTable] = {
     errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
@@ -55,33 +60,40 @@ class TrainingServicer(TrainingServiceServicer):
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """One session as it is now, and what its newest steps measured."""
         async with domain_errors_as_status(context, STATUS_OF):
-            view = views.find(self._sessions, request.run_id)
-            steps = views.steps(self._sessions, request.run_id, request.num_steps)
+            view = self._view(request.run_id)
+            steps = views.steps(self._sessions, request.run_id, request.num_steps, self._models.sessions())
             return pb.GetSessionResponse(session=view, steps=steps)
 
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
     ) -> pb.ListSessionsResponse:
-        """Every run that this trainer knows, refused ones included."""
+        """Every run that this trainer knows, refused ones included, and every model trained by hand."""
         async with domain_errors_as_status(context, STATUS_OF):
-            return pb.ListSessionsResponse(sessions=views.every(self._sessions))
+            return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._models.sessions()))
 
     async def WatchSession(
         self, request: pb.WatchSessionRequest, context: Context
     ) -> AsyncIterator[pb.WatchSessionResponse]:
-        """The session now, then at each change of its phase, and every few seconds; ends with the session."""
+        """The session now, then at each change of its phase, and every few seconds; ends with the session,
+        and of a model trained by hand with the caller."""
         async with domain_errors_as_status(context, STATUS_OF):
-            view = views.find(self._sessions, request.run_id)
+            view = self._view(request.run_id)
             yield pb.WatchSessionResponse(session=view)
             while view.state not in views.FINAL:
-                session = self._sessions.get(request.run_id)
-                async with session.changed:
-                    try:
-                        await asyncio.wait_for(session.changed.wait(), _LONGEST_SILENCE_S)
-                    except TimeoutError:
-                        view = views.find(self._sessions, request.run_id)  # a sign of life
-                view = views.find(self._sessions, request.run_id)
+                changed = self._changed(view)
+                async with changed:
+                    with suppress(TimeoutError):  # then it is a sign of life
+                        await asyncio.wait_for(changed.wait(), _LONGEST_SILENCE_S)
+                view = self._view(request.run_id)
                 yield pb.WatchSessionResponse(session=view)
+
+    def _view(self, run_id: str) -> training.TrainingSession:
+        return views.find(self._sessions, run_id, self._models.sessions())
+
+    def _changed(self, view: training.TrainingSession) -> asyncio.Condition:
+        if view.kind == training.SESSION_KIND_BY_HAND:
+            return self._models.changed
+        return self._sessions.get(view.run_id).changed
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
         """Names that a training configuration, or a pass by hand, may use."""
@@ -90,16 +102,20 @@ class TrainingServicer(TrainingServiceServicer):
                 await self._models.tools.heads.head(request.model)
             return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
 
+    async def _once(
+        self, request: Any, work: Callable[[ModelByHand], Awaitable[T]], *, remember: bool = True
+    ) -> T:
+        """What a request about a model gives, whichever time it is sent."""
+        return await self._models.once(
+            request.model, request.request_id, _digest(request), work, remember=remember
+        )
+
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
         """Log-probabilities under the weights of now, for a loss of the caller's."""
         async with domain_errors_as_status(context, STATUS_OF):
             asked = wire.forward_from_wire(request)
-            forward_id, version, data = await self._models.once(
-                request.model,
-                request.request_id,
-                _digest(request),
-                lambda model: model.forward(asked),
-                remember=False,
+            forward_id, version, data = await self._once(
+                request, lambda model: model.forward(asked), remember=False
             )
             return pb.ForwardResponse(
                 forward_id=forward_id, version=version, data=map(wire.datum_to_wire, data)
@@ -111,12 +127,7 @@ class TrainingServicer(TrainingServiceServicer):
         """Adds the gradient of a built-in loss."""
         async with domain_errors_as_status(context, STATUS_OF):
             asked, request_id = wire.pass_from_wire(request), request.request_id
-            measured = await self._models.once(
-                request.model,
-                request_id,
-                _digest(request),
-                lambda model: model.forward_backward(request_id, asked),
-            )
+            measured = await self._once(request, lambda model: model.forward_backward(request_id, asked))
             return wire.measured_to_wire(measured)
 
     async def Backward(self, request: pb.BackwardRequest, context: Context) -> pb.BackwardResponse:
@@ -124,11 +135,8 @@ class TrainingServicer(TrainingServiceServicer):
         async with domain_errors_as_status(context, STATUS_OF):
             weights = wire.weights_from_wire(request.weights)
             request_id, forward_id, metrics = request.request_id, request.forward_id, dict(request.metrics)
-            measured = await self._models.once(
-                request.model,
-                request_id,
-                _digest(request),
-                lambda model: model.backward(request_id, forward_id, weights, metrics),
+            measured = await self._once(
+                request, lambda model: model.backward(request_id, forward_id, weights, metrics)
             )
             return pb.BackwardResponse(metrics=wire.finite(measured.metrics), num_datums=measured.num_datums)
 
@@ -136,12 +144,7 @@ class TrainingServicer(TrainingServiceServicer):
         """Updates, saves, publishes and promotes."""
         async with domain_errors_as_status(context, STATUS_OF):
             update, request_id = wire.update_from_wire(request), request.request_id
-            done = await self._models.once(
-                request.model,
-                request_id,
-                _digest(request),
-                lambda model: model.optim_step(request_id, update),
-            )
+            done = await self._once(request, lambda model: model.optim_step(request_id, update))
             return pb.OptimStepResponse(result=wire.step_to_wire(done))
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
@@ -149,12 +152,7 @@ class TrainingServicer(TrainingServiceServicer):
         async with domain_errors_as_status(context, STATUS_OF):
             asked, request_id = wire.pass_from_wire(request), request.request_id
             update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
-            measured, done = await self._models.once(
-                request.model,
-                request_id,
-                _digest(request),
-                lambda model: model.step(request_id, asked, update),
-            )
+            measured, done = await self._once(request, lambda model: model.step(request_id, asked, update))
             return pb.StepResponse(
                 result=wire.step_to_wire(done),
                 metrics=wire.finite(measured.metrics),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from grpo_trainer import wire
-from grpo_trainer.domain.alarms import Alarm, alarms_of
+from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
+from grpo_trainer.domain.hands import HandSession, hand_run_id
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.usecases.session import Phase, TrainingSession
 from grpo_trainer.usecases.sessions import Sessions
@@ -24,52 +26,87 @@ FINAL: Final = (training.SESSION_STATE_FINISHED, training.SESSION_STATE_FAILED)
 """States after which nothing comes."""
 
 
-def find(sessions: Sessions, run_id: str) -> training.TrainingSession:
-    """The session of a run. Raises UnknownSession."""
-    for view in every(sessions):
+def find(sessions: Sessions, run_id: str, by_hand: Sequence[HandSession] = ()) -> training.TrainingSession:
+    """The session of a run, or of a model trained by hand. Raises UnknownSession."""
+    for view in every(sessions, by_hand):
         if view.run_id == run_id:
             return view
     raise UnknownSession(f"no training session for run {run_id!r}; `ListSessions` names those that exist")
 
 
-def steps(sessions: Sessions, run_id: str, count: int) -> list[training.StepPoint]:
+def steps(
+    sessions: Sessions, run_id: str, count: int, by_hand: Sequence[HandSession] = ()
+) -> list[training.StepPoint]:
     """What the newest `count` steps of a session of this process measured, oldest first."""
-    try:
-        history = list(sessions.get(run_id).history)
-    except UnknownSession:
-        return []
-    return [
-        training.StepPoint(
-            step=record.step,
-            version=record.version,
-            metrics=wire.metrics_to_wire(record.metrics, record.staleness),
-        )
-        for record in history[max(0, len(history) - count) :]
+    points = [
+        _point(step.step, step.version, step.metrics, step.staleness)
+        for session in sessions.all
+        if session.spec.run_id == run_id
+        for step in session.history
     ]
+    points += [
+        _point(step.step, step.version, step.metrics, {})
+        for hand in by_hand
+        if hand_run_id(hand.model) == run_id
+        for step in hand.steps
+    ]
+    return points[max(0, len(points) - count) :]
 
 
-def every(sessions: Sessions) -> list[training.TrainingSession]:
-    """All sessions: of earlier processes, of this one, and those that were refused."""
+def _point(
+    step: int, version: int, metrics: Mapping[str, float], staleness: Mapping[int, int]
+) -> training.StepPoint:
+    return training.StepPoint(step=step, version=version, metrics=wire.metrics_to_wire(metrics, staleness))
+
+
+def every(sessions: Sessions, by_hand: Sequence[HandSession] = ()) -> list[training.TrainingSession]:
+    """All sessions: runs of earlier processes, of this one, those that were refused, and models trained by
+    hand."""
     refused = [
-        training.TrainingSession(run_id=run_id, state=training.SESSION_STATE_FAILED, failure=why)
+        training.TrainingSession(
+            run_id=run_id, kind=training.SESSION_KIND_RUN, state=training.SESSION_STATE_FAILED, failure=why
+        )
         for run_id, why in sessions.refused.items()
     ]
-    return [*map(_past, sessions.past), *map(_present, sessions.all), *refused]
+    limits = sessions.alarm_limits
+    past = [_past(state, limits) for state in sessions.past]
+    present = [_present(session, limits) for session in sessions.all]
+    return [*past, *present, *refused, *map(_by_hand, by_hand)]
 
 
-def _past(state: SessionState) -> training.TrainingSession:
-    view = _described(state)
+def _by_hand(session: HandSession) -> training.TrainingSession:
+    state = training.SESSION_STATE_STEPPING if session.is_working else training.SESSION_STATE_WAITING
+    view = training.TrainingSession(
+        run_id=hand_run_id(session.model),
+        model=session.model,
+        kind=training.SESSION_KIND_BY_HAND,
+        state=training.SESSION_STATE_FAILED if session.failure else state,
+        version=session.version,
+        failure=session.failure,
+        waiting_s=session.waiting_s,
+    )
+    if session.steps:
+        newest = session.steps[-1]
+        view.step = newest.step
+        view.last_metrics.CopyFrom(wire.metrics_to_wire(newest.metrics, {}))
+    return view
+
+
+def _past(state: SessionState, limits: AlarmLimits) -> training.TrainingSession:
+    view = _described(state, limits)
     view.state = training.SESSION_STATE_FINISHED
     view.settled.update(state.settled_counts)
     return view
 
 
-def _present(session: TrainingSession) -> training.TrainingSession:
+def _present(session: TrainingSession, limits: AlarmLimits) -> training.TrainingSession:
     spec = session.spec
     if session.state is None:
-        view = training.TrainingSession(run_id=spec.run_id, model=spec.model, target_steps=spec.steps)
+        view = training.TrainingSession(
+            run_id=spec.run_id, model=spec.model, kind=training.SESSION_KIND_RUN, target_steps=spec.steps
+        )
     else:
-        view = _described(session.state)
+        view = _described(session.state, limits)
     view.state = _STATES[session.phase]
     view.groups_ready = session.intake.cutter.num_ready
     view.groups_open = session.intake.assembler.num_open
@@ -90,16 +127,17 @@ def _alarm(alarm: Alarm) -> training.TrainingAlarm:
     )
 
 
-def _described(state: SessionState) -> training.TrainingSession:
+def _described(state: SessionState, limits: AlarmLimits) -> training.TrainingSession:
     view = training.TrainingSession(
         run_id=state.spec.run_id,
         model=state.spec.model,
+        kind=training.SESSION_KIND_RUN,
         step=state.step,
         target_steps=state.spec.steps,
         version=state.version,
     )
     if state.last_step is not None:
-        view.alarms.extend(_alarm(alarm) for alarm in alarms_of(state.last_step.metrics))
+        view.alarms.extend(_alarm(alarm) for alarm in alarms_of(state.last_step.metrics, limits))
         metrics = wire.metrics_to_wire(state.last_step.metrics, state.last_step.staleness)
         view.last_metrics.CopyFrom(metrics)
     return view

@@ -144,6 +144,36 @@ def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
     )
 
 
+def hand_run_id(model: str) -> str:
+    """What stands for a run where a model is trained by hand."""
+    return f"hand-{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandStep:
+    """What a durable step by hand measured."""
+
+    step: int
+    version: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class HandSession:
+    """A model that is trained by hand, as an operator sees it.
+
+    version: of its weights; steps: newest last; waiting_s: since the last of them, or since this process
+    began; failure: why it cannot be opened, if so.
+    """
+
+    model: str
+    version: int
+    is_working: bool
+    steps: tuple[HandStep, ...]
+    waiting_s: float
+    failure: str
+
+
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """An optimizer step by hand, durable and published. is_head: head moved to it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
-from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone
+from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone, hand_run_id
 from grpo_trainer.domain.inputs import Lora
 from grpo_trainer.domain.spec import ALL_LINEAR, TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
@@ -23,7 +24,7 @@ def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
     Raises InvalidTrainingSpec."""
     adapters = Lora() if lora is None else lora
     return TrainingSpec(
-        run_id=f"hand-{model}",
+        run_id=hand_run_id(model),
         model=model,
         group_size=2,
         loss="importance_sampling",
@@ -33,20 +34,18 @@ def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
     )
 
 
-def session_of(
-    spec: TrainingSpec,
-    origin: tuple[BasePolicy, Head],
+def hand_record(
     *,
     step: int,
     version: int,
+    parent: Head,
     at: datetime,
     metrics: Mapping[str, float],
     trajectory_ids: tuple[str, ...],
-) -> SessionState:
-    """The state after a step, without its tensors. origin: what the learner began with, and what the step
+) -> StepRecord:
+    """A step that settles nothing, since no run planned it, and always saves a checkpoint. parent: what it
     goes on from."""
-    base, head = origin
-    record = StepRecord(
+    return StepRecord(
         step=step,
         version=version,
         trajectory_ids=trajectory_ids,
@@ -57,21 +56,25 @@ def session_of(
         traceparent="",
         saves_checkpoint=True,
         is_final=False,
-        parent_checkpoint_id=head.checkpoint_id,
+        parent_checkpoint_id=parent.checkpoint_id,
     )
+
+
+def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> SessionState:
+    """The state after a step, without its tensors. base: what the learner began with."""
     return SessionState(
         spec=spec,
         base=base,
         first_version=base.version,
-        version=version,
-        step=step,
+        version=record.version,
+        step=record.step,
         cursor=0,
         seen=0,
         settled={},
         settled_counts={},
         held_out_tasks=(),
-        opened_at=at,
-        parent_checkpoint_id=head.checkpoint_id,
+        opened_at=record.completed_at,
+        parent_checkpoint_id=record.parent_checkpoint_id,
         trace_headers={},
         last_step=record,
     )
@@ -122,18 +125,16 @@ async def announce_step(state: HandState, tools: HandTools, patience: Patience) 
     marker, at = tools.states.marker_of(state), record.completed_at
     await patience.until_done(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
     await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker))
-    is_head = not state.keep_head and await patience.until_done(
-        lambda: tools.heads.promote(
-            spec.model,
-            state.checkpoint_id,
-            expected_revision=state.head_revision,
-            reason=f"optimizer step {record.step} by hand",
-        )
+    promote = partial(
+        tools.heads.promote,
+        spec.model,
+        state.checkpoint_id,
+        expected_revision=state.head_revision,
+        reason=f"optimizer step {record.step} by hand",
     )
-    revision = state.head_revision
-    if is_head:
-        revision = (await patience.until_done(lambda: tools.heads.head(spec.model))).revision
-    return recorded(state, marker, is_head=is_head), Head(state.published, revision)
+    revision = None if state.keep_head else await patience.until_done(promote)
+    head = Head(state.published, state.head_revision if revision is None else revision)
+    return recorded(state, marker, is_head=revision is not None), head
 
 
 def recorded(state: HandState, marker: StoredBody, *, is_head: bool) -> StepDone:

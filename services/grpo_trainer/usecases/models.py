@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import logging
+import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from grpo_trainer.domain.errors import InvalidInput, RequestIdReused, UnknownModel
+from grpo_trainer.domain.errors import (
+    BrokenArtifact,
+    InvalidInput,
+    RequestIdReused,
+    UnknownModel,
+    Waiting,
+)
+from grpo_trainer.domain.hands import HandSession, HandStep, StepDone
 from grpo_trainer.ports import HandTools
 from grpo_trainer.usecases.by_hand import ModelByHand
+from grpo_trainer.usecases.patience import Patience
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _MAX_REMEMBERED: Final = 512
 """Answers kept, so that a request that is sent again gets the same one."""
+_MAX_HISTORY: Final = 512
+"""Steps of a model whose metrics can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +45,15 @@ class Models:
 
     def __init__(self, tools: HandTools, *, leave_s: float = 10.0) -> None:
         """leave_s: how long requests under way may take to end when the process stops."""
-        self.tools = tools
+        self.tools = replace(tools, stepped=self._stepped)
+        self.changed = asyncio.Condition()
+        self._tell = tools.stepped
         self._leave_s = leave_s
+        self._began = time.monotonic()
+        self._steps: dict[str, deque[HandStep]] = {}
+        self._stepped_at: dict[str, float] = {}
+        self._broken: dict[str, str] = {}
+        self._recalling: asyncio.Task[None] | None = None
         self._models: OrderedDict[str, ModelByHand] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
         self._evicting: set[asyncio.Task[None]] = set()
@@ -75,6 +96,38 @@ class Models:
         except UnknownModel:
             self._models.pop(model, None)
             raise
+        finally:
+            async with self.changed:
+                self.changed.notify_all()
+
+    def _stepped(self, done: StepDone) -> None:
+        self._tell(done)
+        self._note(done.model, HandStep(done.step, done.version, done.metrics))
+        self._stepped_at[done.model] = time.monotonic()
+
+    def _note(self, model: str, step: HandStep) -> None:
+        self._steps.setdefault(model, deque(maxlen=_MAX_HISTORY)).append(step)
+
+    def sessions(self) -> list[HandSession]:
+        """Models that are open, have a step, or whose state cannot be read, by name."""
+        names = sorted({*self._steps, *self._models, *self._broken})
+        return [found for name in names if (found := self._session(name)) is not None]
+
+    def _session(self, model: str) -> HandSession | None:
+        opened, steps = self._models.get(model), tuple(self._steps.get(model, ()))
+        version = None if opened is None else opened.version
+        failure = "" if version is not None or steps else self._broken.get(model, "")
+        if version is None and not steps and not failure:
+            return None
+        stored = steps[-1].version if steps else 0
+        return HandSession(
+            model=model,
+            version=stored if version is None else version,
+            is_working=opened is not None and opened.lock.locked(),
+            steps=steps,
+            waiting_s=time.monotonic() - self._stepped_at.get(model, self._began),
+            failure=failure,
+        )
 
     def _open(self, model: str) -> ModelByHand:
         if model not in self._models:
@@ -106,6 +159,11 @@ class Models:
         for key in done[: max(len(self._asked) - _MAX_REMEMBERED, 0)]:
             del self._asked[key]
 
+    def is_working_on(self, model: str) -> bool:
+        """A request about the model is under way; what comes after the next submission is refused."""
+        opened = self._models.get(model)
+        return opened is not None and opened.lock.locked()
+
     @property
     def is_working(self) -> bool:
         """A request is under way."""
@@ -119,10 +177,35 @@ class Models:
         return None
 
     async def start(self) -> None:
-        """Nothing: a model is opened when it is first asked for."""
+        """Look up, beside everything else, what was trained by hand before; a model is opened when it is
+        first asked for."""
+        self._recalling = asyncio.create_task(self._recall(), name="recall/by-hand")
+
+    async def _recall(self) -> None:
+        """The newest step of every model with a state."""
+        patience, states = Patience(), self.tools.states
+        try:
+            for model in await patience.until_done(states.models):
+                await self._recall_one(model, patience)
+        except Waiting as error:
+            log.warning("past_steps_unknown", extra={"error": str(error)})
+
+    async def _recall_one(self, model: str, patience: Patience) -> None:
+        try:
+            state = await patience.until_done(lambda: self.tools.states.newest(model))
+        except BrokenArtifact as error:
+            log.error("state_unreadable", extra={"model": model, "error": str(error)})
+            self._broken[model] = str(error)
+            return
+        if state is not None and state.session.last_step is not None and model not in self._steps:
+            record = state.session.last_step
+            self._note(model, HandStep(record.step, record.version, record.metrics))
 
     async def stop(self) -> None:
         """Let requests under way become durable; one that is cut off is finished after the restart."""
+        if self._recalling is not None:
+            self._recalling.cancel()
+            await asyncio.wait({self._recalling})
         running = [asked.task for asked in self._asked.values() if not asked.task.done()]
         if running:
             _, late = await asyncio.wait(running, timeout=self._leave_s)

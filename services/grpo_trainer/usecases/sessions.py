@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from grpo_trainer.domain.errors import InvalidTrainingSpec, UnknownSession
+from grpo_trainer.domain.alarms import AlarmLimits
+from grpo_trainer.domain.errors import InvalidTrainingSpec, UnknownSession, Waiting
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
@@ -20,6 +22,7 @@ from grpo_trainer.usecases.session import Phase, TrainingSession
 
 log = logging.getLogger(__name__)
 
+_OVER: Final = (Phase.FINISHED, Phase.FAILED)
 _LAST_MOMENT_S: Final = 1.0
 """For abandoned sessions to let go; a learner in the middle of a step cannot."""
 
@@ -27,10 +30,15 @@ _LAST_MOMENT_S: Final = 1.0
 class Sessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
-    def __init__(self, tools: Tools, *, leave_s: float = 15.0) -> None:
-        """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned."""
+    def __init__(
+        self, tools: Tools, *, leave_s: float = 15.0, by_hand: Callable[[str], bool] = lambda model: False
+    ) -> None:
+        """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
+        by_hand: whether a model is being trained by hand at this moment."""
         self._tools = tools
         self._leave_s = leave_s
+        self._by_hand = by_hand
+        self._restored = False
         self.horizon = Horizon()
         self.patience = Patience()
         self._sessions: dict[str, TrainingSession] = {}
@@ -51,6 +59,7 @@ class Sessions:
         for state in going:
             submission = Submission(state.spec, state.cursor, state.trace_headers)
             self._start(TrainingSession(submission, self._tools, self.horizon, state))
+        self._restored = True
         return after
 
     def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
@@ -58,7 +67,20 @@ class Sessions:
         if spec.run_id in self._sessions or spec.run_id in self._past or spec.run_id in self._refused:
             return
         self.horizon.opening(spec.run_id, sequence)
-        self._start(TrainingSession(Submission(spec, sequence, trace_headers), self._tools, self.horizon))
+        submission = Submission(spec, sequence, trace_headers)
+        turn = partial(self._turn, spec)
+        self._start(TrainingSession(submission, self._tools, self.horizon, turn=turn))
+
+    async def _turn(self, spec: TrainingSpec) -> None:
+        """One at a time adds versions to a model. A run begins when the runs before it are over and the call
+        by hand that is under way has ended; those that come now are refused. Raises Waiting."""
+        for run_id, session in self._sessions.items():
+            if run_id == spec.run_id:
+                break
+            if session.spec.model == spec.model and session.phase not in _OVER:
+                raise Waiting(f"{run_id}, which trains {spec.model!r} before it")
+        if self._by_hand(spec.model):
+            raise Waiting(f"the training of {spec.model!r} by hand that is under way")
 
     def refuse(self, run_id: str, error: InvalidTrainingSpec) -> None:
         """A run that asks for what cannot be."""
@@ -113,9 +135,10 @@ class Sessions:
             await asyncio.wait(late, timeout=_LAST_MOMENT_S)
 
     def trainer_of(self, model: str) -> str | None:
-        """The run that trains a model now, if there is one."""
-        over = (Phase.FINISHED, Phase.FAILED)
-        going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in over)
+        """The run that trains a model now, if there is one. Raises Waiting until that is known."""
+        if not self._restored:
+            raise Waiting("the runs that go on, which are being looked up")
+        going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in _OVER)
         return next((one.spec.run_id for one in going), None)
 
     @property
@@ -132,6 +155,11 @@ class Sessions:
     def refused(self) -> Mapping[str, str]:
         """Runs that were refused, and why."""
         return self._refused
+
+    @property
+    def alarm_limits(self) -> AlarmLimits:
+        """What steps are compared with."""
+        return self._tools.alarm_limits
 
     def get(self, run_id: str) -> TrainingSession:
         """The session of a run. Raises UnknownSession."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from grpo_math.divergence import MismatchSums, mismatch_report
+from grpo_math.divergence import MismatchSums
 from grpo_math.losses import CrossEntropy
 from grpo_math.objective import Objective
-from grpo_math.packing import TrainingRow, pack, sorted_for_sharing
+from grpo_math.packing import TrainingRow, pack, row_cuts
 from grpo_trainer.adapters.hand_gradients import Accumulator
 from grpo_trainer.adapters.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
 from grpo_trainer.adapters.learner_core import CANARY_ROWS
-from grpo_trainer.adapters.optimization import Gradient, StepOptions, accumulate
+from grpo_trainer.adapters.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.adapters.packed_model import PackedModel
-from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner, step_options
+from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner, misfit, step_options
 from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.hands import Adam, DatumValues, Measured
 from grpo_trainer.domain.inputs import LossSpec, PreparedBatch
@@ -39,17 +39,22 @@ class InteractiveLearner(TorchLearner):
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
         """See ports.Learner."""
-        self._refuse_ranks()
+        self._refuse(spec)
         await super().begin(spec, base)
         self._gradients = Accumulator(self._loaded()[1])
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
         """See ports.Learner."""
-        self._refuse_ranks()
+        self._refuse(spec)
         await super().resume(spec, base, tensors)
         self._gradients = Accumulator(self._loaded()[1])
 
-    def _refuse_ranks(self) -> None:
+    def _refuse(self, spec: TrainingSpec) -> None:
+        if not spec.schedule.is_flat:
+            raise InvalidTrainingSpec(
+                f"lr_schedule={spec.lr_schedule} with warmup_steps={spec.warmup_steps}: training by hand has "
+                "no number of steps to bend a curve over; give each optim_step its learning_rate"
+            )
         if self._thread.options.ranks > 1:
             raise InvalidTrainingSpec(
                 f"training by hand computes in one process, this trainer has {self._thread.options.ranks} "
@@ -89,15 +94,10 @@ class InteractiveLearner(TorchLearner):
     def _rows(self, batch: PreparedBatch) -> list[CreditedRow]:
         """Rows that this model can take, with their credit."""
         config = self._loaded()[0].module.config
-        vocabulary, longest = config.vocab_size, config.max_position_embeddings
         for one in batch.inputs:
             for row in one.rows:
-                if min(row.token_ids) < 0 or max(row.token_ids) >= vocabulary:
-                    raise InvalidInput(f"{one.name}: a token is not one of the model's {vocabulary}")
-                if len(row.token_ids) > longest:
-                    raise InvalidInput(
-                        f"{one.name}: a row of {len(row.token_ids)} tokens, the model takes {longest}"
-                    )
+                if (why := misfit(config, row.token_ids)) is not None:
+                    raise InvalidInput(f"{one.name}: {why}")
         return credited_rows(batch)
 
     def _options(self, loss: LossSpec) -> StepOptions:
@@ -108,20 +108,17 @@ class InteractiveLearner(TorchLearner):
             options = step_options(spec, self._thread.options)
         except InvalidTrainingSpec as error:
             raise InvalidInput(str(error).partition(": ")[2]) from error
-        if options.objective.needs_reference:
-            raise InvalidInput(
-                "kl_coefficient compares with the policy that a run began from, and training by hand has no "
-                "run: leave it out, or put the penalty into a custom loss"
-            )
-        return options
+        if not options.objective.needs_reference:
+            return options
+        return replace(options, reference=self._thread.group.core(self._session).reference())
 
     def _forward(self, credited: Sequence[CreditedRow]) -> tuple[DatumValues, ...]:
         model, _ = self._loaded()
         options = self._thread.options
         logprobs: dict[str, Tensor] = {}
-        rows = sorted_for_sharing(one.row for one in credited)
-        for cut in _cuts(rows, options.microbatch_tokens):
-            logprobs.update(_logprobs(model, cut, share_prefixes=options.share_prefixes))
+        rows, share_prefixes = [one.row for one in credited], options.share_prefixes
+        for cut in row_cuts(rows, max_tokens=options.microbatch_tokens, share_prefixes=share_prefixes):
+            logprobs.update(_logprobs(model, cut, share_prefixes=share_prefixes))
         return tuple(_datum(one, logprobs[one.row.row_id]) for one in credited)
 
     def _forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
@@ -174,18 +171,6 @@ def _mean_pass(
     return work
 
 
-def _cuts(rows: Sequence[TrainingRow], max_tokens: int) -> Iterator[list[TrainingRow]]:
-    """Neighbours, up to that many tokens; a longer row is alone."""
-    cut: list[TrainingRow] = []
-    for row in rows:
-        if cut and sum(one.token_ids.shape[0] for one in cut) + row.token_ids.shape[0] > max_tokens:
-            yield cut
-            cut = []
-        cut.append(row)
-    if cut:
-        yield cut
-
-
 @torch.no_grad()
 def _logprobs(model: PackedModel, rows: Sequence[TrainingRow], *, share_prefixes: bool) -> dict[str, Tensor]:
     """[N] of each row, by its id."""
@@ -226,10 +211,8 @@ def _per_token(number: int, row: TrainingRow, values: Sequence[float]) -> Tensor
 
 def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequence[Gradient]) -> Measured:
     tokens = sum(part.num_trained for part in parts)
-    report = asdict(mismatch_report(sum((part.sums for part in parts), MismatchSums())))
     metrics = {
-        **{name: float(value) for name, value in report.items()},
-        "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"],
+        **mismatch_metrics(sum((part.sums for part in parts), MismatchSums())),
         "loss": sum(part.loss * part.num_trained for part in parts) / tokens,
         "tokens": float(tokens),
         "row_tokens": float(sum(part.num_row_tokens for part in parts)),

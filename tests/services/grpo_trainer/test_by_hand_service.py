@@ -113,8 +113,8 @@ async def test_refusals_name_the_way_out(world: World) -> None:
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(RemoteNotFound, match="'nobody' is not registered"):
             await TrainingClient("nobody", runtime=where).available_losses()
-        with pytest.raises(RemoteRefused, match="kl_coefficient"):
-            await client.forward_backward(trajectories(), "ppo", {"kl_coefficient": 0.1})
+        with pytest.raises(RemoteRefused, match="without kl_coefficient is not read"):
+            await client.forward_backward(trajectories(), "ppo", {"kl_bias_correction": 1})
         with pytest.raises(RemoteRefused, match="needs; cross_entropy does not"):
             await client.forward_backward([TokenRow([1, 2, 3], weights=[0, 1, 1], reward=1.0)])
         with pytest.raises(RemoteRefused, match="rank"):

@@ -43,7 +43,7 @@ def _anchor_logprobs(tokens: TrainedTokens, anchor: Anchor) -> Tensor:
     return tokens.proximal_logprobs
 
 
-def _log_weight(tokens: TrainedTokens, anchor: Anchor, level: RatioLevel) -> Tensor:
+def log_weight(tokens: TrainedTokens, anchor: Anchor, level: RatioLevel) -> Tensor:
     """[N] log-ratio of each token, or of its row's geometric mean; at row level the gradient flows through
     the mean."""
     log_r = log_ratio(tokens.trainer_logprobs, _anchor_logprobs(tokens, anchor))
@@ -90,7 +90,7 @@ class Ppo:
 
     def __call__(self, tokens: TrainedTokens) -> Tensor:
         advantages = tokens.advantages
-        ratio = _log_weight(tokens, self.anchor, self.ratio_level).exp()
+        ratio = log_weight(tokens, self.anchor, self.ratio_level).exp()
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages
         free = (ratio.clamp(max=self.ratio_cap) if self.ratio_cap else ratio) * advantages
         losses = -torch.minimum(free, clipped)
@@ -137,6 +137,7 @@ class Cispo:
     cap_low: float = 0.0
     cap_high: float = 5.0
     anchor: Anchor = "sampler"
+    ratio_level: RatioLevel = "token"
 
     def __post_init__(self) -> None:
         if not 0 <= self.cap_low < 1 < self.cap_high:
@@ -149,7 +150,8 @@ class Cispo:
         return self.anchor == "sampler"
 
     def __call__(self, tokens: TrainedTokens) -> Tensor:
-        weight = _log_weight(tokens, self.anchor, "token").exp().clamp(self.cap_low, self.cap_high).detach()
+        ratio = log_weight(tokens, self.anchor, self.ratio_level).exp()
+        weight = ratio.clamp(self.cap_low, self.cap_high).detach()
         return -weight * tokens.advantages * tokens.trainer_logprobs
 
 
@@ -186,6 +188,7 @@ class Sapo:
     tau_positive: float = 1.0
     tau_negative: float = 1.05
     anchor: Anchor = "sampler"
+    ratio_level: RatioLevel = "token"
 
     def __post_init__(self) -> None:
         _positive(tau_positive=self.tau_positive, tau_negative=self.tau_negative)
@@ -195,7 +198,7 @@ class Sapo:
         return self.anchor == "sampler"
 
     def __call__(self, tokens: TrainedTokens) -> Tensor:
-        ratio = _log_weight(tokens, self.anchor, "token").exp()
+        ratio = log_weight(tokens, self.anchor, self.ratio_level).exp()
         tau = torch.where(tokens.advantages > 0, self.tau_positive, self.tau_negative).to(ratio.dtype)
         return -torch.sigmoid(tau * (ratio - 1)) * 4 / tau * tokens.advantages
 

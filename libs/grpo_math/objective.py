@@ -19,8 +19,8 @@ from grpo_math.aggregation import AGGREGATIONS, DEFAULT_AGGREGATION, StepTotals,
 from grpo_math.corrections import OffPolicyRowMask, SamplerWeight
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS, kl_credit, kl_estimate
 from grpo_math.errors import GrpoMathError, UnsoundCombination, unknown_name
-from grpo_math.losses import TokenLoss
-from grpo_math.tokens import TrainedTokens, log_ratio
+from grpo_math.losses import Anchor, RatioLevel, TokenLoss, log_weight
+from grpo_math.tokens import TrainedTokens
 
 LOSSES: Final[dict[str, type]] = {
     "ppo": losses.Ppo,
@@ -45,6 +45,7 @@ class KlPenalty:
     """coefficient * KL(trainer || reference) per token; `bias_corrected` multiplies by the ratio
     (DeepSeek-V3.2).
 
+    ratio_level "row": by the ratio of the row's geometric mean, as a loss with that ratio needs it.
     placement "loss": added to every token's loss. "reward": taken from every token's advantage, relative to
     the step's mean, under the weights before the first update (`credited`).
     """
@@ -53,6 +54,7 @@ class KlPenalty:
     kind: str = "k3"
     bias_corrected: bool = False
     placement: str = "loss"
+    ratio_level: RatioLevel = "token"
 
     def __post_init__(self) -> None:
         if self.kind not in KL_KINDS:
@@ -76,9 +78,8 @@ class KlPenalty:
             raise GrpoMathError("a KL penalty needs reference log-probabilities, and the tokens carry none")
         penalty = kl_estimate(tokens.trainer_logprobs, tokens.reference_logprobs, self.kind)
         if self.bias_corrected:
-            anchor = tokens.proximal_logprobs
-            anchor = tokens.sampler_logprobs if anchor is None else anchor
-            penalty = penalty * log_ratio(tokens.trainer_logprobs, anchor).exp()
+            anchor: Anchor = "sampler" if tokens.proximal_logprobs is None else "proximal"
+            penalty = penalty * log_weight(tokens, anchor, self.ratio_level).exp()
         return self.coefficient * penalty
 
 
@@ -150,7 +151,8 @@ class Objective:
     def _uncertain(self, tokens: TrainedTokens, totals: StepTotals) -> Tensor:
         if totals.entropy_threshold is None:
             raise GrpoMathError("top_entropy < 1 needs the step's entropy_threshold in its totals")
-        return (self._entropies(tokens).detach() >= totals.entropy_threshold).to(tokens.advantages.dtype)
+        entropies = self._entropies(tokens).detach().float()  # as the threshold: its own token is trained
+        return (entropies >= totals.entropy_threshold).to(tokens.advantages.dtype)
 
     def _entropies(self, tokens: TrainedTokens) -> Tensor:
         if tokens.entropies is None:

@@ -167,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         batch = RecordedBatch(arguments.file)
+        batch.cases()
     except (OSError, ValueError, KeyError) as error:
         print(f"{arguments.file}: cannot be read as a recorded batch: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 from grpo_trainer import parity
-from grpo_trainer.adapters.recorded_batches import RecordedBatch
+from grpo_trainer.adapters.recorded_batches import RecordedBatch, objective_of
 
 RECORDED = Path(__file__).parent / "data" / "parity_trl.npz"
+OPTIONS = RECORDED.with_name("parity_trl_options.npz")
+"""Other values of TRL's options, and others together, on a smaller model with tied embeddings."""
 
 
 @pytest.mark.slow
@@ -25,6 +28,36 @@ def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -
     assert len({line.split()[0] for line in lines[:-3]}) == 25
     for computation in ("packed", "padded", "packed-2-ranks", "padded-2-ranks"):
         assert sum(line.split()[1] == computation for line in lines[:-3]) == 25
+
+
+def test_every_option_means_what_it_means_there() -> None:
+    found = list(parity.check(RecordedBatch(OPTIONS), parity.COMPUTATIONS))
+    assert len(found) == 20 * len(parity.COMPUTATIONS)
+    assert [finding.line for finding in found if not finding.passed] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"loss_type": "dapo", "use_adaptive_entropy": True}, "use_adaptive_entropy"),
+        ({"loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"}, "vespo"),
+        ({"loss_type": "dapo", "vllm_importance_sampling_mode": "token_truncate"}, "count the sampler twice"),
+    ],
+)
+def test_an_option_that_cannot_be_followed_is_refused(config: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        objective_of(config, two_policies=False)
+
+
+def test_an_unread_option_in_a_file_ends_in_a_status_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = altered(tmp_path)
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    manifest["cases"]["dapo"]["config"]["entropy_target"] = 0.2
+    path.with_suffix(".json").write_text(json.dumps(manifest))
+    assert parity.main(["--ranks=1", str(path)]) == 2
+    assert "entropy_target" in capsys.readouterr().err
 
 
 def altered(folder: Path, **changes: float) -> Path:

@@ -9,6 +9,7 @@ flat). The json names each case's configuration in TRL's words.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,29 @@ from grpo_math.losses import Anchor, Cispo, Ppo, RatioLevel, Sapo, TokenLoss, Ve
 from grpo_math.objective import KlPenalty, Objective
 from grpo_math.packing import TrainingRow
 
+_READ = frozenset(
+    {
+        "loss_type",
+        "importance_sampling_level",
+        "epsilon",
+        "epsilon_high",
+        "delta",
+        "sapo_temperature_pos",
+        "sapo_temperature_neg",
+        "vespo_k_pos",
+        "vespo_k_neg",
+        "vespo_lambda_pos",
+        "vespo_lambda_neg",
+        "beta",
+        "use_bias_correction_kl",
+        "off_policy_mask_threshold",
+        "top_entropy_quantile",
+        "entropy_coef",
+        "vllm_importance_sampling_mode",
+        "vllm_importance_sampling_clip_min",
+        "vllm_importance_sampling_clip_max",
+    }
+)
 _AGGREGATION_OF = {
     "grpo": "row_mean",
     "sapo": "row_mean",
@@ -129,33 +153,57 @@ class RecordedBatch:
 
 
 def objective_of(config: Mapping[str, Any], *, two_policies: bool) -> Objective:
-    """A TRL configuration in our words. two_policies: sampler and proximal policy are told apart."""
+    """A TRL configuration in our words; what it leaves out has TRL 1.16's default.
+
+    two_policies: sampler and proximal policy are told apart. Raises ValueError for what cannot be said.
+    """
+    unread = sorted(set(config) - _READ)
+    if unread:
+        known = ", ".join(sorted(_READ))
+        raise ValueError(f"options {', '.join(unread)} are not known here; known are {known}")
     beta = config.get("beta", 0.0)
-    biased = bool(config.get("use_bias_correction_kl"))
+    biased = bool(config.get("use_bias_correction_kl", True))
     limit = config.get("off_policy_mask_threshold")
     return Objective(
         loss=_loss_of(config, "proximal" if two_policies else "sampler"),
-        aggregation=_AGGREGATION_OF[config["loss_type"]],
+        aggregation=_AGGREGATION_OF[config.get("loss_type", "dapo")],
         sampler_weight=_sampler_weight(config),
         row_mask=None if limit is None else OffPolicyRowMask(limit),
-        kl=KlPenalty(beta, bias_corrected=biased) if beta else None,
+        kl=KlPenalty(beta, bias_corrected=biased, ratio_level=_ratio_level(config)) if beta else None,
         entropy_bonus=config.get("entropy_coef", 0.0),
-        top_entropy=1 - config.get("top_entropy_quantile", 1.0) or 1.0,
+        top_entropy=config.get("top_entropy_quantile", 1.0),
     )
 
 
+def _ratio_level(config: Mapping[str, Any]) -> RatioLevel:
+    return "row" if config.get("importance_sampling_level", "token") == "sequence" else "token"
+
+
 def _loss_of(config: Mapping[str, Any], anchor: Anchor) -> TokenLoss:
-    low = config.get("epsilon", 0.2)
-    high = config.get("epsilon_high") or low
-    kind = config["loss_type"]
+    low, level = config.get("epsilon", 0.2), _ratio_level(config)
+    high = low if config.get("epsilon_high") is None else config["epsilon_high"]
+    kind = config.get("loss_type", "dapo")
     if kind == "cispo":
-        return Cispo(cap_high=high, anchor=anchor)
+        return Cispo(cap_high=high, anchor=anchor, ratio_level=level)
     if kind == "sapo":
-        return Sapo(anchor=anchor)
+        return Sapo(
+            config.get("sapo_temperature_pos", 1.0), config.get("sapo_temperature_neg", 1.05), anchor, level
+        )
     if kind == "vespo":
-        return Vespo(anchor=anchor)
-    level: RatioLevel = "row" if config.get("importance_sampling_level") == "sequence" else "token"
+        return _vespo_of(config, anchor)
     return Ppo(low, high, ratio_cap=config.get("delta") or 0.0, anchor=anchor, ratio_level=level)
+
+
+def _vespo_of(config: Mapping[str, Any], anchor: Anchor) -> Vespo:
+    if "vllm_importance_sampling_mode" in config:
+        raise ValueError("vespo with vllm_importance_sampling_mode: TRL puts that weight inside vespo's own")
+    return Vespo(
+        config.get("vespo_k_pos", 2.0),
+        config.get("vespo_lambda_pos", 3.0),
+        config.get("vespo_k_neg", 3.0),
+        config.get("vespo_lambda_neg", 2.0),
+        anchor,
+    )
 
 
 def _sampler_weight(config: Mapping[str, Any]) -> SamplerWeight | None:
@@ -163,9 +211,10 @@ def _sampler_weight(config: Mapping[str, Any]) -> SamplerWeight | None:
     if mode is None:
         return None
     level, action = mode.split("_")
+    high = config.get("vllm_importance_sampling_clip_max", 3.0)
     return SamplerWeight(
         level="row" if level == "sequence" else "token",
         action="drop" if action == "mask" else "truncate",
-        high=config["vllm_importance_sampling_clip_max"],
-        low=config.get("vllm_importance_sampling_clip_min", 0.0),
+        high=math.inf if high is None else high,
+        low=config.get("vllm_importance_sampling_clip_min") or 0.0,
     )

@@ -24,6 +24,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
+WARM_UP = 2
+
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Words t0, t1, …: only needed because the trainer wants one."""
@@ -88,7 +90,7 @@ def trainer_of(policy: Path, folder: str, rows: int, longest: int) -> GRPOTraine
 
 
 def main() -> None:
-    """Warm up once, then repeat."""
+    """Warm up, then repeat."""
     policy, path = Path(sys.argv[1]), Path(sys.argv[2])
     threads, repeats = int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(threads)
@@ -98,7 +100,7 @@ def main() -> None:
     trainer._prepare_inputs = lambda inputs: inputs
     model, optimizer = trainer.model, trainer.optimizer
     before, seconds, first = resident_mib(), [], {}
-    for _ in range(repeats + 1):
+    for _ in range(WARM_UP + repeats):
         began = time.perf_counter()
         loss = trainer.training_step(model, dict(batch), batch["num_items_in_batch"])
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -106,7 +108,7 @@ def main() -> None:
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - began)
         first = first or {"loss": float(loss), "grad_norm": float(norm)}
-    print(json.dumps({**first, "seconds": seconds[1:], "peak_mib": step_peak_mib() - before}))
+    print(json.dumps({**first, "seconds": seconds[WARM_UP:], "peak_mib": step_peak_mib() - before}))
 
 
 if __name__ == "__main__":

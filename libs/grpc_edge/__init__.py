@@ -2,6 +2,7 @@
 
 from grpc_edge.client import Peer, connect
 from grpc_edge.errors import (
+    FAILURE_KIND_KEY,
     RemoteConflict,
     RemoteDenied,
     RemoteError,
@@ -15,6 +16,7 @@ from grpc_edge.server import GrpcServer
 from grpc_edge.status import StatusTable, domain_errors_as_status
 
 __all__ = [
+    "FAILURE_KIND_KEY",
     "MAX_MESSAGE_BYTES",
     "GrpcServer",
     "Peer",

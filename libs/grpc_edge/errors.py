@@ -10,17 +10,23 @@ from google.rpc import error_details_pb2, status_pb2
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
 ERROR_DOMAIN: Final = "upcycle"
+FAILURE_KIND_KEY: Final = "upcycle-error-kind"
+"""Trailing metadata beside a status: the stable word for what failed."""
 
 
 class RemoteError(Exception):
-    """A call to another service failed. `reason` is its error class in UPPER_SNAKE, or the status name."""
+    """A call to another service failed. `reason` is its error class in UPPER_SNAKE, or the status name;
+    `failure_kind` the word under FAILURE_KIND_KEY, if it sent one."""
 
-    def __init__(self, what: str, code: grpc.StatusCode, reason: str, message: str) -> None:
-        super().__init__(what, code, reason, message)
+    def __init__(
+        self, what: str, code: grpc.StatusCode, reason: str, message: str, failure_kind: str | None = None
+    ) -> None:
+        super().__init__(what, code, reason, message, failure_kind)
         self.what = what
         self.code = code
         self.reason = reason
         self.message = message
+        self.failure_kind = failure_kind
 
     def __str__(self) -> str:
         return f"{self.what}: {self.code.name} {self.reason}: {self.message}"
@@ -95,15 +101,17 @@ class remote_errors:
 def remote_error(what: str, error: grpc.aio.AioRpcError) -> RemoteError:
     """The typed error for a failed call that was about `what`."""
     code = error.code()
-    kind = _CLASSES.get(code, RemoteError)
-    return kind(what, code, _reason(error) or code.name, error.details() or "")
+    details, failure = _trailing(error, DETAILS_KEY), _trailing(error, FAILURE_KIND_KEY)
+    reason = _reason_in(details) if isinstance(details, bytes) else None
+    failure_kind = failure.decode("ascii", "replace") if isinstance(failure, bytes) else failure
+    return _CLASSES.get(code, RemoteError)(
+        what, code, reason or code.name, error.details() or "", failure_kind
+    )
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str | None:
-    for key, value in error.trailing_metadata():
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            return _reason_in(value)
-    return None
+def _trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:
+    """The first value of a key in the trailing metadata."""
+    return next((value for name, value in error.trailing_metadata() if name == key), None)
 
 
 def _reason_in(details: bytes) -> str | None:

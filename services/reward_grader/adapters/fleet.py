@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 _AWAY_DELAY_S: Final = 2.0
 _CLOSE_S: Final = 5.0
-_KIND_KEY: Final = "upcycle-error-kind"
 
 
 class GrpcEnvironments:
@@ -72,8 +71,8 @@ def _reaction(error: RemoteError, task: GradingTask) -> Exception:
     """The environment's own word for what happened where it sent one, else what the status implies."""
     if error.code is grpc.StatusCode.UNAVAILABLE:
         return EnvironmentAway(f"environments at {task.environment_address}", _AWAY_DELAY_S)
-    if (kind := kind_of(error)) is not None:
-        return EpisodeBroken(kind, str(error))
+    if error.failure_kind is not None:
+        return EpisodeBroken(error.failure_kind, str(error))
     match error.code:
         case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
             return EpisodeBroken(FailureKind.ENVIRONMENT_LOST, str(error))
@@ -83,14 +82,3 @@ def _reaction(error: RemoteError, task: GradingTask) -> Exception:
             return EpisodeBroken(FailureKind.REWARD_INVALID, str(error))
         case _:
             return EpisodeBroken(FailureKind.SCENARIO_ERROR, str(error))
-
-
-def kind_of(error: RemoteError) -> str | None:
-    """The failure kind that the environment service sent beside its status, if any."""
-    cause = error.__cause__
-    if not isinstance(cause, grpc.aio.AioRpcError):
-        return None
-    for key, value in cause.trailing_metadata():
-        if key == _KIND_KEY:
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return None

@@ -24,7 +24,6 @@ _BUSY_DELAY_S: Final = 1.0
 _AWAY_DELAY_S: Final = 2.0
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
-_KIND_KEY: Final = "upcycle-error-kind"
 _NOT_PLANNED: Final = "not_planned"
 
 
@@ -121,7 +120,7 @@ class GrpcEnvironments:
 
 
 def _cannot_open(error: RemoteError) -> Exception:
-    kind = kind_of(error)
+    kind = error.failure_kind
     match error.code:
         case grpc.StatusCode.UNAVAILABLE:
             return Unavailable("the environment service", _AWAY_DELAY_S)
@@ -135,8 +134,8 @@ def _cannot_open(error: RemoteError) -> Exception:
 
 def _broken(error: RemoteError) -> EpisodeBroken:
     """The environment's own word for what happened where it sent one, else what the status implies."""
-    if (kind := kind_of(error)) is not None:
-        return EpisodeBroken(kind, str(error))
+    if error.failure_kind is not None:
+        return EpisodeBroken(error.failure_kind, str(error))
     match error.code:
         case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
             return EnvironmentLost(str(error))
@@ -144,14 +143,3 @@ def _broken(error: RemoteError) -> EpisodeBroken:
             return EpisodeBroken(FailureKind.TIMEOUT, str(error))
         case _:
             return EpisodeBroken(FailureKind.SCENARIO_ERROR, str(error))
-
-
-def kind_of(error: RemoteError) -> str | None:
-    """The failure kind that the environment service sent beside its status, if any."""
-    cause = error.__cause__
-    if not isinstance(cause, grpc.aio.AioRpcError):
-        return None
-    for key, value in cause.trailing_metadata():
-        if key == _KIND_KEY:
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return None

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from grpc_edge import domain_errors_as_status
+from grpc_edge import FAILURE_KIND_KEY, domain_errors_as_status
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -25,7 +25,6 @@ from scenario_runner.domain.environments import (
 from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused, RegistryAway
 from sql_store import StoreFull, StoreUnavailable
 
-KIND_KEY: Final = "upcycle-error-kind"
 MAX_MESSAGE_CHARS: Final = 2000
 
 STATUS_OF: Final[Mapping[type[Exception], grpc.StatusCode]] = {
@@ -63,5 +62,5 @@ async def episode_errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) 
             code = _EPISODE_STATUS_OF.get(type(error))
             if code is None:
                 raise
-            kind = (KIND_KEY, kind_of(error))
+            kind = (FAILURE_KIND_KEY, kind_of(error))
             await context.abort(code, str(error)[:MAX_MESSAGE_CHARS], trailing_metadata=(kind,))

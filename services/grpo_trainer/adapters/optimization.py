@@ -209,6 +209,12 @@ def _credited(
     ]
 
 
+def mismatch_metrics(sums: MismatchSums) -> dict[str, float]:
+    """How far trainer and sampler are apart, by metric name."""
+    report = {name: float(value) for name, value in asdict(mismatch_report(sums)).items()}
+    return {**report, "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"]}
+
+
 def optimize(
     model: PolicyModel,
     optimizer: Optimizer,
@@ -235,10 +241,8 @@ def optimize(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     elapsed = time.perf_counter() - began
-    report = asdict(mismatch_report(gradient.sums))
     return {
-        **{name: float(value) for name, value in report.items()},
-        "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"],
+        **mismatch_metrics(gradient.sums),
         "loss": gradient.loss,
         "grad_norm": norm,
         "rows": float(gradient.num_rows),

@@ -59,6 +59,15 @@ class LearnerThread:
         self.writer.close()
 
 
+def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
+    """Why a model of this configuration cannot take a row; None where it can."""
+    if min(token_ids) < 0 or max(token_ids) >= config.vocab_size:
+        return f"a token is not one of the model's {config.vocab_size}"
+    if len(token_ids) > config.max_position_embeddings:
+        return f"a row of {len(token_ids)} tokens, the model takes {config.max_position_embeddings}"
+    return None
+
+
 class TorchLearner:
     """See ports.Learner."""
 
@@ -88,14 +97,10 @@ class TorchLearner:
         """See ports.Learner."""
         if self._config is None:
             raise RuntimeError("the learner was not begun")
-        vocabulary, longest = self._config.vocab_size, self._config.max_position_embeddings
         for member in group.members:
             for context in member.tokens.contexts:
-                ids, name = context.token_ids, member.tokens.trajectory_id
-                if min(ids) < 0 or max(ids) >= vocabulary:
-                    raise UnusableTrajectory(f"{name}: a token is not one of the model's {vocabulary}")
-                if len(ids) > longest:
-                    raise UnusableTrajectory(f"{name}: a row of {len(ids)} tokens, the model takes {longest}")
+                if (why := misfit(self._config, context.token_ids)) is not None:
+                    raise UnusableTrajectory(f"{member.tokens.trajectory_id}: {why}")
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """See ports.Learner."""

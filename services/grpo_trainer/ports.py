@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
 from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
@@ -159,11 +160,22 @@ class HeldOut(Protocol):
         """Digests of a taskset's tasks, sorted. Raises InvalidTrainingSpec where there is none; Waiting."""
 
 
+@dataclass(frozen=True, slots=True)
+class SaidOfRun:
+    """outcomes: of groups, in the words that came first. last_word: the planner waits for no other group."""
+
+    outcomes: Mapping[str, str]
+    last_word: bool
+
+
 class Facts(Protocol):
     """Where the trainer's own facts go; each returns when the fact is durable, and may be repeated."""
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """The end of a group."""
+
+    async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
+        """What the stream holds about the end of the run and its groups after `sequence`, whoever said it."""
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step and what it consumed."""
@@ -201,7 +213,7 @@ class Instruments(Protocol):
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Everything a session works with. new_learner: one learner per session. keep_states: newest states
-    kept."""
+    kept. alarm_limits: what steps are compared with."""
 
     new_learner: Callable[[], Learner]
     bodies: Bodies
@@ -213,6 +225,7 @@ class Tools:
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2
+    alarm_limits: AlarmLimits = DEFAULT_LIMITS
 
 
 class HandLearner(Learner, Protocol):
@@ -269,13 +282,18 @@ class Heads(Protocol):
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         """Whether the registry has recorded the checkpoint. Raises Waiting."""
 
-    async def promote(self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str) -> bool:
-        """Move head there; False where it moved meanwhile. Raises Waiting, also until the registry holds
-        it."""
+    async def promote(
+        self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
+    ) -> int | None:
+        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Waiting, also
+        until the registry holds the checkpoint."""
 
 
 class HandStates(Protocol):
     """Durable states of models trained by hand; a state exists once its marker does."""
+
+    async def models(self) -> tuple[str, ...]:
+        """Models of which a state is kept, sorted."""
 
     async def newest(self, model: str) -> HandState | None:
         """Raises BrokenArtifact."""
@@ -298,7 +316,7 @@ class HandStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandTools:
-    """What training by hand works with. busy: says which run trains a model, if one does.
+    """What training by hand works with. busy: says which run trains a model, if one does; Waiting: not yet.
     stepped: hears of each durable step."""
 
     new_learner: Callable[[], HandLearner]

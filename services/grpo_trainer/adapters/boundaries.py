@@ -8,7 +8,13 @@ from typing import Final
 
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob, StoreFull, StoreUnavailable
 from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
-from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken, Waiting
+from grpo_trainer.domain.errors import (
+    BrokenArtifact,
+    InvalidTrainingSpec,
+    LineageTaken,
+    TrainerError,
+    Waiting,
+)
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
@@ -34,15 +40,25 @@ def object_store(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def peer(what: str, missing: str) -> Iterator[None]:
-    """An absent service is a wait with a name; a refusal, or a missing thing, fails the run that asked for
-    it."""
+def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[None]:
+    """An absent service is a wait with a name; a refusal fails what asked for it, unless the caller knows
+    what it means: passing."""
     try:
         with remote_errors(what):
             yield
     except RemoteUnavailable as error:
         raise Waiting(str(error)) from error
-    except RemoteNotFound as error:
-        raise InvalidTrainingSpec(f"{missing}: {error}") from error
+    except passing:
+        raise
     except RemoteError as error:
         raise InvalidTrainingSpec(str(error)) from error
+
+
+@contextmanager
+def lookup(what: str, missing: str, raises: type[TrainerError] = InvalidTrainingSpec) -> Iterator[None]:
+    """As `peer`; where the thing asked for does not exist, `raises` says so, beginning with `missing`."""
+    try:
+        with peer(what, passing=(RemoteNotFound,)):
+            yield
+    except RemoteNotFound as error:
+        raise raises(f"{missing}: {error}") from error

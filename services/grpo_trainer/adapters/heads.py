@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from grpc_edge import (
-    Peer,
-    RemoteConflict,
-    RemoteError,
-    RemoteNotFound,
-    RemoteUnavailable,
-    remote_errors,
-)
+from grpc_edge import Peer, RemoteConflict, RemoteNotFound
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import InvalidTrainingSpec, UnknownModel, Waiting
+from grpo_trainer.adapters.boundaries import lookup, peer
+from grpo_trainer.domain.errors import UnknownModel, Waiting
 from grpo_trainer.domain.hands import Head
 from grpo_trainer.domain.states import BasePolicy
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
@@ -31,15 +25,8 @@ class RegistryHeads:
 
     async def head(self, model: str) -> Head:
         """See ports.Heads."""
-        try:
-            with remote_errors(self._what):
-                reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
-        except RemoteUnavailable as error:
-            raise Waiting(str(error)) from error
-        except RemoteNotFound as error:
-            raise UnknownModel(f"model {model!r} is not registered: {error}") from error
-        except RemoteError as error:
-            raise InvalidTrainingSpec(str(error)) from error
+        with lookup(self._what, f"model {model!r} is not registered", UnknownModel):
+            reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         head = reply.head
         base = BasePolicy(head.version, head.checkpoint_id, wire.body_from_wire(head.manifest))
         return Head(base, reply.model.head_revision)
@@ -48,20 +35,16 @@ class RegistryHeads:
         """See ports.Heads."""
         request = registry_pb2.GetCheckpointRequest(model=model, checkpoint_id=checkpoint_id)
         try:
-            with remote_errors(self._what):
+            with peer(self._what, passing=(RemoteNotFound,)):
                 await self._stub.GetCheckpoint(request)
-        except RemoteUnavailable as error:
-            raise Waiting(str(error)) from error
         except RemoteNotFound:
             return False
-        except RemoteError as error:
-            raise InvalidTrainingSpec(str(error)) from error
         return True
 
-    async def promote(self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str) -> bool:
+    async def promote(
+        self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
+    ) -> int | None:
         """See ports.Heads."""
-        if (await self.head(model)).checkpoint_id == checkpoint_id:
-            return True
         request = registry_pb2.SetHeadRequest(
             model=model,
             checkpoint_id=checkpoint_id,
@@ -70,12 +53,12 @@ class RegistryHeads:
             reason=reason,
         )
         try:
-            with remote_errors(self._what):
-                await self._stub.SetHead(request)
-        except (RemoteUnavailable, RemoteNotFound) as error:  # it hears of the checkpoint by an event
+            with peer(self._what, passing=(RemoteNotFound, RemoteConflict)):
+                reply = await self._stub.SetHead(request)
+        except RemoteNotFound as error:  # it hears of the checkpoint by an event
             raise Waiting(f"{checkpoint_id} to be recorded: {error}") from error
-        except RemoteConflict:
-            return (await self.head(model)).checkpoint_id == checkpoint_id
-        except RemoteError as error:
-            raise InvalidTrainingSpec(str(error)) from error
-        return True
+        except RemoteConflict:  # perhaps it was our own request, whose answer never came
+            head = await self.head(model)
+            return head.revision if head.checkpoint_id == checkpoint_id else None
+        revision: int = reply.move.revision
+        return revision

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from blob_store import BlobStore
 from grpc_edge import Peer
 from grpo_trainer import wire
-from grpo_trainer.adapters.boundaries import object_store, peer
+from grpo_trainer.adapters.boundaries import lookup, object_store
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import checkpoint_id, version_of
 from grpo_trainer.domain.trajectories import StoredBody
@@ -46,7 +46,7 @@ class RegistryPolicies:
 
     async def head(self, model: str) -> BasePolicy:
         """See ports.Policies."""
-        with peer(f"the registry at {self._address}", f"model {model!r} is not registered"):
+        with lookup(f"the registry at {self._address}", f"model {model!r} is not registered"):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         head = reply.head
         return BasePolicy(head.version, head.checkpoint_id, wire.body_from_wire(head.manifest))
@@ -113,6 +113,6 @@ class HeldOutTasks:
 
     async def digests(self, taskset: str) -> tuple[str, ...]:
         """See ports.HeldOut."""
-        with peer(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
+        with lookup(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
             reply = await self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
         return tuple(sorted(task.digest for task in reply.taskset.tasks))

@@ -33,6 +33,7 @@ from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.ports import HandTools, Snapshot
 from grpo_trainer.usecases.hand_steps import (
     announce_step,
+    hand_record,
     hand_spec,
     publish,
     recorded,
@@ -71,8 +72,8 @@ class ModelByHand:
         self._base: BasePolicy | None = None
         self._policy: Path | None = None
         self._at: Head | None = None
+        self._newest: HandState | None = None
         self._done: StepDone | None = None
-        self._request_id = ""
         self._generation = 0
         self._pending: dict[str, Measured] = {}
         self._forwards: OrderedDict[str, _Forward] = OrderedDict()
@@ -81,6 +82,11 @@ class ModelByHand:
     def has_gradients(self) -> bool:
         """An optimizer step would have something to apply."""
         return bool(self._pending)
+
+    @property
+    def version(self) -> int | None:
+        """Of the weights in training; None while the model is closed."""
+        return None if self._at is None else self._at.base.version
 
     async def forward(self, asked: Pass) -> tuple[str, int, tuple[DatumValues, ...]]:
         """Id of the pass, version of the weights, and the log-probabilities of every row."""
@@ -97,10 +103,9 @@ class ModelByHand:
     async def forward_backward(self, request_id: str, asked: Pass) -> Measured:
         """Adds the gradient of a built-in loss."""
         async with self.lock:
-            return await self._forward_backward(request_id, asked)
+            return await self._forward_backward(request_id, asked, *await self._current(asked.lora))
 
-    async def _forward_backward(self, request_id: str, asked: Pass) -> Measured:
-        policy, head = await self._current(asked.lora)
+    async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> Measured:
         batch = await self._prepared(asked, policy)
         measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
         versions = [one.oldest_version for one in batch.inputs if one.oldest_version is not None]
@@ -136,21 +141,22 @@ class ModelByHand:
     async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[Measured, StepDone]:
         """forward_backward and optim_step under one id; a repeated one computes nothing again."""
         async with self.lock:
-            await self._current(asked.lora)
+            policy, head = await self._current(asked.lora)
             if (done := self._repeated(request_id)) is not None:
                 return Measured(done.metrics, int(done.metrics.get("datums", 0))), done
-            measured = await self._forward_backward(request_id, asked)
+            measured = await self._forward_backward(request_id, asked, policy, head)
             only = replace(update, gradients=(request_id,))
-            return measured, await self._optim_step(request_id, only)
+            _, head = await self._current()  # a pass takes its time: head may be elsewhere by now
+            return measured, await self._optim_step(request_id, only, head)
 
     async def optim_step(self, request_id: str, update: Update) -> StepDone:
         """One update with all gradients since the last; durable, published and, unless told not to,
         promoted."""
         async with self.lock:
-            await self._current()
+            _, head = await self._current()
             if (done := self._repeated(request_id)) is not None:
                 return done
-            return await self._optim_step(request_id, update)
+            return await self._optim_step(request_id, update, head)
 
     async def close(self) -> None:
         """Let the memory go; gradients are lost."""
@@ -162,7 +168,8 @@ class ModelByHand:
 
     def _repeated(self, request_id: str) -> StepDone | None:
         """The recorded answer, where the newest durable step was made by this very request."""
-        return self._done if request_id == self._request_id else None
+        newest = self._newest
+        return self._done if newest is not None and newest.request_id == request_id else None
 
     async def _prepared(self, asked: Pass, policy: Path) -> PreparedBatch:
         prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
@@ -173,7 +180,7 @@ class ModelByHand:
 
         Raises ModelBusy, HeadMoved, UnknownModel, InvalidInput, InvalidTrainingSpec.
         """
-        run = self._tools.busy(self.model)
+        run = await self.patience.until_done(self._trainer)
         if run is not None:
             await self._discard()
             raise ModelBusy(f"run {run} trains {self.model!r}: wait until it is over, or stop it")
@@ -195,6 +202,9 @@ class ModelByHand:
             )
         return await self._open(head, spec)
 
+    async def _trainer(self) -> str | None:
+        return self._tools.busy(self.model)
+
     async def _refuse_pending(self, head: Head, at: Head) -> None:
         if self._pending:
             await self._discard()
@@ -215,7 +225,7 @@ class ModelByHand:
         """
         await self.close()
         tools, patience = self._tools, self.patience
-        state = await patience.until_done(lambda: tools.states.newest(self.model))
+        self._newest = state = await patience.until_done(lambda: tools.states.newest(self.model))
         if state is not None:
             known = await patience.until_done(lambda: tools.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):
@@ -223,7 +233,6 @@ class ModelByHand:
                 head = await patience.until_done(lambda: tools.heads.head(self.model))
             is_head = head.checkpoint_id == state.checkpoint_id
             self._done = recorded(state, tools.states.marker_of(state), is_head=is_head)
-            self._request_id = state.request_id
             if state.is_current(head):
                 head = Head(state.published, head.revision)
             spec = spec or state.session.spec
@@ -231,17 +240,23 @@ class ModelByHand:
 
     async def _follow(self, head: Head, spec: TrainingSpec) -> tuple[Path, Head]:
         """These weights; with their optimizer state, where one of the same kind is kept."""
-        tools, version = self._tools, head.base.version
-        kept = await self.patience.until_done(lambda: tools.states.of_version(self.model, version))
+        kept = await self._kept(head.base.version)
         if kept is not None and kept.published == head.base and kept.session.spec == spec:
             policy = await self._resume(kept)
         else:
-            policy = await self.patience.until_done(lambda: tools.policies.fetch(head.base))
+            policy = await self.patience.until_done(lambda: self._tools.policies.fetch(head.base))
             await self._learner.begin(spec, policy)
             self._base, self._spec = head.base, spec
         self._policy, self._at = policy, head
         log.info("model_opened", extra={"model": self.model, "checkpoint_id": head.checkpoint_id})
         return policy, head
+
+    async def _kept(self, version: int) -> HandState | None:
+        """The state that produced a version, if there is one and it was not pruned."""
+        newest = self._newest
+        if newest is None or newest.session.version == version:
+            return newest
+        return await self.patience.until_done(lambda: self._tools.states.of_version(self.model, version))
 
     async def _resume(self, state: HandState) -> Path:
         """The learner as it was when the state became durable."""
@@ -253,8 +268,7 @@ class ModelByHand:
         self._policy, self._base, self._spec = policy, session.base, session.spec
         return policy
 
-    async def _optim_step(self, request_id: str, update: Update) -> StepDone:
-        _, head = await self._current()
+    async def _optim_step(self, request_id: str, update: Update, head: Head) -> StepDone:
         self._refuse_missing(update.gradients)
         pending, self._pending = self._pending, {}
         try:
@@ -263,8 +277,7 @@ class ModelByHand:
             self._generation += 1
         try:
             snapshot = await self._learner.snapshot()
-            session = await self._session(head, step_metrics(pending, update.adam, numbers), pending)
-            session = replace(session, canary=snapshot.canary)
+            session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
             policy = await publish(session, self._tools, snapshot, self.patience)
             state = HandState(
                 session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head
@@ -290,20 +303,20 @@ class ModelByHand:
             )
 
     async def _session(
-        self, head: Head, metrics: Mapping[str, float], pending: Mapping[str, Measured]
+        self, head: Head, update: Update, pending: Mapping[str, Measured], numbers: Mapping[str, float]
     ) -> SessionState:
-        tools, patience = self._tools, self.patience
-        newest = await patience.until_done(lambda: tools.policies.newest_version(self.model))
-        before = await patience.until_done(lambda: tools.states.newest(self.model))
-        return session_of(
-            self._spec,
-            (head.base if self._base is None else self._base, head),
-            step=1 if before is None else before.session.step + 1,
+        """The state after the step, without its tensors. numbers: metrics of the update."""
+        tools = self._tools
+        newest = await self.patience.until_done(lambda: tools.policies.newest_version(self.model))
+        record = hand_record(
+            step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,
+            parent=head,
             at=tools.now(),
-            metrics=metrics,
+            metrics=step_metrics(pending, update.adam, numbers),
             trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
         )
+        return session_of(self._spec, head.base if self._base is None else self._base, record)
 
     async def _persist(self, state: HandState, snapshot: Snapshot) -> HandState:
         """Weights, moments and what the step was, durable under one marker."""
@@ -314,7 +327,7 @@ class ModelByHand:
     async def _finish(self, state: HandState) -> StepDone:
         """Announce and promote a durable step; repeated, it does what is left to do."""
         self._done, self._at = await announce_step(state, self._tools, self.patience)
-        self._request_id = state.request_id
+        self._newest = state
         await self.patience.until_done(
             lambda: self._tools.states.prune(self.model, newest=self._tools.keep_states)
         )

@@ -6,30 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
 from grpo_trainer.adapters.packed_model import new_model
 from grpo_trainer.domain.contexts import Context, EpisodeTokens
 from grpo_trainer.ports import BatchGroup, BatchMember
 
-VOCAB = 64
-
 
 def config_of(architecture: str, *, tied: bool) -> Any:
-    """A few thousand parameters."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": tied,
-        "initializer_range": 0.2,
-    }
-    return {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**shape)
+    """Weights so large that no two policies agree by chance."""
+    width = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    return tiny_config(architecture, **width, tie_word_embeddings=tied, initializer_range=0.2)
 
 
 def policy(directory: Path, architecture: str = "qwen3", *, tied: bool = True) -> Path:

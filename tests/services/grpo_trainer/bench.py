@@ -4,31 +4,32 @@ writes."""
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from google.protobuf.message import Message
 from safetensors.torch import load_file
-from transformers import Qwen3Config
+from tests.services.grpo_trainer.learners import same
+from tests.services.grpo_trainer.surroundings import (
+    START,
+    Clock,
+    HeldOut,
+    Instruments,
+    Policies,
+    Recorder,
+    Stream,
+)
+from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
-from event_bus import Delivery
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.packed_model import new_model
-from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.adapters.stores import BlobBodies, BlobStates
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.ports import Tools
 from grpo_trainer.usecases.sessions import Sessions
@@ -37,146 +38,22 @@ from trajectory_body import body_key, pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
-from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 MODEL = "tiny"
 RUN = "run-0000000000ab"
-VOCAB = 64
-START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+MIXED = (1.0, 0.0, 0.0, 1.0)
+"""Rewards of a group that teaches something."""
 
 
 def tiny_policy(directory: Path, *, seed: int = 0) -> Path:
     """A HF directory with a random Qwen3 of a few thousand parameters."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    new_model(config).module.save_pretrained(directory)
+    new_model(tiny_config()).module.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).write_text("{}")
     return directory
-
-
-@dataclass
-class Clock:
-    """now(): a second later each time it is asked."""
-
-    ticks: Iterator[int] = field(default_factory=itertools.count)
-
-    def __call__(self) -> datetime:
-        return START + timedelta(seconds=next(self.ticks))
-
-
-class Stream:
-    """The stream of facts: what the test appends, replayed from any sequence, then followed."""
-
-    def __init__(self) -> None:
-        self.facts: list[Delivery[Any]] = []
-        self._more = asyncio.Event()
-
-    def append(self, event: Message) -> int:
-        """Add a fact; returns its sequence."""
-        sequence = len(self.facts) + 1
-        headers = {"traceparent": f"00-{sequence:032x}-{sequence:016x}-01"}
-        self.facts.append(Delivery(event, "", f"e{sequence}", sequence, 1, START, headers))
-        self._more.set()
-        return sequence
-
-    async def replay(
-        self, events: Sequence[type[Message]], *, after_sequence: int
-    ) -> AsyncIterator[Delivery[Any]]:
-        at = after_sequence
-        while True:
-            while at < len(self.facts):
-                at += 1
-                if isinstance(self.facts[at - 1].message, tuple(events)):
-                    yield self.facts[at - 1]
-            self._more.clear()
-            await self._more.wait()
-
-
-class Recorder:
-    """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, Message] = {}
-        self.order: list[str] = []
-        self.published: asyncio.Event = asyncio.Event()
-
-    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
-        known = self.events.get(event_id)
-        if known is not None:
-            assert _timeless(known) == _timeless(event), f"{event_id} was published with another content"
-        self.events.setdefault(event_id, event)
-        self.order.append(event_id)
-        self.published.set()
-        return None
-
-    def of(self, kind: type[Message]) -> list[Any]:
-        """Events of one type, in the order in which they were first published."""
-        return [event for event in self.events.values() if isinstance(event, kind)]
-
-
-def _timeless(event: Message) -> bytes:
-    copy = type(event)()
-    copy.CopyFrom(event)
-    if isinstance(copy, training_events.GroupSettled):
-        copy.ClearField("settled_at")
-    return copy.SerializeToString(deterministic=True)
-
-
-class Instruments:
-    """Counts; the real ones are tested where spans are."""
-
-    @contextmanager
-    def step(
-        self,
-        spec: TrainingSpec,
-        step: int,
-        trace_headers: Mapping[str, str],
-        trajectories: Sequence[GradedTrajectory],
-    ) -> Iterator[str]:
-        yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-
-    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
-        """Nothing."""
-
-    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
-        """Nothing."""
-
-
-class Policies(RegistryPolicies):
-    """The real publishing and fetching; the head is what the test says."""
-
-    def __init__(self, store: MemoryBlobStore, cache_dir: Path, heads: dict[str, BasePolicy]) -> None:
-        self._store = store
-        self._cache_dir = cache_dir
-        self._heads = heads
-
-    async def head(self, model: str) -> BasePolicy:
-        if model not in self._heads:
-            raise InvalidTrainingSpec(f"model {model!r} is not registered")
-        return self._heads[model]
-
-
-class HeldOut:
-    """Digests by taskset."""
-
-    def __init__(self, digests: Mapping[str, tuple[str, ...]]) -> None:
-        self._digests = digests
-
-    async def digests(self, taskset: str) -> tuple[str, ...]:
-        return self._digests[taskset]
 
 
 @dataclass
@@ -236,6 +113,12 @@ class World:
         return self.recorder.events[event_id]
 
 
+async def assert_same_bits(one: World, other: World, *, versions: int) -> None:
+    """The first versions of both, to the last bit."""
+    for version in range(1, versions + 1):
+        assert same(await one.weights(version), await other.weights(version)), f"version {version} differs"
+
+
 class Trainer:
     """One trainer process, as far as the event loop is concerned."""
 
@@ -245,9 +128,10 @@ class Trainer:
         *,
         change: Callable[[Tools], Tools] = lambda tools: tools,
         options: LearnerOptions | None = None,
+        by_hand: Callable[[str], bool] = lambda model: False,
     ) -> None:
         self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
-        self.sessions = Sessions(change(world.tools(self._thread)))
+        self.sessions = Sessions(change(world.tools(self._thread)), by_hand=by_hand)
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -319,6 +203,10 @@ class Episodes:
         for event in await self.facts(index, rewards, **changes):
             self.world.stream.append(event)
         return group_id
+
+    async def groups(self, indexes: Iterable[int], **changes: Any) -> list[str]:
+        """As `group`, several with rewards MIXED."""
+        return [await self.group(index, MIXED, **changes) for index in indexes]
 
     async def facts(self, index: int, rewards: Sequence[float], **changes: Any) -> list[TrajectoryGraded]:
         """Store the bodies of a group; returns its facts without announcing them."""

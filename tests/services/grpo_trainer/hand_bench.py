@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from tests.services.grpo_trainer.bench import MODEL, VOCAB, World
+from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.tiny import VOCAB
 
 from blob_store import BlobRef
 from grpo_trainer.adapters.bus_facts import BusFacts
@@ -35,7 +35,7 @@ from grpo_trainer.domain.inputs import (
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.ports import HandTools, StoredTrajectory
 from grpo_trainer.usecases.models import Models
-from policy_files import fetch, load, manifest_ref
+from policy_files import load, manifest_ref
 
 SGD_LIKE = Adam(1e-2, beta1=0.0, beta2=0.0, eps=1.0, max_grad_norm=0.0)
 """With eps far above the gradients an update is nearly proportional to them: Adam hides no factor."""
@@ -65,15 +65,17 @@ class Registry:
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         return f"checkpoint.saved/{checkpoint_id}" in self.world.recorder.events
 
-    async def promote(self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str) -> bool:
+    async def promote(
+        self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
+    ) -> int | None:
         head = await self.head(model)
         if head.checkpoint_id == checkpoint_id:
-            return True
+            return head.revision
         if head.revision != expected_revision:
-            return False
+            return None
         await self.set_head(model, int(checkpoint_id.rpartition("v")[2]))
         self.moves.append(checkpoint_id)
-        return True
+        return self.revisions[model]
 
     async def set_head(self, model: str, version: int) -> None:
         """As a person would."""
@@ -148,9 +150,7 @@ class Hands:
 
     async def weights(self, version: int, *, model: str = MODEL) -> dict[str, torch.Tensor]:
         """Tensors of a published version."""
-        manifest = await load(self.world.store, model, version)
-        directory = await fetch(self.world.store, manifest, self.world.folder / "cache")
-        return load_file(directory / "model.safetensors")
+        return await self.world.weights(version, model=model)
 
 
 def passing(inputs: Sequence[TrainingInput], **how: Any) -> Pass:
@@ -212,8 +212,3 @@ def cloned_row(seed: int, length: int = 6) -> RowInput:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (length,), generator=generator).tolist()
     return RowInput(f"r{seed}", ids, [0.0, 0.0, *[1.0] * (length - 2)], [], [], 1.0, None)
-
-
-def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Over all tensors."""
-    return max(float((one[name] - other[name]).abs().max()) for name in one)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
+from tests.services.grpo_trainer.batches import rollouts
 from torch import Tensor
 
 from grpo_trainer.adapters.packed_model import ModelOptions
@@ -56,6 +58,21 @@ async def weights(learner: TorchLearner, folder: Path) -> dict[str, Tensor]:
     """What the learner would publish."""
     await (await learner.snapshot()).export(folder)
     return load_file(folder / "model.safetensors")
+
+
+async def after_steps(
+    thread: LearnerThread, base: Path, of: TrainingSpec, *, seeds: Iterable[int], folder: Path
+) -> dict[str, Tensor]:
+    """What a fresh learner would publish after one step on `rollouts(seed)` per seed."""
+    async with begun(thread, base, of) as learner:
+        for seed in seeds:
+            await learner.step(rollouts(seed))
+        return await weights(learner, folder)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """To the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ from tests.services.grpo_trainer.hand_bench import (
     cloned_row,
     hands,
     inline,
-    largest_difference,
     passing,
 )
+from tests.services.grpo_trainer.learners import distance
 
 from grpo_trainer.domain.errors import (
     HeadMoved,
@@ -32,8 +34,9 @@ from grpo_trainer.domain.errors import (
 )
 from grpo_trainer.domain.hands import Update
 from grpo_trainer.domain.inputs import Lora, StoredInput, TrainingInput
+from grpo_trainer.wire_by_hand import datum_to_wire
 from upcycle.train.custom import weights_of
-from upcycle.train.results import DatumTensors
+from upcycle.train.results import DatumTensors, datum_of
 
 REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
 
@@ -56,8 +59,8 @@ async def test_two_passes_and_an_update_are_one_bigger_batch(world: World) -> No
         await by.optim_step("c")
         two = await by.weights(1)
         base = await by.weights(0)
-    assert largest_difference(one, two) < 1e-6
-    assert largest_difference(one, base) > 1e-5
+    assert distance(one, two) < 1e-6
+    assert distance(one, base) > 1e-5
 
 
 async def test_substeps_change_no_gradient(world: World) -> None:
@@ -71,18 +74,20 @@ async def test_substeps_change_no_gradient(world: World) -> None:
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
 
 
-async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) -> None:
-    def importance(
-        data: list[DatumTensors], logprobs: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        loss, count = logprobs[0].new_zeros(()), 0.0
-        for datum, policy in zip(data, logprobs, strict=True):
-            ratio = torch.exp(policy - torch.tensor(datum.sampling_logprobs))
-            mask = torch.tensor(datum.mask)
-            loss = loss - (ratio * datum.advantage * mask).sum()
-            count += float(mask.sum())
-        return loss / count, {"count": count}
+def importance(
+    data: list[DatumTensors], logprobs: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The built-in loss, written by a caller."""
+    loss, count = logprobs[0].new_zeros(()), 0.0
+    for datum, policy in zip(data, logprobs, strict=True):
+        ratio = torch.exp(policy - torch.tensor(datum.sampling_logprobs))
+        mask = torch.tensor(datum.mask)
+        loss = loss - (ratio * datum.advantage * mask).sum()
+        count += float(mask.sum())
+    return loss / count, {"count": count}
 
+
+async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) -> None:
     other = World(world.folder / "other")
     await other.publish_base()
     async with hands(world) as by:
@@ -92,26 +97,14 @@ async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) 
     async with hands(other) as by:
         asked = passing(batch(), group_size=4)
         forward_id, version, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
-        tensors = [
-            DatumTensors(
-                d.reward,
-                d.advantage,
-                d.input_index,
-                d.group_index,
-                d.logprobs,
-                d.sampling_logprobs,
-                d.mask,
-                d.token_ids,
-            )
-            for d in data
-        ]
+        tensors = [datum_of(datum_to_wire(one)) for one in data]
         weights, metrics = weights_of(tensors, importance)
         await by.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, metrics))
         done = await by.optim_step("h")
         custom = await by.weights(1)
     assert version == 0
     assert done.metrics["loss"] == pytest.approx(measured.metrics["loss"], abs=1e-6)
-    assert largest_difference(built_in, custom) < 1e-7
+    assert distance(built_in, custom) < 1e-7
     assert [d.group_index for d in data] == [0] * 4 + [1] * 4
     assert data[0].advantage == pytest.approx(1.0 - 0.375)
 
@@ -261,7 +254,7 @@ async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> No
         done = await by.optim_step("o3")
         assert (done.step, done.version) == (3, 3)
         first, branch = await by.weights(1), await by.weights(3)
-        assert largest_difference(first, branch) < 1e-7
+        assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000000"  # type: ignore[attr-defined]
 
@@ -273,7 +266,7 @@ async def test_models_train_side_by_side(world: World) -> None:
         await by.forward_backward("a", batch(), model="other")
         one, two = await by.optim_step("b"), await by.optim_step("b", model="other")
         assert (one.model, one.version, two.model, two.version) == (MODEL, 1, "other", 1)
-        assert largest_difference(await by.weights(1), await by.weights(1, model="other")) > 0.01
+        assert distance(await by.weights(1), await by.weights(1, model="other")) > 0.01
         await by.forward_backward("c", batch())
         assert (await by.optim_step("d")).version == 2
 
@@ -306,8 +299,8 @@ async def test_adapters_train_on_a_base_that_stays(world: World) -> None:
             await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora if step == 1 else None)
             await by.optim_step(f"o{step}")
             found, base = await by.weights(step), await by.weights(0)
-    assert largest_difference(expected, found) == 0.0
-    assert largest_difference(base, found) > 1e-4
+    assert distance(expected, found) == 0.0
+    assert distance(base, found) > 1e-4
 
 
 async def test_what_trains_may_change_between_steps(world: World) -> None:
@@ -317,7 +310,32 @@ async def test_what_trains_may_change_between_steps(world: World) -> None:
             done = await by.optim_step(f"o{step}", keep_head=True)
             assert done.version == step
         one, two, three = [await by.weights(version) for version in (1, 2, 3)]
-        assert largest_difference(one, two) > 1e-6
-        assert largest_difference(two, three) > 1e-6
+        assert distance(one, two) > 1e-6
+        assert distance(two, three) > 1e-6
     saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000002"  # type: ignore[attr-defined]
+
+
+class Counting:
+    """A store that counts what it is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self.inner, name)
+
+
+async def test_a_step_asks_the_store_only_for_what_others_may_have_changed(world: World) -> None:
+    store = Counting(world.store)
+    async with hands(world) as by:
+        for adapter in (by.models.tools.states, by.models.tools.policies):
+            vars(adapter)["_store"] = store
+        for step in (1, 2):
+            store.calls.clear()
+            await by.forward_backward(f"f{step}", batch(), group_size=4)
+            await by.optim_step(f"o{step}")
+    # Versions and old states are listed; read are the parent's manifest, and whether ours is there already.
+    assert (store.calls["list"], store.calls["read"]) == (2, 2)

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.services.grpo_trainer.bench import MODEL, START, World
+from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.crashes import Fuse, Guarded, Killed
 from tests.services.grpo_trainer.hand_bench import (
     SGD_LIKE,
     Policies,
     Registry,
     hands,
     inline,
-    largest_difference,
 )
-from tests.services.grpo_trainer.test_crashes import Fuse, Guarded, Killed
+from tests.services.grpo_trainer.learners import distance, same
+from tests.services.grpo_trainer.surroundings import START
 
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.interactive_states import InteractiveStates
@@ -50,8 +50,8 @@ class Promoting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def promote(self, *args: Any, **kwargs: Any) -> bool:
-        moved: bool = await self._fuse.burn(lambda: self._inner.promote(*args, **kwargs))
+    async def promote(self, *args: Any, **kwargs: Any) -> int | None:
+        moved: int | None = await self._fuse.burn(lambda: self._inner.promote(*args, **kwargs))
         return moved
 
 
@@ -117,8 +117,7 @@ async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bo
         assert world.heads[MODEL].version == versions[1], kill_at
         async with hands(world) as by:
             for version, weights in zip(versions, expected, strict=True):
-                found = await by.weights(version)
-                assert all(torch.equal(found[name], weights[name]) for name in weights), (kill_at, version)
+                assert same(await by.weights(version), weights), (kill_at, version)
         assert set(world.recorder.events) == announced(versions), kill_at
 
 
@@ -136,7 +135,7 @@ async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
             await by.forward_backward(f"f{step}", batch(step))
             await by.optim_step(f"o{step}", Adam(1e-3))
             found = await by.weights(step)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert same(found, expected)
 
 
 async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -180,4 +179,4 @@ async def test_a_version_that_somebody_else_took_is_left_to_them(tmp_path: Path)
         await by.forward_backward("c", batch(1))
         done = await by.optim_step("d")
         assert (done.step, done.version) == (1, 2)
-        assert largest_difference(await by.weights(1), await by.weights(2)) > 0.01
+        assert distance(await by.weights(1), await by.weights(2)) > 0.01

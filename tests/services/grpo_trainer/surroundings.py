@@ -1,0 +1,145 @@
+"""What surrounds a trainer in tests: a stream of facts, a bus that remembers, a clock, heads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from blob_store import MemoryBlobStore
+from event_bus import Delivery
+from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
+from upcycle.api.training.v1 import events_pb2 as training_events
+
+START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
+
+
+@dataclass
+class Clock:
+    """now(): a second later each time it is asked."""
+
+    ticks: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self) -> datetime:
+        return START + timedelta(seconds=next(self.ticks))
+
+
+class Stream:
+    """The stream of facts: what the test appends, replayed from any sequence, then followed."""
+
+    def __init__(self) -> None:
+        self.facts: list[Delivery[Any]] = []
+        self._more = asyncio.Event()
+
+    def append(self, event: Message) -> int:
+        """Add a fact; returns its sequence."""
+        sequence = len(self.facts) + 1
+        headers = {"traceparent": f"00-{sequence:032x}-{sequence:016x}-01"}
+        self.facts.append(Delivery(event, "", f"e{sequence}", sequence, 1, START, headers))
+        self._more.set()
+        return sequence
+
+    async def replay(
+        self, events: Sequence[type[Message]], *, after_sequence: int
+    ) -> AsyncIterator[Delivery[Any]]:
+        at = after_sequence
+        while True:
+            while at < len(self.facts):
+                at += 1
+                if isinstance(self.facts[at - 1].message, tuple(events)):
+                    yield self.facts[at - 1]
+            self._more.clear()
+            await self._more.wait()
+
+
+class Recorder:
+    """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, Message] = {}
+        self.order: list[str] = []
+        self.published: asyncio.Event = asyncio.Event()
+
+    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
+        known = self.events.get(event_id)
+        if known is not None:
+            assert _timeless(known) == _timeless(event), f"{event_id} was published with another content"
+        self.events.setdefault(event_id, event)
+        self.order.append(event_id)
+        self.published.set()
+        return None
+
+    async def stored(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+    ) -> list[Delivery[Any]]:
+        """Everything that was published."""
+        found = [event for event in self.events.values() if isinstance(event, tuple(events))]
+        return [Delivery(event, "", "", 0, 1, START) for event in found]
+
+    def of(self, kind: type[Message]) -> list[Any]:
+        """Events of one type, in the order in which they were first published."""
+        return [event for event in self.events.values() if isinstance(event, kind)]
+
+
+def _timeless(event: Message) -> bytes:
+    copy = type(event)()
+    copy.CopyFrom(event)
+    if isinstance(copy, training_events.GroupSettled):
+        copy.ClearField("settled_at")
+    return copy.SerializeToString(deterministic=True)
+
+
+class Instruments:
+    """Counts; the real ones are tested where spans are."""
+
+    @contextmanager
+    def step(
+        self,
+        spec: TrainingSpec,
+        step: int,
+        trace_headers: Mapping[str, str],
+        trajectories: Sequence[GradedTrajectory],
+    ) -> Iterator[str]:
+        yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """Nothing."""
+
+    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """Nothing."""
+
+
+class Policies(RegistryPolicies):
+    """The real publishing and fetching; the head is what the test says."""
+
+    def __init__(self, store: MemoryBlobStore, cache_dir: Path, heads: dict[str, BasePolicy]) -> None:
+        self._store = store
+        self._cache_dir = cache_dir
+        self._heads = heads
+
+    async def head(self, model: str) -> BasePolicy:
+        if model not in self._heads:
+            raise InvalidTrainingSpec(f"model {model!r} is not registered")
+        return self._heads[model]
+
+
+class HeldOut:
+    """Digests by taskset."""
+
+    def __init__(self, digests: Mapping[str, tuple[str, ...]]) -> None:
+        self._digests = digests
+
+    async def digests(self, taskset: str) -> tuple[str, ...]:
+        return self._digests[taskset]

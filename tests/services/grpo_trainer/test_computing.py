@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.services.grpo_trainer.batches import VOCAB, config_of, policy, rollouts
+from tests.services.grpo_trainer.batches import config_of, policy, rollouts
 from tests.services.grpo_trainer.learners import begun, options, spec, thread_of, weights
+from tests.services.grpo_trainer.tiny import VOCAB
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -3,78 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, shortened, submission
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    assert_same_bits,
+    shortened,
+    submission,
+)
+from tests.services.grpo_trainer.crashes import Fuse, Killed, outcomes, trained_once, wired
+from tests.services.grpo_trainer.learners import distance
 
 from grpo_trainer.adapters.stores import BlobStates
-from grpo_trainer.ports import Tools
-from upcycle.api.training.v1 import events_pb2 as events
 
 STEPS = 3
 LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
-WRITES = {"put", "put_file", "put_if_absent", "delete", "publish"}
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing catches it, nothing is written after it."""
-
-
-class Fuse:
-    """Lets so many durable writes through, then kills: before the next one, or, if `late`, after it, when
-    nobody has heard of it. Writes take a while, so that the next step computes meanwhile."""
-
-    def __init__(self, writes: int | None = None, *, late: bool = False, write_s: float = 0.01) -> None:
-        self.left = writes
-        self.used = 0
-        self._late = late
-        self._write_s = write_s
-
-    async def burn(self, write: Callable[[], Awaitable[Any]]) -> Any:
-        await asyncio.sleep(self._write_s)
-        spent = self.left is not None and self.used >= self.left
-        if spent and not (self._late and self.used == self.left):
-            raise Killed(f"before write {self.used + 1}")
-        self.used += 1
-        written = await write()
-        if spent:
-            raise Killed(f"after write {self.used}")
-        return written
-
-
-class Guarded:
-    """Any port: its writes burn the fuse first."""
-
-    def __init__(self, inner: Any, fuse: Fuse) -> None:
-        self._inner = inner
-        self._fuse = fuse
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._inner, name)
-        if name not in WRITES:
-            return attribute
-
-        async def write(*args: Any, **kwargs: Any) -> Any:
-            return await self._fuse.burn(lambda: attribute(*args, **kwargs))
-
-        return write
-
-
-def wired(fuse: Fuse) -> Callable[[Tools], Tools]:
-    """Puts the fuse below every adapter that writes."""
-
-    def change(tools: Tools) -> Tools:
-        for adapter in (tools.states, tools.policies, tools.bodies):
-            vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
-        vars(tools.facts)["_bus"] = Guarded(vars(tools.facts)["_bus"], fuse)
-        return dataclasses.replace(tools)
-
-    return change
 
 
 async def new_world(folder: Path, **config: Any) -> World:
@@ -103,14 +52,6 @@ async def new_world(folder: Path, **config: Any) -> World:
     return world
 
 
-def outcomes(world: World) -> dict[str, tuple[str, str, int, tuple[str, ...]]]:
-    """How each group ended."""
-    return {
-        one.group_id: (one.outcome, one.reason, one.step, tuple(one.episode_ids))
-        for one in world.recorder.of(events.GroupSettled)
-    }
-
-
 async def finish(world: World, fuse: Fuse | None = None) -> Fuse:
     """Run a trainer until the run's last fact, or until it is killed."""
     fuse = fuse or Fuse()
@@ -120,19 +61,6 @@ async def finish(world: World, fuse: Fuse | None = None) -> Fuse:
         else:
             assert isinstance(await trainer.death(), Killed)
     return fuse
-
-
-async def same_bits(one: World, other: World) -> None:
-    for version in range(1, STEPS + 1):
-        left, right = await one.weights(version), await other.weights(version)
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[name], right[name]) for name in left), f"version {version} differs"
-
-
-def trained_once(world: World) -> None:
-    """No trajectory in two steps."""
-    ids = [one for step in world.recorder.of(events.StepCompleted) for one in step.trajectory_ids]
-    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.slow
@@ -147,7 +75,7 @@ async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
         world = await new_world(tmp_path / f"killed-{after}")
         await finish(world, Fuse(after))
         await finish(world)
-        await same_bits(whole, world)
+        await assert_same_bits(whole, world, versions=STEPS)
         assert outcomes(world) == expected, f"killed before write {after + 1}"
         trained_once(world)
 
@@ -162,7 +90,7 @@ async def test_a_kill_after_a_write_that_nobody_heard_of_changes_nothing(tmp_pat
         world = await new_world(tmp_path / f"killed-{after}")
         await finish(world, Fuse(after, late=True))
         await finish(world)
-        await same_bits(whole, world)
+        await assert_same_bits(whole, world, versions=STEPS)
         assert outcomes(world) == expected, f"killed after write {after + 1}"
         trained_once(world)
 
@@ -183,7 +111,7 @@ async def test_a_trainer_that_dies_all_the_time_still_gets_there(tmp_path: Path)
         if LAST in world.recorder.events:
             break
     assert lives > 2
-    await same_bits(whole, world)
+    await assert_same_bits(whole, world, versions=STEPS)
     assert outcomes(world) == outcomes(whole)
 
 
@@ -194,7 +122,21 @@ async def test_a_run_of_adapters_is_killed_and_ends_with_the_same_bits(tmp_path:
         world = await new_world(tmp_path / f"killed-{after}", lora_rank=2)
         await finish(world, Fuse(after))
         await finish(world)
-        await same_bits(whole, world)
+        await assert_same_bits(whole, world, versions=STEPS)
+        trained_once(world)
+
+
+async def test_a_run_with_a_schedule_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    curve: dict[str, Any] = {"lr_schedule": "cosine", "warmup_steps": 1}
+    whole, flat = await new_world(tmp_path / "whole", **curve), await new_world(tmp_path / "flat")
+    writes = (await finish(whole)).used
+    await finish(flat)
+    assert distance(await whole.weights(1), await flat.weights(1)) > 1e-3
+    for after in range(3, writes, writes // 4):
+        world = await new_world(tmp_path / f"killed-{after}", **curve)
+        await finish(world, Fuse(after))
+        await finish(world)
+        await assert_same_bits(whole, world, versions=STEPS)
         trained_once(world)
 
 

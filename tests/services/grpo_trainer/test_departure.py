@@ -15,47 +15,31 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.test_process import (
-    MIXED,
+from tests.services.grpo_trainer.bench import MODEL, RUN, Trainer, World
+from tests.services.grpo_trainer.learners import same
+from tests.services.grpo_trainer.processes import (
     STEPS,
     Process,
-    connected,
-    environment,
-    free_port,
+    assert_all_trained_once,
     of_group,
+    outside,
     publish,
-    registry_at,
+    run_of_steps,
     wait_for,
 )
 
-from event_bus.provision import provision
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.ports import BatchGroup, StepNumbers
 from grpo_trainer.usecases.session import Phase
 from grpo_trainer.usecases.sessions import Sessions
-from local_stack.nats import NatsServer
-from policy_files import fetch, load
 from service_kit.groups import S3Settings
-from upcycle.api.training.v1 import events_pb2 as events
-
-
-async def run_of_steps(world: World, steps: int) -> None:
-    await world.publish_base()
-    world.stream.append(
-        submission(steps=steps, prompts_per_step=1, checkpoint_every_steps=steps, max_staleness=steps)
-    )
-    for index in range(steps):
-        await Episodes(world).group(index, MIXED)
 
 
 async def same_as_uninterrupted(world: World, weights: dict[str, torch.Tensor], version: int) -> None:
     async with Trainer(world):
         await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}")
-    expected = await world.weights(version)
-    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+    assert same(await world.weights(version), weights)
 
 
 @pytest.mark.slow
@@ -64,36 +48,26 @@ async def test_after_a_notice_the_run_goes_on_elsewhere_with_the_same_bits(
     tmp_path: Path, s3_settings: S3Settings
 ) -> None:
     reference = World(tmp_path / "reference")
-    await run_of_steps(reference, STEPS)
-    with NatsServer(tmp_path / "nats") as nats:
-        await provision(nats.url)
-        async with (
-            registry_at(reference) as registry_server,
-            connected(nats.url, s3_settings) as (bus, store),
-        ):
-            for key, data in reference.store.objects.items():
-                await store.put(key, data)
-            await publish(reference, bus, slice(1))
-            for machine, notice in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), start=1):
-                folder, ports = tmp_path / f"machine-{machine}", (free_port(), free_port())
-                variables = environment(nats.url, s3_settings, folder, registry_server.address, ports)
-                async with Process(variables, tmp_path / "trainer.log") as process:
-                    await process.start()
-                    last = machine + 1 if machine < 3 else STEPS
-                    await publish(reference, bus, of_group(machine - 1))
-                    facts = await wait_for(bus, machine)
-                    for index in range(machine, last):
-                        await publish(reference, bus, of_group(index))
-                    if machine == 3:
-                        facts = await wait_for(bus, STEPS)
-                    began = time.monotonic()
-                    assert await process.end(notice) == 0
-                    assert time.monotonic() - began < 30
-            directory = await fetch(store, await load(store, MODEL, STEPS), tmp_path / "cache")
-    trained = [one for fact in facts if isinstance(fact, events.StepCompleted) for one in fact.trajectory_ids]
-    assert len(trained) == len(set(trained)) == 4 * STEPS
+    await run_of_steps(reference)
+    async with outside(reference, tmp_path, s3_settings) as around:
+        for machine, notice in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), start=1):
+            variables = around.environment(tmp_path / f"machine-{machine}")
+            async with Process(variables, tmp_path / "trainer.log") as process:
+                await process.start()
+                last = machine + 1 if machine < 3 else STEPS
+                await publish(reference, around.bus, of_group(machine - 1))
+                facts = await wait_for(around.bus, machine)
+                for index in range(machine, last):
+                    await publish(reference, around.bus, of_group(index))
+                if machine == 3:
+                    facts = await wait_for(around.bus, STEPS)
+                began = time.monotonic()
+                assert await process.end(notice) == 0
+                assert time.monotonic() - began < 30
+        found = await around.weights(STEPS, tmp_path)
+    assert_all_trained_once(facts)
     assert (tmp_path / "trainer.log").read_text().count("spot_notice") == 1
-    await same_as_uninterrupted(reference, load_file(directory / "model.safetensors"), STEPS)
+    await same_as_uninterrupted(reference, found, STEPS)
 
 
 class SlowLearner(TorchLearner):

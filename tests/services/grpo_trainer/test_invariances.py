@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.services.grpo_trainer.tiny import tiny_config
 from torch import Tensor
-from transformers import Qwen3Config
 
 from grpo_math.objective import LOSSES, build_objective
 from grpo_math.packing import TrainingRow, pack
@@ -28,18 +28,8 @@ VOCAB = 32
 CLOSE = 1e-6
 
 
-def shape() -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
+def shape() -> Any:
+    return tiny_config(vocab_size=VOCAB)
 
 
 @cache

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, shortened, submission
-from tests.services.grpo_trainer.test_crashes import outcomes, trained_once
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    Episodes,
+    Trainer,
+    World,
+    assert_same_bits,
+    shortened,
+    submission,
+)
+from tests.services.grpo_trainer.crashes import outcomes, trained_once
 
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -91,9 +98,7 @@ async def _compare(folder: Path, seed: int) -> None:
     assert {reason for _, reason, _, _ in ends.values()} == {"", "zero_spread", "short_group", "stale"}
     assert _sorted_ends(wild) == ends
     trained_once(wild)
-    for version in range(1, STEPS + 1):
-        left, right = await calm.weights(version), await wild.weights(version)
-        assert all(torch.equal(left[name], right[name]) for name in left), f"version {version} differs"
+    await assert_same_bits(calm, wild, versions=STEPS)
 
 
 def _trained(world: World) -> list[set[str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.services.grpo_trainer.batches import config_of, policy, rollouts
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.learners import begun, same, thread_of
 from torch import Tensor
 
 from grpo_math.packing import pack
@@ -26,8 +26,6 @@ from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from upcycle.api.training.v1 import events_pb2 as events
 
-MIXED = (1.0, 0.0, 0.0, 1.0)
-
 
 def spec(**changes: Any) -> TrainingSpec:
     given: dict[str, Any] = {"lora_rank": 4, "learning_rate": 1e-2, **changes}
@@ -36,19 +34,8 @@ def spec(**changes: Any) -> TrainingSpec:
 
 @pytest.fixture
 def thread() -> Iterator[LearnerThread]:
-    made = LearnerThread(LearnerOptions(num_threads=1))
-    yield made
-    made.close()
-
-
-@asynccontextmanager
-async def begun(thread: LearnerThread, base: Path, wanted: TrainingSpec) -> AsyncIterator[TorchLearner]:
-    learner = TorchLearner(thread)
-    await learner.begin(wanted, base)
-    try:
-        yield learner
-    finally:
-        await learner.close()
+    with thread_of(LearnerOptions(num_threads=1)) as made:
+        yield made
 
 
 def adapted(learner: TorchLearner) -> AdaptedModel:
@@ -59,10 +46,6 @@ def adapted(learner: TorchLearner) -> AdaptedModel:
 
 def numbers(learner: TorchLearner) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in adapted(learner).adapter.parameters.items()}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -211,22 +194,20 @@ async def test_activations_that_are_computed_again_give_the_same_adapters(tmp_pa
     base, found = policy(tmp_path / "base"), []
     for again in (False, True):
         model = ModelOptions(gradient_checkpointing=again)
-        thread = LearnerThread(LearnerOptions(num_threads=1, model=model))
-        async with begun(thread, base, spec()) as learner:
-            await learner.step(rollouts(0))
-            found.append(numbers(learner))
-        thread.close()
+        with thread_of(LearnerOptions(num_threads=1, model=model)) as thread:
+            async with begun(thread, base, spec()) as learner:
+                await learner.step(rollouts(0))
+                found.append(numbers(learner))
     for name, value in found[0].items():
         assert torch.allclose(value, found[1][name], atol=1e-6), name
 
 
 async def test_compiled_layers_take_no_adapters(tmp_path: Path) -> None:
-    thread = LearnerThread(LearnerOptions(num_threads=1, model=ModelOptions(compiled=True)))
-    try:
-        with pytest.raises(InvalidTrainingSpec, match="compiled=True"):
-            await TorchLearner(thread).begin(spec(), policy(tmp_path / "base"))
-    finally:
-        thread.close()
+    with (
+        thread_of(LearnerOptions(num_threads=1, model=ModelOptions(compiled=True))) as thread,
+        pytest.raises(InvalidTrainingSpec, match="compiled=True"),
+    ):
+        await TorchLearner(thread).begin(spec(), policy(tmp_path / "base"))
 
 
 def test_several_ranks_take_no_adapters(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import pytest
 from tests.services.grpo_trainer.batches import policy, rollouts
 from tests.services.grpo_trainer.learners import (
     DEADLINE_S,
-    begun,
+    after_steps,
     distance,
     options,
     spec,
     thread_of,
-    weights,
 )
 
 from grpo_trainer.adapters.packed_model import ModelOptions
@@ -36,14 +35,12 @@ async def test_other_ways_to_compute_on_two_ranks(
     model: ModelOptions, rounding: float, tmp_path: Path
 ) -> None:
     base = policy(tmp_path / "base")
-    with thread_of(options(1, model=model)) as alone:
-        async with begun(alone, base, spec()) as learner:
-            await learner.step(rollouts(1))
-            expected = await weights(learner, tmp_path / "expected")
-    with thread_of(options(2, model=model)) as thread:
-        async with begun(thread, base, spec()) as learner:
-            await learner.step(rollouts(1))
-            assert distance(expected, await weights(learner, tmp_path / "found")) <= rounding
+    found = []
+    for ranks in (1, 2):
+        with thread_of(options(ranks, model=model)) as thread:
+            folder = tmp_path / str(ranks)
+            found.append(await after_steps(thread, base, spec(), seeds=[1], folder=folder))
+    assert distance(*found) <= rounding
 
 
 @pytest.mark.parametrize(("number", "deadline_s"), [(signal.SIGKILL, DEADLINE_S), (signal.SIGSTOP, 4.0)])

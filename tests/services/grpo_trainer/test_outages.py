@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
 from blob_store.errors import StoreUnavailable
 from event_bus import BusUnavailable
@@ -19,8 +19,6 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.ports import Tools
 from grpo_trainer.usecases.patience import Patience
 from upcycle.api.training.v1 import training_pb2 as training
-
-MIXED = (1.0, 0.0, 0.0, 1.0)
 
 
 class Flaky:

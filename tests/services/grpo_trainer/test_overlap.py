@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    assert_same_bits,
+    submission,
+)
 
 from grpo_trainer.domain.errors import LineageTaken
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.ports import BatchGroup, StepNumbers, Tools
 from upcycle.api.training.v1 import events_pb2 as events
 
-MIXED = (1.0, 0.0, 0.0, 1.0)
 STEPS = 4
 
 
@@ -71,20 +77,13 @@ async def new_world(folder: Path, **config: Any) -> World:
     await world.publish_base()
     given = {"steps": STEPS, "prompts_per_step": 1, "max_staleness": STEPS, **config}
     world.stream.append(submission(**given))
-    for index in range(STEPS):
-        await Episodes(world).group(index, MIXED)
+    await Episodes(world).groups(range(STEPS))
     return world
 
 
 async def finish(world: World) -> None:
     async with Trainer(world):
         await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
-
-
-async def same_bits(one: World, other: World) -> None:
-    for version in range(1, STEPS + 1):
-        left, right = await one.weights(version), await other.weights(version)
-        assert all(torch.equal(left[name], right[name]) for name in left), f"version {version} differs"
 
 
 async def test_one_step_runs_ahead_of_the_state_in_flight_and_nothing_is_said(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ async def test_a_kill_with_one_state_in_flight_and_the_next_step_computed_costs_
             task.cancel()
     assert not world.recorder.order
     await finish(world)
-    await same_bits(whole, world)
+    await assert_same_bits(whole, world, versions=STEPS)
     ids = [one for step in world.recorder.of(events.StepCompleted) for one in step.trajectory_ids]
     assert len(ids) == len(set(ids)) == 4 * STEPS
 
@@ -139,8 +138,7 @@ async def test_what_a_new_version_finds_stale_is_settled_once_that_version_is_du
     world, door = World(tmp_path), Door()
     await world.publish_base()
     world.stream.append(submission(steps=2, prompts_per_step=1, max_staleness=0))
-    for index in range(2):
-        await Episodes(world).group(index, MIXED)
+    await Episodes(world).groups(range(2))
     async with Trainer(world, change=door.change):
         await door.until(lambda: door.waiting == 1)
         await asyncio.sleep(0.2)

@@ -17,7 +17,6 @@ from upcycle.api.training.v1 import events_pb2 as events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-MIXED = (1.0, 0.0, 0.0, 1.0)
 STEPS = 3
 TWO = LearnerOptions(num_threads=1, ranks=2, rank_deadline_s=60.0)
 LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
@@ -29,13 +28,8 @@ async def submitted(folder: Path, *, groups: int = 2 * STEPS) -> World:
     world = World(folder)
     await world.publish_base()
     world.stream.append(submission(steps=STEPS, learning_rate=1e-4))
-    await add_groups(world, range(groups))
+    await Episodes(world).groups(range(groups))
     return world
-
-
-async def add_groups(world: World, indexes: range) -> None:
-    for index in indexes:
-        await Episodes(world).group(index, MIXED)
 
 
 async def test_a_run_on_two_ranks_publishes_what_one_rank_does(tmp_path: Path) -> None:
@@ -59,7 +53,7 @@ async def test_a_run_survives_the_loss_of_a_rank(steps_before: int, tmp_path: Pa
             while not trainer.ranks or len(world.recorder.of(events.StepCompleted)) < steps_before:
                 await asyncio.sleep(0.005)
         os.kill(trainer.ranks[0], signal.SIGKILL)
-        await add_groups(world, range(2 * steps_before, 2 * STEPS))
+        await Episodes(world).groups(range(2 * steps_before, 2 * STEPS))
         assert isinstance(await trainer.death(), LostRank)
     async with Trainer(world):
         await world.published(LAST, timeout_s=60)

@@ -1,5 +1,4 @@
-"""Several processes that compute one step: equal to one process,
-whatever they compute."""
+"""Several processes that compute one step: equal to one process, whatever they compute."""
 
 from __future__ import annotations
 
@@ -9,7 +8,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from tests.services.grpo_trainer.batches import policy, rollouts
-from tests.services.grpo_trainer.learners import begun, distance, options, spec, thread_of, weights
+from tests.services.grpo_trainer.learners import (
+    after_steps,
+    begun,
+    distance,
+    options,
+    spec,
+    thread_of,
+    weights,
+)
 
 from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner
 from grpo_trainer.domain.errors import Diverged
@@ -34,6 +41,7 @@ def one_rank() -> Iterator[LearnerThread]:
 CASES = [
     ("qwen3", True, {}),
     ("llama", False, {"loss": "decoupled"}),
+    ("qwen3", True, {"lr_schedule": "linear", "warmup_steps": 1, "steps": STEPS}),
     ("qwen3", False, {"loss_config": {"top_entropy": 0.5, "entropy_bonus": 0.01}}),
     (
         "llama",
@@ -115,9 +123,7 @@ async def test_two_sessions_take_turns_on_two_ranks(
     one_rank: LearnerThread, two_ranks: LearnerThread, tmp_path: Path
 ) -> None:
     base = policy(tmp_path / "base")
-    async with begun(one_rank, base, spec()) as learner:
-        await learner.step(rollouts(1))
-        expected = await weights(learner, tmp_path / "expected")
+    expected = await after_steps(one_rank, base, spec(), seeds=[1], folder=tmp_path / "expected")
     async with begun(two_ranks, base, spec()) as first, begun(two_ranks, base, spec(seed=1)) as second:
         await second.step(rollouts(2))
         await first.step(rollouts(1))

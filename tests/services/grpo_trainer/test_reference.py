@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 from tests.services.grpo_trainer.batches import policy, rollouts
-from tests.services.grpo_trainer.learners import begun, distance, options, spec, thread_of, weights
-from torch import Tensor
+from tests.services.grpo_trainer.learners import (
+    after_steps,
+    begun,
+    distance,
+    options,
+    spec,
+    thread_of,
+    weights,
+)
 
 from grpo_trainer.adapters.learner_core import LearnerOptions, step_options
 from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.domain.spec import TrainingSpec
 
 KL = {"kl_coefficient": 5.0}
 
@@ -25,15 +31,6 @@ def thread() -> Iterator[LearnerThread]:
         yield made
 
 
-async def after(
-    of: TrainingSpec, steps: int, *, thread: LearnerThread, base: Path, folder: Path
-) -> dict[str, Tensor]:
-    async with begun(thread, base, of) as learner:
-        for seed in range(steps):
-            await learner.step(rollouts(seed))
-        return await weights(learner, folder)
-
-
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_plus"])
 async def test_a_policy_pays_nothing_until_it_left_its_base(
     estimator: str, thread: LearnerThread, tmp_path: Path
@@ -42,7 +39,7 @@ async def test_a_policy_pays_nothing_until_it_left_its_base(
     for number, of in enumerate((spec(), spec(loss_config=KL, kl_estimator=estimator))):
         for steps in (1, 3):
             folder = tmp_path / f"{number}-{steps}"
-            found.append(await after(of, steps, thread=thread, base=base, folder=folder))
+            found.append(await after_steps(thread, base, of, seeds=range(steps), folder=folder))
     free_1, free_3, bound_1, bound_3 = found
     assert distance(free_1, bound_1) <= 1e-6
     assert distance(free_3, bound_3) > 1e-4
@@ -53,15 +50,19 @@ async def test_the_divergence_in_the_reward_does_not_depend_on_the_cut(tmp_path:
     of = spec(loss_config=KL, kl_placement="reward", kl_estimator="k1")
     for tokens in (20, 4096):
         with thread_of(replace(options(1), microbatch_tokens=tokens)) as cut:
-            found.append(await after(of, 3, thread=cut, base=base, folder=tmp_path / str(tokens)))
+            folder = tmp_path / str(tokens)
+            found.append(await after_steps(cut, base, of, seeds=range(3), folder=folder))
     assert distance(*found) <= 1e-6
 
 
 async def test_the_divergence_in_the_reward_matters(thread: LearnerThread, tmp_path: Path) -> None:
     base = policy(tmp_path / "base")
-    free = await after(spec(), 3, thread=thread, base=base, folder=tmp_path / "free")
     bound = spec(loss_config=KL, kl_placement="reward", kl_estimator="k1")
-    assert distance(free, await after(bound, 3, thread=thread, base=base, folder=tmp_path / "bound")) > 1e-4
+    found = [
+        await after_steps(thread, base, of, seeds=range(3), folder=tmp_path / name)
+        for name, of in (("free", spec()), ("bound", bound))
+    ]
+    assert distance(*found) > 1e-4
 
 
 async def test_the_reference_of_a_resumed_run_is_its_base(thread: LearnerThread, tmp_path: Path) -> None:

@@ -7,17 +7,18 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from tests.services.grpo_trainer.bench import (
+    MIXED,
     MODEL,
     RUN,
-    VOCAB,
     Episodes,
     Trainer,
     World,
     shortened,
     submission,
 )
+from tests.services.grpo_trainer.learners import same
+from tests.services.grpo_trainer.tiny import VOCAB
 
 from grpo_trainer import views
 from upcycle.api.common.v1 import common_pb2 as common
@@ -25,15 +26,11 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
-MIXED = (1.0, 0.0, 0.0, 1.0)
-
 
 async def run_to_end(world: World, steps: int = 3) -> None:
     """Two mixed groups per step, until the last checkpoint."""
     world.stream.append(submission(steps=steps))
-    episodes = Episodes(world)
-    for index in range(2 * steps):
-        await episodes.group(index, MIXED)
+    await Episodes(world).groups(range(2 * steps))
     async with Trainer(world):
         await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{steps:08d}")
 
@@ -153,8 +150,7 @@ async def test_corrupt_and_missing_bodies_quarantine_their_group_and_the_next_ta
     world: World,
 ) -> None:
     world.stream.append(submission(steps=1))
-    episodes = Episodes(world)
-    groups = [await episodes.group(index, MIXED) for index in range(4)]
+    groups = await Episodes(world).groups(range(4))
     keys = sorted(key for key in world.store.objects if key.startswith("trajectories/"))
     world.store.objects[keys[0]] = b"not a body"
     del world.store.objects[keys[5]]
@@ -276,8 +272,7 @@ async def test_order_of_arrival_within_a_batch_and_repeats_change_no_bit(tmp_pat
         async with Trainer(world):
             await world.published(f"step.completed/{RUN}/1")
         weights.append(await world.weights(1))
-    for other in weights[1:]:
-        assert all(torch.equal(weights[0][name], other[name]) for name in other)
+    assert all(same(weights[0], other) for other in weights[1:])
 
 
 async def test_two_models_train_side_by_side_each_with_its_own_line_of_versions(world: World) -> None:

@@ -7,8 +7,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.test_crashes import Fuse, Killed, outcomes, trained_once, wired
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.crashes import Fuse, Killed, outcomes, trained_once, wired
 
 from grpo_trainer import views
 from grpo_trainer.usecases.session import Phase
@@ -16,7 +16,6 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 
-MIXED = (1.0, 0.0, 0.0, 1.0)
 STEPS = 5
 
 
@@ -36,8 +35,7 @@ async def two_steps_and_leftovers(world: World) -> None:
     """Two steps of two groups; then one complete group and half a group, and the word to stop."""
     world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS, max_staleness=4))
     episodes = Episodes(world)
-    for index in range(4):
-        await episodes.group(index, MIXED)
+    await episodes.groups(range(4))
     async with Trainer(world) as trainer:
         await world.published(f"policy.published/{MODEL}/2")
         await durable(trainer, 2)
@@ -96,8 +94,7 @@ async def test_a_stop_before_the_first_step_saves_no_checkpoint(world: World) ->
 
 async def test_a_version_that_was_already_saved_is_not_saved_again(world: World) -> None:
     world.stream.append(submission(steps=STEPS, checkpoint_every_steps=1))
-    for index in range(3):
-        await Episodes(world).group(index, MIXED)
+    await Episodes(world).groups(range(3))
     async with Trainer(world) as trainer:
         await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
         await durable(trainer, 1)
@@ -112,8 +109,7 @@ async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:
     world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS))
     episodes = Episodes(world)
     async with Trainer(world) as trainer:
-        for index in range(2):
-            await episodes.group(index, MIXED)
+        await episodes.groups(range(2))
         async with asyncio.timeout(20):
             while not any(session.phase is Phase.STEPPING for session in trainer.sessions.all):
                 await asyncio.sleep(0)

@@ -1,0 +1,187 @@
+"""`upcycle-grpo-trainer` as a process, on a real bus and a real object store that hold a world's facts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, World, submission
+
+from blob_store import S3BlobStore
+from event_bus import BusSettings, EventBus
+from event_bus.provision import provision
+from grpc_edge import GrpcServer
+from local_stack.nats import NatsServer
+from policy_files import fetch, load
+from service_kit.groups import S3Settings
+from service_kit.ports import free_ports
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.registry.v1 import registry_pb2 as registry
+from upcycle.api.registry.v1 import service_pb2 as registry_service
+from upcycle.api.registry.v1.service_pb2_grpc import (
+    RegistryServiceServicer,
+    add_RegistryServiceServicer_to_server,
+)
+from upcycle.api.training.v1 import events_pb2 as events
+
+STEPS = 4
+
+
+async def run_of_steps(world: World, steps: int = STEPS, **config: Any) -> None:
+    """A run of that many steps of one group each, with all of its facts."""
+    await world.publish_base()
+    bounds = {"checkpoint_every_steps": steps, "max_staleness": steps}
+    world.stream.append(submission(steps=steps, prompts_per_step=1, **bounds, **config))
+    await Episodes(world).groups(range(steps))
+
+
+class Registry(RegistryServiceServicer):
+    """Knows one model."""
+
+    def __init__(self, manifest: common.BlobRef) -> None:
+        self._head = registry.Checkpoint(checkpoint_id="ckpt-tiny-v00000000", model=MODEL, manifest=manifest)
+
+    async def GetModel(
+        self, request: registry_service.GetModelRequest, context: Any
+    ) -> registry_service.GetModelResponse:
+        return registry_service.GetModelResponse(head=self._head, base=self._head)
+
+
+class Process:
+    """`upcycle-grpo-trainer` as a child process; none outlives the context."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self._environment = environment
+        self._log = log
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Process:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.end(signal.SIGKILL)
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "grpo_trainer.app", env=self._environment, stdout=log, stderr=log
+            )
+
+    async def end(self, how: signal.Signals) -> int:
+        assert self._child is not None
+        if self._child.returncode is None:
+            self._child.send_signal(how)
+        async with asyncio.timeout(30):
+            return await self._child.wait()
+
+
+@asynccontextmanager
+async def registry_at(world: World) -> AsyncIterator[GrpcServer]:
+    head = world.heads[MODEL].manifest
+    manifest = common.BlobRef(key=head.key, sha256=head.sha256, size_bytes=head.size_bytes)
+    server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
+    server.add(add_RegistryServiceServicer_to_server, Registry(manifest))  # type: ignore[abstract]
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def connected(url: str, settings: S3Settings) -> AsyncIterator[tuple[EventBus, S3BlobStore]]:
+    bus, store = EventBus(BusSettings(url=url), client_name="test"), S3BlobStore(settings)
+    await store.start()
+    await bus.start()
+    try:
+        yield bus, store
+    finally:
+        await bus.stop()
+        await store.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a trainer's process talks to."""
+
+    nats_url: str
+    s3: S3Settings
+    registry_address: str
+    bus: EventBus
+    store: S3BlobStore
+
+    def environment(self, folder: Path, *, ranks: int = 1) -> dict[str, str]:
+        """Of a process on a machine of its own: folder and ports."""
+        grpc_port, http_port = free_ports(2)
+        return {
+            **{key: value for key, value in os.environ.items() if not key.startswith("COV_")},
+            "UPCYCLE_BUS_URL": self.nats_url,
+            "UPCYCLE_S3_ENDPOINT": self.s3.endpoint,
+            "UPCYCLE_S3_ACCESS_KEY": self.s3.access_key.get_secret_value(),
+            "UPCYCLE_S3_SECRET_KEY": self.s3.secret_key.get_secret_value(),
+            "UPCYCLE_S3_BUCKET": self.s3.bucket,
+            "UPCYCLE_PEERS_REGISTRY": self.registry_address,
+            "GRPO_TRAINER_DATA_DIR": str(folder / "data"),
+            "GRPO_TRAINER_GRPC_PORT": str(grpc_port),
+            "GRPO_TRAINER_HTTP_PORT": str(http_port),
+            "GRPO_TRAINER_NUM_THREADS": "1",
+            "GRPO_TRAINER_RANKS": str(ranks),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    async def weights(self, version: int, folder: Path) -> dict[str, torch.Tensor]:
+        """Tensors of a published version."""
+        directory = await fetch(self.store, await load(self.store, MODEL, version), folder / "cache")
+        return load_file(directory / "model.safetensors")
+
+
+@asynccontextmanager
+async def outside(world: World, folder: Path, s3: S3Settings) -> AsyncIterator[Outside]:
+    """Servers that hold the objects of a world, and its submission."""
+    with NatsServer(folder / "nats") as nats:
+        await provision(nats.url)
+        async with registry_at(world) as server, connected(nats.url, s3) as (bus, store):
+            for key, data in world.store.objects.items():
+                await store.put(key, data)
+            await publish(world, bus, slice(1))
+            yield Outside(nats.url, s3, server.address, bus, store)
+
+
+async def publish(world: World, bus: EventBus, facts: slice) -> None:
+    """Some facts of the world, on the real bus."""
+    for delivery in world.stream.facts[facts]:
+        await bus.publish(delivery.message, model=MODEL, event_id=f"{delivery.event_id}/{RUN}")
+
+
+def of_group(index: int) -> slice:
+    """Where the facts about a group lie in the stream: four members each, after the submission."""
+    return slice(1 + 4 * index, 5 + 4 * index)
+
+
+async def wait_for(bus: EventBus, step: int) -> list[Any]:
+    """Every fact of the trainer until that step is announced."""
+    kinds = (events.GroupSettled, events.StepCompleted, events.PolicyPublished, events.CheckpointSaved)
+    seen: list[Any] = []
+    async with asyncio.timeout(60):
+        async for delivery in bus.replay(kinds, after_sequence=0, model=MODEL):
+            seen.append(delivery.message)
+            if isinstance(delivery.message, events.CheckpointSaved) and delivery.message.step >= step:
+                break
+            if isinstance(delivery.message, events.StepCompleted) and step <= delivery.message.step < STEPS:
+                break
+    return seen
+
+
+def assert_all_trained_once(facts: Sequence[Any]) -> None:
+    """Every trajectory of the run is in one step, and in no other."""
+    trained = [one for fact in facts if isinstance(fact, events.StepCompleted) for one in fact.trajectory_ids]
+    assert len(trained) == len(set(trained)) == 4 * STEPS

@@ -131,7 +131,9 @@ def _add_planner(
 ) -> None:
     plan = SqlPlan(database, now=utc_now)
     rules = PlanRules(
-        eval_episodes_in_flight=settings.eval_episodes_in_flight, stop_grace_s=settings.stop_grace_s
+        eval_episodes_in_flight=settings.eval_episodes_in_flight,
+        ending_grace_s=settings.cancel_grace_s,
+        stop_grace_s=settings.stop_grace_s,
     )
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
     trajectories = service.add(Peer("trajectories", settings.peers.trajectories))

@@ -2,6 +2,7 @@
 events.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from google.protobuf.message import Message
@@ -19,6 +20,7 @@ from scenario_runner.domain.runs import (
     GroupSettled,
     RunnableTask,
     RunRecord,
+    RunState,
     Stopping,
 )
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -39,10 +41,30 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
     )
 
 
-def run_stopping(run: RunRecord, reason: str, now: datetime) -> taskset_events.RunStopping:
-    """Fact run.stopping; id `run.stopping/<run_id>`."""
+def run_stopping(run: RunRecord, reason: str, now: datetime, *, is_last: bool) -> taskset_events.RunStopping:
+    """Fact run.stopping; id `run.stopping/<run_id>`, of the last word `…/last`."""
     return taskset_events.RunStopping(
-        run_id=run.run_id, model=run.spec.policy.model, reason=reason, stopping_at=wire.moment(now)
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        reason=reason,
+        stopping_at=wire.moment(now),
+        ending=wire.RUN_STATES[run.ending or RunState.COMPLETED],
+        last_word=is_last,
+    )
+
+
+def group_settled(
+    run: RunRecord, group_id: str, episode_ids: Sequence[str], now: datetime
+) -> training_events.GroupSettled:
+    """Fact group.settled in the trainer's stead, under its id `group.settled/<group_id>`: first one wins."""
+    return training_events.GroupSettled(
+        group_id=group_id,
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        outcome="excluded",
+        reason="run_over",
+        episode_ids=episode_ids,
+        settled_at=wire.moment(now),
     )
 
 
@@ -156,7 +178,7 @@ def fact_from(message: Message) -> Fact | None:
                 tuple(message.episode_ids),
             )
         case taskset_events.RunStopping():
-            return Stopping(message.run_id)
+            return Stopping(message.run_id, message.last_word)
         case training_events.StepCompleted() | training_events.PolicyPublished():
             return Advanced(message.run_id, message.step, message.version) if message.run_id else None
         case _:

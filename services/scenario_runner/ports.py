@@ -168,7 +168,11 @@ class PlanUnit(Protocol):
 
     def announce_submitted(self, run: RunRecord) -> None: ...
 
-    def announce_stopping(self, run: RunRecord, reason: str) -> None: ...
+    def announce_stopping(self, run: RunRecord, reason: str, *, is_last: bool = False) -> None:
+        """Once of each kind, however often it is asked for."""
+
+    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
+        """A group is excluded, unless the stream holds the trainer's word about it already."""
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None: ...
 

@@ -59,6 +59,8 @@ class ScenarioRunnerSettings(ServiceSettings):
     """Episodes of one evaluation run that may be in flight."""
     stop_grace_s: float = Field(600.0, gt=0)
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
+    cancel_grace_s: float = Field(60.0, gt=0)
+    """The same for a run that was cancelled or failed; then the step under way is void."""
     bus: BusSettings = Field(default_factory=BusSettings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)

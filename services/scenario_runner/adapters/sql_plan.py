@@ -316,8 +316,13 @@ class SqlPlanUnit:
     def announce_submitted(self, run: RunRecord) -> None:
         self._announce(run, events.run_submitted(run), f"run.submitted/{run.run_id}")
 
-    def announce_stopping(self, run: RunRecord, reason: str) -> None:
-        self._announce(run, events.run_stopping(run, reason, self.now), f"run.stopping/{run.run_id}")
+    def announce_stopping(self, run: RunRecord, reason: str, *, is_last: bool = False) -> None:
+        event_id = f"run.stopping/{run.run_id}/last" if is_last else f"run.stopping/{run.run_id}"
+        self._announce(run, events.run_stopping(run, reason, self.now, is_last=is_last), event_id)
+
+    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
+        fact = events.group_settled(run, group_id, episode_ids, self.now)
+        self._announce(run, fact, f"group.settled/{group_id}")
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, events.run_finished(run, counts, self.now), f"run.finished/{run.run_id}")

@@ -5,13 +5,12 @@ instant that anyone can see.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from scenario_runner.domain import plan
 from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
     LIVELY_RUN_STATES,
     Advanced,
     EpisodeRow,
@@ -27,10 +26,18 @@ from scenario_runner.domain.runs import (
     Stopping,
 )
 from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.ending import (
+    cancel,
+    conclude,
+    end_run,
+    end_wait,
+    on_stopping,
+    settle,
+    why_all_failed,
+)
 
 log = logging.getLogger(__name__)
 
-MAX_DETAIL_CHARS = 2000
 OVERDUE = "timeout"
 """Failure kind of an episode that was not graded in time; the only one that this service reports itself."""
 
@@ -38,12 +45,12 @@ OVERDUE = "timeout"
 @dataclass(frozen=True, slots=True)
 class PlanRules:
     """eval_episodes_in_flight: bound of one evaluation. groups_per_transaction: how long a transaction gets.
-    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer's last word;
-    stop_grace_s: the same for a run that ends early, whose trainer finishes a step and saves a checkpoint."""
+    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer, which
+    finishes a step; stop_grace_s: the same for a run that ends early, whose trainer also saves it."""
 
     eval_episodes_in_flight: int = 256
     groups_per_transaction: int = 8
-    ending_grace_s: float = 20.0
+    ending_grace_s: float = 60.0
     stop_grace_s: float = 600.0
 
 
@@ -89,49 +96,7 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
         case Advanced():
             _on_advanced(unit, run, fact)
         case Stopping():
-            _on_stopping(unit, run)
-
-
-def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
-    """Plan nothing more and cancel what is unsettled.
-
-    A trainer that completed its last step has said everything before, so all of it is cancelled at once. A
-    run that ends otherwise leaves graded episodes a grace period: the trainer may be in the middle of a step.
-    """
-    gives_up_waiting = run.ends_early and ending is not RunState.COMPLETED
-    if run.state in FINAL_RUN_STATES or (run.ending is not None and not gives_up_waiting):
-        return
-    ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
-    unit.update_run(ended)
-    has_last_word = ending is RunState.COMPLETED
-    unsettled = unit.unsettled(run.run_id)
-    _cancel(
-        unit,
-        ended,
-        [row for row in unsettled if has_last_word or row.state is EpisodeState.PLANNED],
-        reason,
-    )
-
-
-def conclude(unit: PlanUnit, run_id: str) -> bool:
-    """End the run if nothing is left to wait for; returns whether it is over."""
-    run = unit.run(run_id)
-    if run is None or run.state in FINAL_RUN_STATES:
-        return True
-    ending = run.ending
-    if ending is None and run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks:
-        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
-    if ending is None:
-        return False
-    counts = unit.counts(run_id)
-    if counts.in_flight:
-        return False
-    failure = run.failure or (_why_all_failed(unit, run) if ending is RunState.FAILED else "")
-    over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
-    unit.update_run(over)
-    unit.announce_finished(over, counts)
-    log.info("run_finished", extra={"run_id": run_id, "state": ending.value, "requested": counts.requested})
-    return True
+            on_stopping(unit, run, fact)
 
 
 def pause(unit: PlanUnit, run: RunRecord) -> None:
@@ -149,20 +114,6 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
     for episode in unit.unsettled(run.run_id):
         if episode.num_dispatches == 0:
             unit.dispatch_again(running, episode)
-
-
-def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
-    """End a training run as COMPLETED before its last step: plan nothing more, and say so.
-
-    Nothing is cancelled here: a grade that this plan has not heard of may be in a batch already. The word
-    goes through the stream, and comes back in it: what is graded before it is the trainer's to settle, what
-    is not will never train (`_on_stopping`).
-    """
-    if run.ending is not None or run.state in FINAL_RUN_STATES:
-        return
-    stopping = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
-    unit.update_run(stopping)
-    unit.announce_stopping(stopping, reason)
 
 
 def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
@@ -185,7 +136,7 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
             unit.dispatch_again(run, episode)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
-        _cancel(unit, run, unit.unsettled(run_id), "run_over")
+        end_wait(unit, run)
     conclude(unit, run_id)
 
 
@@ -254,12 +205,13 @@ def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fac
     So for everybody else it is graded. While its group is open it counts, and its replacement is called off.
     """
     group = unit.group(episode.group_id)
-    if group is None or not group.is_open or run.state not in LIVELY_RUN_STATES:
+    is_waited_for = run.state in LIVELY_RUN_STATES or run.awaits_trainer
+    if group is None or not group.is_open or not is_waited_for:
         unit.announce_cancelled(run, episode, "group_settled")
         return
     newer = [row for row in unit.members(group.group_id) if row.member == episode.member and row.is_unsettled]
     _grade(unit, run, episode, fact)
-    _cancel(unit, run, [row for row in newer if row.state is EpisodeState.PLANNED], "graded_after_all")
+    cancel(unit, run, [row for row in newer if row.state is EpisodeState.PLANNED], "graded_after_all")
 
 
 def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
@@ -269,7 +221,7 @@ def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
 
 
 def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-    _settle(unit, episode, EpisodeState.FAILED, failure, detail)
+    settle(unit, episode, EpisodeState.FAILED, failure, detail)
     group = unit.group(episode.group_id)
     if group is None:
         return
@@ -283,12 +235,6 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
             _close_if_empty(unit, run.run_id, group.group_id)
         case None:
             _close_if_empty(unit, run.run_id, group.group_id)
-
-
-def _settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:
-    unit.update_episode(
-        replace(episode, state=state, reason=reason, detail=detail[:MAX_DETAIL_CHARS], settled_at=unit.now)
-    )
 
 
 def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
@@ -312,7 +258,7 @@ def _give_up_if_hopeless(unit: PlanUnit, run: RunRecord) -> None:
         return
     enough = 2 * training.prompts_per_step
     if plan.is_hopeless(unit.recent_outcomes(run.run_id, enough), enough):
-        failure = f"the last {enough} groups had no graded episode: {_why_all_failed(unit, run)}"
+        failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run)}"
         end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
 
 
@@ -325,8 +271,8 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     is_trained = fact.outcome == "trained"
     state = EpisodeState.TRAINED if is_trained else EpisodeState.EXCLUDED
     for episode in named:
-        _settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
-    _cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
+        settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
+    cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
     outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
 
@@ -338,33 +284,10 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         unit.update_run(advanced)
     if run.spec.training is None or step < run.spec.training.steps:
         return
-    if run.ends_early:  # the step under way was the last one anyway: nothing more will be said of the rest
-        _cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
+    if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
+        cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
     else:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
-
-
-def _on_stopping(unit: PlanUnit, run: RunRecord) -> None:
-    """Our own word to stop, at its place among the grades: the trainer ignores every later one."""
-    if not run.ends_early:
-        return
-    pending = [row for row in unit.unsettled(run.run_id) if row.state is EpisodeState.PLANNED]
-    _cancel(unit, run, pending, "run_stopped")
-
-
-def _cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reason: str) -> None:
-    pending = [episode for episode in episodes if episode.is_unsettled]
-    groups = {episode.group_id for episode in pending}
-    unit.prefetch(groups)
-    for episode in pending:
-        _settle(unit, episode, EpisodeState.CANCELLED, reason)
-        unit.announce_cancelled(run, episode, reason)
-    for group_id in groups:
-        group = unit.group(group_id)
-        if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
-            continue
-        outcome = f"cancelled({reason})"
-        unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
 
 
 def _group_of(fact: Fact) -> str | None:
@@ -375,13 +298,3 @@ def _group_of(fact: Fact) -> str | None:
             return fact.group_id
         case Advanced() | Stopping():
             return None
-
-
-def _why_all_failed(unit: PlanUnit, run: RunRecord) -> str:
-    failed = [row for row in unit.results(run.run_id) if row.state is EpisodeState.FAILED]
-    if not failed:
-        return "no episode was graded"
-    kinds = [row.reason for row in failed]
-    commonest = max(set(kinds), key=kinds.count)
-    detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
-    return f"{kinds.count(commonest)} of {len(failed)} failed with {commonest}: {detail[:300]}"

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from tests.services.scenario_runner.planning_world import World, open_database
 
 from event_bus import EventBus
 from event_bus.provision import provision
@@ -83,6 +84,14 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
     with NatsServer(tmp_path / "nats") as server:
         asyncio.run(provision(server.url))
         yield server
+
+
+@pytest.fixture
+async def world(sql_url: str) -> AsyncIterator[World]:
+    """A plan in a database: SQLite, and Postgres where this machine has it."""
+    database = await open_database(sql_url)
+    yield World(database)
+    await database.stop()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import sqlalchemy as sa
+from google.protobuf import json_format
 
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
@@ -30,19 +31,12 @@ from scenario_runner.domain.runs import (
     Stopping,
     Training,
 )
+from scenario_runner.events import fact_from
 from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.planning import (
-    PlanRules,
-    apply_facts,
-    conclude,
-    end_run,
-    pause,
-    plan_more,
-    resume,
-    stop_early,
-    sweep,
-)
+from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
 from sql_store import Database, migrate
+from upcycle.api.training.v1 import events_pb2 as training_events
 
 T = TypeVar("T")
 RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)
@@ -81,19 +75,22 @@ class World:
             planned += count
         return planned
 
+    async def begin(self, spec: RunSpec, num_tasks: int) -> None:
+        """Submit a run and plan all that may be."""
+        await self.submit(spec, num_tasks)
+        await self.plan_all()
+
     async def hear(self, *facts: Fact) -> None:
         await self.do(lambda unit: apply_facts(unit, facts))
 
     async def sweep(self, *, queue_is_idle: bool = False) -> None:
         await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
 
-    async def cancel(self) -> None:
-        def end(unit: PlanUnit) -> None:
-            run = unit.run(self.run_id)
-            assert run is not None
-            end_run(unit, run, RunState.CANCELLED, "run_cancelled")
-
-        await self.do(end)
+    async def cancel(self, *, heard: bool = True) -> None:
+        """heard: the word came back through the stream."""
+        await self.change(lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
+        if heard:
+            await self.hear(Stopping(self.run_id))
 
     async def change(self, work: Callable[[PlanUnit, RunRecord], None]) -> None:
         def change(unit: PlanUnit) -> None:
@@ -125,12 +122,31 @@ class World:
         """Every attempt at every member."""
         return await self.do(lambda unit: _all_episodes(unit, self.run_id))
 
+    async def settled_instead(self) -> list[GroupSettled]:
+        """What the planner said in the trainer's stead, as it comes back when the trainer is silent."""
+        rows = await self.database.run(
+            lambda sql: list(
+                sql.execute(
+                    sa.text("SELECT payload FROM outbox WHERE event_id LIKE 'group.settled/%' ORDER BY id")
+                ).scalars()
+            )
+        )
+        facts = [fact_from(json_format.Parse(row, training_events.GroupSettled())) for row in rows]
+        return [fact for fact in facts if isinstance(fact, GroupSettled)]
+
     async def announced(self) -> Counter[str]:
         """Outbox rows by the first part of their event id, with the id kept for what must be unique."""
         rows = await self.database.run(
             lambda sql: list(sql.execute(sa.text("SELECT event_id FROM outbox")).scalars())
         )
         return Counter(str(row) for row in rows)
+
+    def group_id(self, group: int) -> str:
+        return f"{self.run_id}-g{group:05d}"
+
+    def members(self, group: int) -> list[str]:
+        """Episodes of a group of two, as first planned."""
+        return [f"{self.group_id(group)}-e{member:03d}-a0" for member in range(2)]
 
     def graded(self, episode_id: str, reward: float = 1.0) -> Graded:
         return Graded(episode_id, self.run_id, reward, reward == 1.0, 2, 1, 1)

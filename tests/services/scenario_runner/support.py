@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -60,6 +60,20 @@ async def submit(runner: Runner, spec: taskset_pb2.RunSpec, request_id: str = "r
 async def get(runner: Runner, run_id: str) -> service_pb2.GetRunResponse:
     response: service_pb2.GetRunResponse = await runner.tasksets.GetRun(
         service_pb2.GetRunRequest(run_id=run_id, include_results=True)
+    )
+    return response
+
+
+async def until(runner: Runner, run_id: str, reached: Callable[[Any], bool], timeout_s: float = 20) -> None:
+    """Wait until the counts of a run are such."""
+    async with asyncio.timeout(timeout_s):
+        while not reached((await get(runner, run_id)).run.counts):
+            await asyncio.sleep(0.05)
+
+
+async def explain(runner: Runner, run_id: str) -> service_pb2.ExplainRunResponse:
+    response: service_pb2.ExplainRunResponse = await runner.tasksets.ExplainRun(
+        service_pb2.ExplainRunRequest(run_id=run_id)
     )
     return response
 

@@ -1,9 +1,7 @@
 """Pausing, resuming and stopping a run: the planner's decisions on a real database."""
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
-import pytest
 from tests.services.scenario_runner.planning_world import (
     World,
     check_conservation,
@@ -15,28 +13,15 @@ from tests.services.scenario_runner.planning_world import (
 from scenario_runner.domain.runs import Advanced, EpisodeRow, EpisodeState, RunState, Stopping
 
 
-@pytest.fixture
-async def world(sql_url: str) -> AsyncIterator[World]:
-    """On SQLite, and on Postgres where this machine has it."""
-    database = await open_database(sql_url)
-    yield World(database)
-    await database.stop()
-
-
-def members_of(world: World, group: int) -> list[str]:
-    return [f"{world.run_id}-g{group:05d}-e{member:03d}-a0" for member in range(2)]
-
-
 def named(rows: list[EpisodeRow]) -> dict[str, EpisodeRow]:
     return {row.episode_id: row for row in rows}
 
 
 async def test_a_paused_run_plans_nothing_and_what_is_in_flight_settles(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
+    await world.begin(train_spec(), num_tasks=3)
     await world.pause()
-    members = members_of(world, 0)
-    await world.hear(*map(world.graded, members), world.settled(f"{world.run_id}-g00000", members))
+    members = world.members(0)
+    await world.hear(*map(world.graded, members), world.settled(world.group_id(0), members))
     assert await world.plan_all() == 0
     assert (await world.run()).state is RunState.PAUSED
     assert named(await world.episodes())[members[0]].state is EpisodeState.TRAINED
@@ -46,11 +31,10 @@ async def test_a_paused_run_plans_nothing_and_what_is_in_flight_settles(world: W
 
 
 async def test_a_refill_that_becomes_due_while_paused_waits_for_resume(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
+    await world.begin(train_spec(), num_tasks=3)
     await world.pause()
     await world.pause()
-    failed, other = members_of(world, 0)
+    failed, other = world.members(0)
     refill = failed[:-1] + "1"
     await world.hear(world.failed(failed), world.graded(other))
     assert named(await world.episodes())[refill].num_dispatches == 0
@@ -83,10 +67,9 @@ async def test_a_pause_outlives_the_planner(world: World, sql_url: str) -> None:
 
 
 async def test_a_paused_evaluation_goes_on_to_its_end(world: World) -> None:
-    await world.submit(eval_spec(), num_tasks=2)
-    await world.plan_all()
+    await world.begin(eval_spec(), num_tasks=2)
     await world.pause()
-    failed, *rest = [*members_of(world, 0), *members_of(world, 1)]
+    failed, *rest = [*world.members(0), *world.members(1)]
     await world.hear(world.failed(failed), *map(world.graded, rest))
     assert (await world.run()).state is RunState.PAUSED
     await world.resume()
@@ -96,9 +79,8 @@ async def test_a_paused_evaluation_goes_on_to_its_end(world: World) -> None:
 
 
 async def test_a_run_that_stops_waits_for_its_trainer_to_settle_what_is_graded(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    members = members_of(world, 1)
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(1)
     await world.hear(*map(world.graded, members))
     await world.stop()
     await world.stop()
@@ -110,64 +92,51 @@ async def test_a_run_that_stops_waits_for_its_trainer_to_settle_what_is_graded(w
     world.now += timedelta(seconds=300)  # a step may take longer than the grace of a cancelled run
     await world.sweep()
     assert (await world.run()).state is RunState.DRAINING
-    await world.hear(Advanced(world.run_id, 1, 1), world.settled(f"{world.run_id}-g00001", members))
+    await world.hear(Advanced(world.run_id, 1, 1), world.settled(world.group_id(1), members))
     run = await world.run()
     assert (run.state, run.step, run.failure) == (RunState.COMPLETED, 1, "")
     await check_conservation(world)
 
 
 async def test_a_grade_on_its_way_when_the_run_stops_is_the_trainers_to_settle(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    members = members_of(world, 1)
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(1)
     await world.stop(heard=False)
     assert not [key for key in await world.announced() if key.startswith("episode.cancelled/")]
     await world.hear(*map(world.graded, members), Stopping(world.run_id), Stopping(world.run_id))
     states = named(await world.episodes())
     assert {states[member].state for member in members} == {EpisodeState.GRADED}
     assert sum(row.state is EpisodeState.CANCELLED for row in states.values()) == 6
-    await world.hear(world.settled(f"{world.run_id}-g00001", members), Advanced(world.run_id, 1, 1))
+    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
     assert (await world.run()).state is RunState.COMPLETED
     await check_conservation(world)
 
 
-async def test_a_cancellation_ends_the_wait_for_a_trainer(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    await world.hear(*map(world.graded, members_of(world, 1)))
-    await world.stop()
-    await world.cancel()
-    world.now += timedelta(seconds=21)
-    await world.sweep()
-    assert (await world.run()).state is RunState.CANCELLED
-    await check_conservation(world)
-
-
 async def test_a_member_that_fails_while_the_run_stops_is_not_played_again(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
+    await world.begin(train_spec(), num_tasks=3)
     await world.stop(heard=False)
-    await world.hear(*map(world.failed, members_of(world, 0)), Stopping(world.run_id))
+    await world.hear(*map(world.failed, world.members(0)), Stopping(world.run_id))
     run = await world.run()
     counts = await world.do(lambda unit: unit.counts(world.run_id))
     assert (run.state, counts.requested, counts.groups_open) == (RunState.COMPLETED, 8, 0)
 
 
 async def test_a_run_that_stops_without_a_trainer_ends_after_its_grace(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    await world.hear(*map(world.graded, members_of(world, 1)))
+    await world.begin(train_spec(), num_tasks=3)
+    await world.hear(*map(world.graded, world.members(1)))
     await world.stop()
     world.now += timedelta(seconds=601)
     await world.sweep()
+    assert (await world.announced())[f"run.stopping/{world.run_id}/last"] == 1
+    await world.hear(Stopping(world.run_id, is_last=True))
+    await world.hear(*await world.settled_instead())
     assert (await world.run()).state is RunState.COMPLETED
     await check_conservation(world)
 
 
 async def test_a_stop_during_the_last_step_leaves_nothing_behind(world: World) -> None:
-    await world.submit(train_spec(steps=1), num_tasks=3)
-    await world.plan_all()
-    await world.hear(*map(world.graded, members_of(world, 1)))
+    await world.begin(train_spec(steps=1), num_tasks=3)
+    await world.hear(*map(world.graded, world.members(1)))
     await world.stop()
     await world.hear(Advanced(world.run_id, 1, 1))
     assert (await world.run()).state is RunState.COMPLETED
@@ -175,10 +144,9 @@ async def test_a_stop_during_the_last_step_leaves_nothing_behind(world: World) -
 
 
 async def test_a_paused_run_can_be_stopped_at_once_when_nothing_is_graded(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
+    await world.begin(train_spec(), num_tasks=3)
     await world.pause()
-    await world.hear(world.failed(members_of(world, 0)[0]))
+    await world.hear(world.failed(world.members(0)[0]))
     await world.stop()
     assert (await world.run()).state is RunState.COMPLETED
     await check_conservation(world)
@@ -186,13 +154,10 @@ async def test_a_paused_run_can_be_stopped_at_once_when_nothing_is_graded(world:
 
 async def test_a_stale_group_is_replaced_by_a_new_one(world: World) -> None:
     """Refill: an excluded group frees its slot, and the next task takes it."""
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    members = members_of(world, 0)
-    await world.hear(
-        *map(world.graded, members), world.settled(f"{world.run_id}-g00000", members, "excluded")
-    )
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(0)
+    await world.hear(*map(world.graded, members), world.settled(world.group_id(0), members, "excluded"))
     assert await world.plan_all() == 1
     rows = await world.episodes()
-    assert max(row.group_id for row in rows) == f"{world.run_id}-g00004"
+    assert max(row.group_id for row in rows) == world.group_id(4)
     assert sum(row.state is EpisodeState.EXCLUDED for row in rows) == 2

@@ -1,17 +1,14 @@
 """The planner's decisions on a real database, SQLite and Postgres."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from tests.services.scenario_runner.planning_world import (
     RULES,
     World,
     check_conservation,
     eval_spec,
-    open_database,
     train_spec,
 )
 
@@ -27,21 +24,13 @@ from scenario_runner.usecases.planning import plan_more
 from sql_store import Database
 
 
-@pytest.fixture
-async def world(sql_url: str) -> AsyncIterator[World]:
-    """On SQLite, and on Postgres where this machine has it."""
-    database = await open_database(sql_url)
-    yield World(database)
-    await database.stop()
-
-
 async def test_a_training_run_fills_its_slots_and_no_more(world: World) -> None:
     await world.submit(train_spec(), num_tasks=3)
     assert await world.plan_all() == 4
     assert await world.plan_all() == 0
     episodes = await world.episodes()
     assert [row.episode_id for row in episodes] == [
-        f"{world.run_id}-g{group:05d}-e{member:03d}-a0" for group in range(4) for member in range(2)
+        member for group in range(4) for member in world.members(group)
     ]
     announced = await world.announced()
     assert announced[f"episode.requested/{episodes[0].episode_id}"] == 1
@@ -63,10 +52,8 @@ async def test_two_planners_take_turns(world: World, sql_url: str) -> None:
 
 
 async def test_a_slot_is_freed_only_when_its_group_is_settled(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    group = f"{world.run_id}-g00000"
-    members = [f"{group}-e00{n}-a0" for n in range(2)]
+    await world.begin(train_spec(), num_tasks=3)
+    group, members = world.group_id(0), world.members(0)
     await world.hear(*(world.graded(member) for member in members))
     assert await world.plan_all() == 0
     await world.hear(world.settled(group, members))
@@ -94,10 +81,8 @@ async def test_an_evaluation_plays_every_task_in_a_bounded_window(world: World) 
 
 
 async def test_a_fact_heard_twice_changes_nothing(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    group = f"{world.run_id}-g00000"
-    first, second = [f"{group}-e00{n}-a0" for n in range(2)]
+    await world.begin(train_spec(), num_tasks=3)
+    group, (first, second) = world.group_id(0), world.members(0)
     facts: list[Fact] = [world.graded(first), world.failed(second), world.graded(f"{group}-e001-a1")]
     facts += [world.settled(group, [first, f"{group}-e001-a1"])]
     await world.hear(*facts)
@@ -109,9 +94,8 @@ async def test_a_fact_heard_twice_changes_nothing(world: World) -> None:
 
 
 async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    group = f"{world.run_id}-g00000"
+    await world.begin(train_spec(), num_tasks=3)
+    group = world.group_id(0)
     await world.hear(world.graded(f"{group}-e000-a0"), world.settled(group, [f"{group}-e000-a0"], "excluded"))
     states = [(row.state.value, row.reason) for row in await world.episodes() if row.group_id == group]
     assert states == [("excluded", "zero_spread"), ("cancelled", "group_settled")]
@@ -119,10 +103,8 @@ async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: Wo
 
 
 async def test_the_last_step_ends_a_run_at_once(world: World) -> None:
-    await world.submit(train_spec(steps=1), num_tasks=3)
-    await world.plan_all()
-    trained, graded = f"{world.run_id}-g00000", f"{world.run_id}-g00001-e000-a0"
-    members = [f"{trained}-e00{n}-a0" for n in range(2)]
+    await world.begin(train_spec(steps=1), num_tasks=3)
+    trained, members, graded = world.group_id(0), world.members(0), world.members(1)[0]
     await world.hear(*map(world.graded, members), world.graded(graded), world.settled(trained, members))
     await world.hear(Advanced(world.run_id, 1, 1))
     run = await world.run()
@@ -133,27 +115,8 @@ async def test_the_last_step_ends_a_run_at_once(world: World) -> None:
     assert await world.plan_all() == 0
 
 
-async def test_graded_leftovers_of_a_cancelled_run_get_a_grace_period(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-    graded = f"{world.run_id}-g00001-e000-a0"
-    await world.hear(world.graded(graded))
-    await world.cancel()
-    run = await world.run()
-    assert (run.state, run.ending) == (RunState.DRAINING, RunState.CANCELLED)
-    assert [row.episode_id for row in await world.episodes() if row.is_unsettled] == [graded]
-    assert await world.plan_all() == 0
-    await world.sweep()
-    assert (await world.run()).state is RunState.DRAINING
-    world.now += timedelta(seconds=21)
-    await world.sweep()
-    assert (await world.run()).state is RunState.CANCELLED
-    assert not [row for row in await world.episodes() if row.is_unsettled]
-
-
 async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(world: World) -> None:
-    await world.submit(replace(eval_spec(group_size=1), episode_deadline_s=10), num_tasks=2)
-    await world.plan_all()
+    await world.begin(replace(eval_spec(group_size=1), episode_deadline_s=10), num_tasks=2)
     opened, lost = [row.episode_id for row in await world.episodes()]
     await world.do(lambda unit: unit.note_opened([opened]))
     world.now += timedelta(seconds=11)
@@ -169,9 +132,8 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(w
 
 
 async def test_a_grade_that_crossed_our_own_timeout_stands(world: World) -> None:
-    await world.submit(replace(train_spec(), episode_deadline_s=10), num_tasks=3)
-    await world.plan_all()
-    slow, other = [f"{world.run_id}-g0000{n}-e000-a0" for n in range(2)]
+    await world.begin(replace(train_spec(), episode_deadline_s=10), num_tasks=3)
+    slow, other = world.members(0)[0], world.members(1)[0]
     await world.do(lambda unit: unit.note_opened([slow, other]))
     world.now += timedelta(seconds=11)
     await world.sweep()
@@ -190,18 +152,6 @@ async def test_a_grade_that_crossed_our_own_timeout_stands(world: World) -> None
     assert (await world.announced())[f"episode.cancelled/{other}"] == 1
     assert {row.episode_id: row.state for row in await world.episodes()}[other] is EpisodeState.FAILED
     await check_conservation(world)
-
-
-async def test_a_cancelled_run_is_over_at_once_when_nothing_is_graded(world: World) -> None:
-    await world.submit(train_spec(), num_tasks=3)
-    await world.plan_all()
-
-    await world.cancel()
-    await world.sweep()
-    run = await world.run()
-    assert run.state is RunState.CANCELLED
-    counts = await world.do(lambda unit: unit.counts(world.run_id))
-    assert (counts.requested, counts.settled, counts.in_flight, counts.groups_open) == (8, 8, 0, 0)
 
 
 def test_each_epoch_is_a_permutation_and_epochs_differ() -> None:

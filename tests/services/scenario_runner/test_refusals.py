@@ -11,6 +11,7 @@ from tests.services.scenario_runner.support import (
     EVAL,
     TRAIN,
     arith,
+    finished,
     get,
     refusal,
     register,
@@ -252,6 +253,7 @@ async def test_a_training_follows_latest_and_a_model_is_trained_by_one_run(runne
     assert [run.run_id for run in listed.runs] == [first.run_id]
     assert (await refusal(runner.tasksets.ListRuns(service_pb2.ListRunsRequest(limit=-1)))).code() is INVALID
     await runner.tasksets.CancelRun(service_pb2.CancelRunRequest(run_id=first.run_id))
+    await finished(runner, first.run_id)
     unfinished = await runner.tasksets.ListRuns(service_pb2.ListRunsRequest(unfinished=True, limit=1))
     assert first.run_id not in [run.run_id for run in unfinished.runs]
     assert [run.spec.policy.model for run in unfinished.runs] == ["other"]

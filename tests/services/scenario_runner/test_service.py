@@ -12,6 +12,7 @@ from tests.services.scenario_runner.support import (
     TRAIN,
     announce_failed,
     arith,
+    explain,
     finished,
     get,
     play_to_grade,
@@ -20,6 +21,7 @@ from tests.services.scenario_runner.support import (
     run_spec,
     sampling,
     submit,
+    until,
 )
 
 from upcycle.api.common.v1 import common_pb2
@@ -161,16 +163,14 @@ async def test_a_training_run_that_can_only_fail_ends_and_says_why(runner: Runne
         done = await finished(runner, run.run_id)
     assert done.run.state == taskset_pb2.RUN_STATE_FAILED
     assert "scenario_error: as the test wants" in done.run.failure
-    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    why = await explain(runner, run.run_id)
     assert "scenario_error" in why.summary
 
 
 async def test_a_cancelled_run_settles_everything(runner: Runner) -> None:
     await register(runner, arith(3))
     run = await submit(runner, run_spec(group_size=2))
-    async with asyncio.timeout(10):
-        while (await get(runner, run.run_id)).run.counts.requested < 6:
-            await asyncio.sleep(0.05)
+    await until(runner, run.run_id, lambda counts: counts.requested == 6)
     request = service_pb2.CancelRunRequest(run_id=run.run_id, reason="enough seen")
     cancelled = (await runner.tasksets.CancelRun(request)).run
     assert cancelled.state == taskset_pb2.RUN_STATE_CANCELLED
@@ -240,11 +240,9 @@ def _order(done: service_pb2.GetRunResponse) -> list[int]:
 async def test_why_names_a_missing_engine_a_missing_grader_and_a_missing_bus(runner: Runner) -> None:
     await register(runner, arith())
     run = await submit(runner, run_spec())
-    async with asyncio.timeout(10):
-        while (await get(runner, run.run_id)).run.counts.requested < 6:
-            await asyncio.sleep(0.05)
+    await until(runner, run.run_id, lambda counts: counts.requested == 6)
     started = time.monotonic()
-    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    why = await explain(runner, run.run_id)
     assert time.monotonic() - started < 1.0
     assert [(one.owner, one.episodes) for one in why.waiting_for] == [("policy_engine", 6)]
     assert "no engine serves incident on channel latest" in why.summary
@@ -256,11 +254,11 @@ async def test_why_names_a_missing_engine_a_missing_grader_and_a_missing_bus(run
         state=registry_pb2.ENGINE_STATE_READY,
     )
     runner.registry.engines = [lease]
-    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    why = await explain(runner, run.run_id)
     assert why.waiting_for[0].owner == "rollout_sampler"
     assert "no sampler pulls them" in why.summary
 
     runner.nats.kill()
-    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    why = await explain(runner, run.run_id)
     assert why.waiting_for[0].owner == "nats"
     runner.nats.start()

@@ -1,19 +1,18 @@
 """Pause, resume and stop over gRPC, on the running service and a real bus."""
 
-import asyncio
-
 import grpc
 import pytest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.support import (
     TRAIN,
     arith,
+    explain,
     finished,
-    get,
     refusal,
     register,
     run_spec,
     submit,
+    until,
 )
 
 from upcycle.api.taskset.v1 import events_pb2, service_pb2, taskset_pb2
@@ -26,14 +25,11 @@ async def test_a_paused_run_is_resumed_and_stopped_and_the_trainer_is_told(runne
     run = await submit(runner, run_spec(TRAIN, 2, training=TRAINING))
     paused = await runner.tasksets.PauseRun(service_pb2.PauseRunRequest(run_id=run.run_id))
     assert paused.run.state == taskset_pb2.RUN_STATE_PAUSED
-    why = await runner.tasksets.ExplainRun(service_pb2.ExplainRunRequest(run_id=run.run_id))
+    why = await explain(runner, run.run_id)
     assert why.waiting_for[0].remedy == f"resume it: upcycle runs resume {run.run_id}"
     resumed = await runner.tasksets.ResumeRun(service_pb2.ResumeRunRequest(run_id=run.run_id))
     assert resumed.run.state == taskset_pb2.RUN_STATE_RUNNING
-    async with asyncio.timeout(20):
-        while (await get(runner, run.run_id)).run.counts.groups_open < 4:
-            await asyncio.sleep(0.05)
-
+    await until(runner, run.run_id, lambda counts: counts.groups_open == 4)
     stopping = await runner.tasksets.StopRun(service_pb2.StopRunRequest(run_id=run.run_id, reason="enough"))
     assert stopping.run.state in (taskset_pb2.RUN_STATE_DRAINING, taskset_pb2.RUN_STATE_COMPLETED)
     done = (await finished(runner, run.run_id)).run  # nothing was graded: our own word is all it waits for

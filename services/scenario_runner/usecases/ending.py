@@ -1,0 +1,150 @@
+"""How runs end: with their last step, early, cancelled, or failed.
+
+A trainer may be in the middle of a step when its run is to end. So the end is a word in the stream
+(`run.stopping`): what is graded before it is the trainer's to settle, what is not never trains. A trainer
+that does not answer in time gets a last word; what it has not settled before that is settled in its stead,
+under the ids that it would use. The stream keeps the first of the two, so everybody hears the same of each
+group.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    EpisodeRow,
+    EpisodeState,
+    Purpose,
+    RunRecord,
+    RunState,
+    Stopping,
+)
+from scenario_runner.ports import PlanUnit
+
+log = logging.getLogger(__name__)
+
+MAX_DETAIL_CHARS = 2000
+_CANCELLED_BY = {
+    RunState.COMPLETED: "run_stopped",
+    RunState.CANCELLED: "run_cancelled",
+    RunState.FAILED: "run_failed",
+}
+_NO_ANSWER = "the trainer did not answer in time"
+
+
+def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
+    """Plan nothing more, and see to what is unsettled.
+
+    Where a trainer may still have a word to say, it is waited for; else all is cancelled at once: of an
+    evaluation, and of a run whose trainer completed its last step, which says everything before that. A run
+    that was stopped may be cancelled on top, which shortens the wait. reason: why episodes are cancelled.
+    """
+    gives_up_waiting = run.ends_early and ending is not RunState.COMPLETED
+    if run.state in FINAL_RUN_STATES or (run.ending is not None and not gives_up_waiting):
+        return
+    ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
+    unit.update_run(ended)
+    if ended.awaits_trainer:
+        unit.announce_stopping(ended, failure or reason)
+    else:
+        cancel(unit, ended, unit.unsettled(run.run_id), reason)
+
+
+def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
+    """End a training run as COMPLETED before its last step: plan nothing more, and say so."""
+    if run.ending is not None or run.state in FINAL_RUN_STATES:
+        return
+    stopping = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
+    unit.update_run(stopping)
+    unit.announce_stopping(stopping, reason)
+
+
+def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
+    """Our own word to stop, at its place among the grades: the trainer ignores every later one.
+
+    The last word settles what is graded: in the stream first, and here when it comes back from there,
+    because a word of the trainer may be on its way between the two.
+    """
+    if run.ending is None or not run.awaits_trainer or run.state in FINAL_RUN_STATES:
+        return
+    unsettled = unit.unsettled(run.run_id)
+    pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
+    cancel(unit, run, pending, _CANCELLED_BY[run.ending])
+    if not fact.is_last:
+        return
+    graded: dict[str, list[str]] = {}
+    for row in unsettled:
+        if row.state is EpisodeState.GRADED:
+            graded.setdefault(row.group_id, []).append(row.episode_id)
+    log.warning("trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded)})
+    for group_id, episode_ids in sorted(graded.items()):
+        unit.announce_settled_instead(run, group_id, sorted(episode_ids))
+
+
+def end_wait(unit: PlanUnit, run: RunRecord) -> None:
+    """What ends has ended long enough; repeated until it is over, it changes nothing."""
+    if run.state in FINAL_RUN_STATES:
+        return
+    if run.awaits_trainer:
+        unit.announce_stopping(run, _NO_ANSWER, is_last=True)
+    else:
+        cancel(unit, run, unit.unsettled(run.run_id), "run_over")
+
+
+def conclude(unit: PlanUnit, run_id: str) -> bool:
+    """End the run if nothing is left to wait for; returns whether it is over."""
+    run = unit.run(run_id)
+    if run is None or run.state in FINAL_RUN_STATES:
+        return True
+    ending = run.ending
+    if ending is None and run.spec.purpose is Purpose.EVAL and run.next_position >= run.num_tasks:
+        ending = RunState.COMPLETED if run.num_graded else RunState.FAILED
+    if ending is None:
+        return False
+    counts = unit.counts(run_id)
+    if counts.in_flight:
+        return False
+    failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
+    over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)
+    unit.update_run(over)
+    unit.announce_finished(over, counts)
+    log.info("run_finished", extra={"run_id": run_id, "state": ending.value, "requested": counts.requested})
+    return True
+
+
+def cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reason: str) -> None:
+    """Cancel those of the episodes that are unsettled; groups without any other are over."""
+    pending = [episode for episode in episodes if episode.is_unsettled]
+    groups = {episode.group_id for episode in pending}
+    unit.prefetch(groups)
+    for episode in pending:
+        settle(unit, episode, EpisodeState.CANCELLED, reason)
+        unit.announce_cancelled(run, episode, reason)
+    _close_settled(unit, groups, f"cancelled({reason})")
+
+
+def _close_settled(unit: PlanUnit, groups: Iterable[str], outcome: str) -> None:
+    for group_id in groups:
+        group = unit.group(group_id)
+        if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
+            continue
+        unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
+
+
+def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:
+    """Bring an episode to a final state."""
+    unit.update_episode(
+        replace(episode, state=state, reason=reason, detail=detail[:MAX_DETAIL_CHARS], settled_at=unit.now)
+    )
+
+
+def why_all_failed(unit: PlanUnit, run: RunRecord) -> str:
+    """The commonest failure of a run's episodes, with an example."""
+    failed = [row for row in unit.results(run.run_id) if row.state is EpisodeState.FAILED]
+    if not failed:
+        return "no episode was graded"
+    kinds = [row.reason for row in failed]
+    commonest = max(set(kinds), key=kinds.count)
+    detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
+    return f"{kinds.count(commonest)} of {len(failed)} failed with {commonest}: {detail[:300]}"

@@ -1,0 +1,218 @@
+"""Cancelling a training run: the trainer's word about a group wins wherever it has one."""
+
+import asyncio
+from datetime import timedelta
+
+from tests.services.scenario_runner.conftest import Runner, Start
+from tests.services.scenario_runner.planning_world import (
+    World,
+    check_conservation,
+    eval_spec,
+    train_spec,
+)
+from tests.services.scenario_runner.support import (
+    TRAIN,
+    arith,
+    finished,
+    get,
+    play_to_grade,
+    register,
+    run_spec,
+    sampling,
+    submit,
+    until,
+)
+
+from scenario_runner.domain.runs import Advanced, EpisodeState, RunState, Stopping
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events
+
+TRAINING = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=1, max_staleness=0)
+
+
+async def with_a_graded_group(world: World) -> list[str]:
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(1)
+    await world.hear(*map(world.graded, members))
+    return members
+
+
+async def states(world: World) -> dict[str, EpisodeState]:
+    return {row.episode_id: row.state for row in await world.episodes()}
+
+
+async def test_what_a_step_holds_while_its_run_is_cancelled_is_trained(world: World) -> None:
+    members = await with_a_graded_group(world)
+    await world.cancel()
+    run = await world.run()
+    assert (run.state, run.ending) == (RunState.DRAINING, RunState.CANCELLED)
+    assert await world.plan_all() == 0
+    await world.sweep()
+    assert {member: (await states(world))[member] for member in members} == dict.fromkeys(
+        members, EpisodeState.GRADED
+    )
+    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    run = await world.run()
+    assert (run.state, run.step) == (RunState.CANCELLED, 1)
+    assert (await states(world))[members[0]] is EpisodeState.TRAINED
+    announced = await world.announced()
+    assert not [key for key in announced if key.startswith("episode.cancelled/") and world.group_id(1) in key]
+    await check_conservation(world)
+
+
+async def test_a_grade_on_its_way_when_the_run_is_cancelled_is_the_trainers(world: World) -> None:
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(1)
+    await world.cancel(heard=False)
+    assert not [key for key in await world.announced() if key.startswith("episode.cancelled/")]
+    await world.hear(*map(world.graded, members), Stopping(world.run_id))
+    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    run = await world.run()
+    assert run.state is RunState.CANCELLED
+    assert (await states(world))[members[0]] is EpisodeState.TRAINED
+    await check_conservation(world)
+
+
+async def test_a_trainer_that_is_silent_is_spoken_for_and_both_hear_the_same(world: World) -> None:
+    members = await with_a_graded_group(world)
+    await world.cancel()
+    world.now += timedelta(seconds=19)
+    await world.sweep()
+    assert f"run.stopping/{world.run_id}/last" not in await world.announced()
+    world.now += timedelta(seconds=2)
+    await world.sweep()
+    await world.sweep()
+    assert (await world.announced())[f"run.stopping/{world.run_id}/last"] == 1
+    assert await world.settled_instead() == []  # a word of the trainer may lie before ours
+    await world.hear(Stopping(world.run_id, is_last=True), Stopping(world.run_id, is_last=True))
+    (said,) = await world.settled_instead()
+    assert (said.group_id, said.outcome, said.reason) == (world.group_id(1), "excluded", "run_over")
+    assert said.episode_ids == tuple(members)
+    assert (await world.run()).state is RunState.DRAINING  # until the stream says which of the two it keeps
+    await world.hear(said)
+    assert (await world.run()).state is RunState.CANCELLED
+    assert (await states(world))[members[0]] is EpisodeState.EXCLUDED
+    await check_conservation(world)
+
+
+async def test_a_word_of_the_trainer_just_before_ours_wins(world: World) -> None:
+    members = await with_a_graded_group(world)
+    await world.cancel()
+    world.now += timedelta(seconds=21)
+    await world.sweep()
+    await world.hear(Stopping(world.run_id, is_last=True))
+    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    run = await world.run()
+    assert (run.state, run.step) == (RunState.CANCELLED, 1)
+    assert (await states(world))[members[0]] is EpisodeState.TRAINED
+    await check_conservation(world)
+
+
+async def test_a_planner_that_was_away_hears_everything_before_it_gives_up(world: World) -> None:
+    members = await with_a_graded_group(world)
+    await world.cancel()
+    world.now += timedelta(hours=2)  # the trainer answered within a second; nobody read it
+    await world.sweep()
+    await world.hear(world.settled(world.group_id(1), members), Stopping(world.run_id, is_last=True))
+    assert await world.settled_instead() == []
+    assert (await world.run()).state is RunState.CANCELLED
+    assert (await states(world))[members[0]] is EpisodeState.TRAINED
+
+
+async def test_a_run_without_a_grade_is_over_when_its_own_word_comes_back(world: World) -> None:
+    await world.begin(train_spec(), num_tasks=3)
+    await world.cancel()
+    run = await world.run()
+    counts = await world.do(lambda unit: unit.counts(world.run_id))
+    assert run.state is RunState.CANCELLED
+    assert (counts.requested, counts.settled, counts.in_flight, counts.groups_open) == (8, 8, 0, 0)
+
+
+async def test_an_evaluation_is_cancelled_at_once(world: World) -> None:
+    await world.begin(eval_spec(), num_tasks=3)
+    await world.cancel(heard=False)
+    assert (await world.run()).state is RunState.CANCELLED
+    assert f"run.stopping/{world.run_id}" not in await world.announced()
+    await check_conservation(world)
+
+
+async def test_cancelling_a_run_that_stops_shortens_the_wait(world: World) -> None:
+    await with_a_graded_group(world)
+    await world.stop()
+    await world.cancel(heard=False)
+    world.now += timedelta(seconds=21)
+    await world.sweep()
+    await world.hear(Stopping(world.run_id, is_last=True))
+    await world.hear(*await world.settled_instead())
+    assert (await world.run()).state is RunState.CANCELLED
+    await check_conservation(world)
+
+
+async def test_the_last_step_under_way_ends_a_cancelled_run(world: World) -> None:
+    await world.begin(train_spec(steps=1), num_tasks=3)
+    members = world.members(1)
+    await world.hear(*map(world.graded, [*members, *world.members(2)]))
+    await world.cancel()
+    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    assert (await world.run()).state is RunState.CANCELLED
+    found = await states(world)
+    assert found[members[0]] is EpisodeState.TRAINED
+    assert found[world.members(2)[0]] is EpisodeState.CANCELLED
+    await check_conservation(world)
+
+
+async def graded_run(runner: Runner) -> taskset_pb2.Run:
+    """A training run on the running service with one group, graded."""
+    await register(runner, arith(3))
+    run = await submit(runner, run_spec(TRAIN, 2, training=TRAINING))
+    async with sampling(runner, lambda request: play_to_grade(runner, request)):
+        await until(runner, run.run_id, lambda counts: counts.by_state["graded"] == 2)
+    await runner.tasksets.CancelRun(service_pb2.CancelRunRequest(run_id=run.run_id, reason="enough"))
+    return run
+
+
+def trained(run_id: str) -> training_events.GroupSettled:
+    """The word of a trainer that had the group in its step."""
+    group_id = f"{run_id}-g00000"
+    return training_events.GroupSettled(
+        group_id=group_id,
+        run_id=run_id,
+        model="incident",
+        outcome="trained",
+        step=1,
+        episode_ids=[f"{group_id}-e{member:03d}-a0" for member in range(2)],
+    )
+
+
+async def facts_of(runner: Runner, *kinds: type) -> list[object]:
+    return [delivery.message for delivery in await runner.bus.stored(kinds, after_sequence=0)]
+
+
+async def test_a_step_that_ends_after_the_cancellation_contradicts_nobody(runner: Runner) -> None:
+    run = await graded_run(runner)
+    await asyncio.sleep(1.0)
+    assert (await get(runner, run.run_id)).run.state == taskset_pb2.RUN_STATE_DRAINING
+    fact = trained(run.run_id)
+    await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{fact.group_id}")
+    done = (await finished(runner, run.run_id)).run
+    assert (done.state, dict(done.counts.by_state)) == (taskset_pb2.RUN_STATE_CANCELLED, {"trained": 2})
+    assert await facts_of(runner, taskset_events.EpisodeCancelled) == []
+    (stopping,) = await facts_of(runner, taskset_events.RunStopping)
+    assert isinstance(stopping, taskset_events.RunStopping)
+    assert (stopping.ending, stopping.last_word) == (taskset_pb2.RUN_STATE_CANCELLED, False)
+
+
+async def test_a_trainer_that_comes_back_after_its_run_was_cancelled_finds_its_groups_settled(
+    start_runner: Start,
+) -> None:
+    runner = await start_runner(cancel_grace_s=0.5)
+    run = await graded_run(runner)
+    done = (await finished(runner, run.run_id)).run
+    assert (done.state, dict(done.counts.by_state)) == (taskset_pb2.RUN_STATE_CANCELLED, {"excluded": 2})
+    fact = trained(run.run_id)
+    late = await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{fact.group_id}")
+    assert late.duplicate
+    (said,) = await facts_of(runner, training_events.GroupSettled)
+    assert isinstance(said, training_events.GroupSettled)
+    assert (said.outcome, said.reason) == ("excluded", "run_over")

@@ -15,6 +15,7 @@ from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.usecases.intake import GroupShortened, RunOver, RunStopping
 from grpo_trainer.usecases.sessions import Sessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
+from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ class FactReader:
                 short = GroupShortened(event.group_id, event.expected_members, sequence)
                 self._sessions.put(event.run_id, short)
             case taskset.RunStopping():
-                self._sessions.put(event.run_id, RunStopping(sequence))
+                saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
+                self._sessions.put(event.run_id, RunStopping(sequence, saves))
             case taskset.RunFinished():
                 self._sessions.put(event.run_id, RunOver(sequence))
             case _:

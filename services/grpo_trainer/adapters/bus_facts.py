@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from event_bus import Delivery
 from event_bus.errors import BusUnavailable
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import Waiting
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement, StoredBody
-from grpo_trainer.ports import PublishedPolicy
+from grpo_trainer.ports import PublishedPolicy, SaidOfRun
+from upcycle.api.taskset.v1.events_pb2 import RunStopping
+from upcycle.api.training.v1.events_pb2 import GroupSettled
 
 
-class Publisher(Protocol):
+class Bus(Protocol):
     """The part of EventBus that is used here."""
 
     async def publish(self, event: Message, *, model: str, event_id: str) -> object:
         """Returns when the fact is durable."""
 
+    async def stored(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+    ) -> Sequence[Delivery[Any]]:
+        """Facts that the stream holds now, in order."""
+
 
 class BusFacts:
     """See ports.Facts."""
 
-    def __init__(self, bus: Publisher, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, bus: Bus, *, now: Callable[[], datetime]) -> None:
         self._bus = bus
         self._now = now
 
@@ -41,6 +49,20 @@ class BusFacts:
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """See ports.Facts."""
         await self._publish(spec, wire.group_settled(spec, settlement, self._now()))
+
+    async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
+        """See ports.Facts."""
+        kinds = (GroupSettled, RunStopping)
+        try:
+            found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
+        except BusUnavailable as error:
+            raise Waiting(f"the bus: {error}") from error
+        facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
+        outcomes: dict[str, str] = {}
+        for fact in facts:
+            if isinstance(fact, GroupSettled):
+                outcomes.setdefault(fact.group_id, fact.outcome)
+        return SaidOfRun(outcomes, any(isinstance(fact, RunStopping) and fact.last_word for fact in facts))
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Facts."""

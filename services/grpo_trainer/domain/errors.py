@@ -25,6 +25,10 @@ class BrokenArtifact(TrainerError):
     """Something stored is not what it must be: a base policy, a training state. Only a person can mend it."""
 
 
+class Overruled(TrainerError):
+    """The planner ended the run without waiting longer for this step: it is void, and nobody hears of it."""
+
+
 class Diverged(TrainerError):
     """Loss or gradient is not finite; the batch was not applied."""
 

@@ -7,28 +7,49 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from grpo_trainer.domain.errors import Overruled
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.domain.trajectories import Settlement
+from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.ports import PublishedPolicy, Snapshot, Tools
 from grpo_trainer.usecases.patience import Patience
+
+
+async def confirm(state: SessionState, tools: Tools, patience: Patience) -> None:
+    """Before a step is announced: is anybody still waiting for it?
+
+    Whoever planned the run settles groups in our stead when it was not answered in time. Raises Overruled
+    where the first word about a group is not ours, or the last word to us came before any.
+    """
+    await patience.until_done(lambda: _confirm(state, tools))
+
+
+async def _confirm(state: SessionState, tools: Tools) -> None:
+    record = state.last_step
+    if record is None:
+        return
+    said = await tools.facts.said_since(state.spec, state.cursor)
+    for one in record.settlements:
+        heard = said.outcomes.get(one.group_id, "nothing" if said.last_word else one.outcome.value)
+        if heard != one.outcome.value:
+            raise Overruled(
+                f"step {record.step} of {state.spec.run_id} trained {one.group_id}, of which {heard} was "
+                "heard in time: the planner ended the run without it"
+            )
 
 
 async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience) -> None:
     """Publish the version of a state, then the facts: groups, step, policy, checkpoint, in this order.
 
-    A first state that merely repeats a version which is already published announces nothing.
+    A first state that merely repeats a version which is already published announces nothing. The step was
+    confirmed. Raises Overruled where that took too long.
     """
     record, facts, spec = state.last_step, tools.facts, state.spec
     if record is None and state.version == state.base.version:
         return
     policy = await _publish(state, tools, snapshot, patience)
-
-    async def settled(settlement: Settlement) -> None:
-        await patience.until_done(lambda: facts.settled(spec, settlement))
-
     if record is not None:
         done = record
-        await asyncio.gather(*(settled(one) for one in done.settlements))
+        await _settle(state, done, tools, patience)
         await patience.until_done(lambda: facts.stepped(spec, done))
     at = state.opened_at if record is None else record.completed_at
     await patience.until_done(lambda: facts.published(spec, policy, step=state.step, at=at))
@@ -36,6 +57,20 @@ async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patien
         saved = record
         marker = await tools.states.marker_of(state)
         await patience.until_done(lambda: facts.saved(spec, saved, policy, marker))
+
+
+async def _settle(state: SessionState, record: StepRecord, tools: Tools, patience: Patience) -> None:
+    """All groups of a step. While the bus was away the run may have ended, so a second try asks again."""
+    tries = 0
+
+    async def attempt() -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            await _confirm(state, tools)
+        await asyncio.gather(*(tools.facts.settled(state.spec, one) for one in record.settlements))
+
+    await patience.until_done(attempt)
 
 
 async def announce_final(state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience) -> None:

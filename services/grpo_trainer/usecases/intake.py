@@ -44,9 +44,11 @@ class RunOver:
 
 @dataclass(frozen=True, slots=True)
 class RunStopping:
-    """The planner says that the run is to end early: nothing that comes after this trains."""
+    """The planner says that the run is to end: nothing that comes after this trains. saves: its newest
+    version is to be judged."""
 
     sequence: int
+    saves: bool = True
 
 
 Fact = GradedTrajectory | GroupShortened | RunStopping | RunOver
@@ -67,6 +69,7 @@ class Intake:
         self.changed = asyncio.Event()
         self.over = False
         self.retired = False
+        self.saves = True
         self._stop_sequence: int | None = None
         self.seen = 0
         self.patience = Patience()
@@ -126,8 +129,8 @@ class Intake:
                 await self._take(self.assembler.add(fact))
             case GroupShortened(group_id, expected_members, sequence):
                 await self._take(self.assembler.shorten(group_id, expected_members, sequence))
-            case RunStopping(sequence):
-                self._stop_sequence = sequence
+            case RunStopping(sequence, saves):
+                self._stop_sequence, self.saves = sequence, saves
             case RunOver():
                 self.over = True
 

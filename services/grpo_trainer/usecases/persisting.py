@@ -2,7 +2,8 @@
 
 Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
 then the end of states that nobody needs. Waits for: object store and bus. At most one state is in flight,
-so memory is bounded by one host copy; whoever comes with the next one waits for it.
+so memory is bounded by one host copy; whoever comes with the next one waits for it. A step that the planner
+did not wait for is never announced (Overruled).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.ports import Snapshot, Tools
-from grpo_trainer.usecases.announcing import announce
+from grpo_trainer.usecases.announcing import announce, confirm
 from grpo_trainer.usecases.patience import Patience
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Persistence:
             await snapshot.save(path)
             durable = await self._patience.until_done(lambda: tools.states.commit(state, path))
         durable_s = time.monotonic() - began
+        await confirm(durable, tools, self._patience)
         await self._durable(durable)
         await announce(durable, tools, snapshot, self._patience)
         if durable.last_step is not None:

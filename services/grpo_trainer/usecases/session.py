@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -24,6 +24,7 @@ from grpo_trainer.domain.errors import (
     Diverged,
     InvalidTrainingSpec,
     LineageTaken,
+    Overruled,
     UnusableTrajectory,
 )
 from grpo_trainer.domain.settled import SettledGroups
@@ -31,7 +32,7 @@ from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
 from grpo_trainer.ports import BatchGroup, Canary, Tools
-from grpo_trainer.usecases.announcing import announce, announce_final
+from grpo_trainer.usecases.announcing import announce, announce_final, confirm
 from grpo_trainer.usecases.horizon import Horizon
 from grpo_trainer.usecases.intake import Fact, Intake
 from grpo_trainer.usecases.opening import first_state, load_state
@@ -56,6 +57,14 @@ _SAID: Final = (
 )
 
 
+Turn = Callable[[], Awaitable[None]]
+"""See TrainingSession."""
+
+
+async def _at_once() -> None:
+    """Nobody else is there."""
+
+
 class Phase(StrEnum):
     """What a session is doing."""
 
@@ -78,9 +87,16 @@ class TrainingSession:
     """The trainer's side of one run."""
 
     def __init__(
-        self, submission: Submission, tools: Tools, horizon: Horizon, state: SessionState | None = None
+        self,
+        submission: Submission,
+        tools: Tools,
+        horizon: Horizon,
+        state: SessionState | None = None,
+        *,
+        turn: Turn = _at_once,
     ) -> None:
-        """state: the newest durable one; None for a run that was just submitted."""
+        """state: the newest durable one; None for a run that was just submitted. turn: returns when nobody
+        else adds versions to the model, and raises Waiting until then; asked before the first version."""
         self.spec = submission.spec
         self.state = state
         self.phase = Phase.OPENING
@@ -93,12 +109,14 @@ class TrainingSession:
         self._tools = tools
         self._horizon = horizon
         self._patience = Patience()
+        self._turn = turn
         self._learner = tools.new_learner()
         self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
         self._persistence = Persistence(
             tools, self._patience, durable=self._became_durable, ended=self.intake.changed
         )
         self._stopping = False
+        self._overruled = False
         self._diverged = 0
         self._waiting_since = time.monotonic()
 
@@ -143,6 +161,7 @@ class TrainingSession:
 
     async def _begin(self) -> None:
         if self.state is None:
+            await self._patience.until_done(self._turn)
             self.state = await first_state(self._submission, self._tools, self._learner, self._patience)
         else:
             await load_state(self.state, self._tools, self._learner, self._patience)
@@ -150,7 +169,11 @@ class TrainingSession:
         self.intake.refuse_tasks(self.state.held_out_tasks)
         self.intake.seen = self.state.cursor
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
-        await announce(self.state, self._tools, await self._learner.snapshot(), self._patience)
+        try:
+            await confirm(self.state, self._tools, self._patience)
+            await announce(self.state, self._tools, await self._learner.snapshot(), self._patience)
+        except Overruled as error:
+            self._give_up(error)
 
     async def _work_beside(self, intake: asyncio.Task[None]) -> None:
         """Train until the run is over; an intake that dies ends the work."""
@@ -165,6 +188,15 @@ class TrainingSession:
 
     async def _work(self) -> None:
         """Steps until there are enough of them, then nothing until the run is over."""
+        try:
+            if not self._overruled:
+                await self._train()
+        except Overruled as error:
+            self._give_up(error)
+        if not self._stopping:
+            await self._finish()
+
+    async def _train(self) -> None:
         trained = self.state
         while trained is not None and trained.step < self.spec.steps and not trained.stopped:
             batch = await self._next_batch(trained.version)
@@ -172,11 +204,14 @@ class TrainingSession:
                 break
             trained = await self._one_step(trained, batch)
         await self._landed()
-        if not self._stopping:
-            await self._finish()
+
+    def _give_up(self, error: Overruled) -> None:
+        """The run ended without the newest step: say nothing more, and wait until it is over."""
+        log.warning("step_void", extra={"run_id": self.spec.run_id, "error": str(error)})
+        self._overruled = True
 
     async def _finish(self) -> None:
-        if self.state is not None and self.state.step < self.spec.steps:
+        if self.state is not None and self.state.step < self.spec.steps and not self._overruled:
             await self._end_early(self.state)
         self.intake.retired = True
         await self._enter(Phase.FINISHED)
@@ -189,7 +224,7 @@ class TrainingSession:
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
-        """Ask for the newest version to be judged, then settle every group that is still here.
+        """Ask for the newest version to be judged, unless the run was cancelled; settle every group here.
 
         That the run stopped is durable before anything is said, so a restart repeats this and trains no more.
         """
@@ -203,7 +238,8 @@ class TrainingSession:
         if not state.stopped:
             await self._patience.until_done(lambda: self._tools.states.stop(stopped))
             self.state = stopped
-        await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
+        if self.intake.saves:
+            await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
         for group in self.intake.held():
             await self.intake.settle(excluded(group, Reason.RUN_OVER))
         log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
@@ -264,6 +300,7 @@ class TrainingSession:
             idle_s=batch.idle_s,
             parent_checkpoint_id=state.parent_checkpoint_id,
             before={} if state.last_step is None else state.last_step.metrics,
+            limits=self._tools.alarm_limits,
         )
         members = [member for group in batch.groups for member in group.members]
         span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)

@@ -85,7 +85,37 @@ def alarm_limits(settings: GrpoTrainerSettings) -> AlarmLimits:
 @dataclass(frozen=True, slots=True)
 class _Peers:
     registry: Peer
+    tasksets: Peer
     trajectories: Peer
+
+
+def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
+    addresses = settings.peers
+    return _Peers(
+        registry=service.add(Peer("registry", addresses.registry, idempotent=IDEMPOTENT)),
+        tasksets=service.add(Peer("tasksets", addresses.tasksets, idempotent=IDEMPOTENT)),
+        trajectories=service.add(Peer("trajectories", addresses.trajectories, idempotent=READ_AGAIN)),
+    )
+
+
+def _run_tools(
+    settings: GrpoTrainerSettings, thread: LearnerThread, blobs: S3BlobStore, bus: EventBus, peers: _Peers
+) -> Tools:
+    """What the sessions of runs work with."""
+    limits = alarm_limits(settings)
+    return Tools(
+        new_learner=lambda: TorchLearner(thread),
+        bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
+        states=BlobStates(blobs),
+        policies=RegistryPolicies(peers.registry, blobs, settings.data_dir / "policies"),
+        held_out=HeldOutTasks(peers.tasksets),
+        facts=BusFacts(bus, now=utc_now),
+        instruments=TrainerInstruments(limits),
+        now=utc_now,
+        work_dir=settings.data_dir,
+        keep_states=settings.keep_states,
+        alarm_limits=limits,
+    )
 
 
 def _hand_tools(
@@ -119,31 +149,14 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     service = Service(NAME, settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     blobs = service.add(S3BlobStore(settings.s3))
-    registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
-    tasksets = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
+    peers = _peers(service, settings)
     thread = LearnerThread(_learner_options(settings))
     bus = EventBus(settings.bus, client_name=NAME)
-    limits = alarm_limits(settings)
-    tools = Tools(
-        new_learner=lambda: TorchLearner(thread),
-        bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
-        states=BlobStates(blobs),
-        policies=RegistryPolicies(registry, blobs, settings.data_dir / "policies"),
-        held_out=HeldOutTasks(tasksets),
-        facts=BusFacts(bus, now=utc_now),
-        instruments=TrainerInstruments(limits),
-        now=utc_now,
-        work_dir=settings.data_dir,
-        keep_states=settings.keep_states,
-        alarm_limits=limits,
-    )
+    tools = _run_tools(settings, thread, blobs, bus, peers)
     sessions = Sessions(
         tools, leave_s=settings.spot_grace_s / 2, by_hand=lambda model: models.is_working_on(model)
     )
     reader = FactReader(bus, sessions)
-    peers = _Peers(
-        registry, service.add(Peer("trajectories", settings.peers.trajectories, idempotent=READ_AGAIN))
-    )
     hand_tools = _hand_tools(settings, tools, sessions, thread, blobs, peers)
     models = Models(hand_tools, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, models)

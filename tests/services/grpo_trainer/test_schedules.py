@@ -3,6 +3,7 @@ it cannot be."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.services.grpo_trainer.learners import begun, options, thread_of, weig
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from grpo_trainer import wire
+from grpo_trainer import views, wire
 from grpo_trainer.adapters.interactive_learner import InteractiveLearner
 from grpo_trainer.adapters.tensor_files import read_tensors
 from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner
@@ -23,6 +24,7 @@ from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec
 from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.api.training.v1 import training_pb2 as training
 
 RATE = 1e-2
 SCHEDULES_OF_TRANSFORMERS: dict[str, Callable[..., LRScheduler]] = {
@@ -175,3 +177,13 @@ async def test_each_step_of_a_run_says_its_rate_whoever_takes_it(tmp_path: Path)
             await world.published(f"step.completed/run-0000000000ab/{index + 1}")
     rates = [one.metrics.values["learning_rate"] for one in world.recorder.of(events.StepCompleted)]
     assert rates == pytest.approx([0.5e-2, 1e-2, 0.5e-2])
+
+
+async def test_a_run_that_asks_for_no_curve_is_refused_with_the_reason(world: World) -> None:
+    world.stream.append(submission(lr_schedule="cubic"))
+    async with Trainer(world) as trainer, asyncio.timeout(10):
+        while not trainer.sessions.refused:
+            await asyncio.sleep(0.01)
+        (view,) = views.every(trainer.sessions)
+    assert view.state == training.SESSION_STATE_FAILED
+    assert "lr_schedule 'cubic' does not exist; known: constant, cosine, linear" in view.failure

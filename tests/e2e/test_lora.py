@@ -1,4 +1,5 @@
-"""Adapters on real processes: what is published is a policy like any other, and engines prove it."""
+"""Adapters and a schedule on real processes: what is published is a policy like any other, and engines prove
+it; each step has its own rate."""
 
 import asyncio
 
@@ -10,6 +11,7 @@ from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST
 from upcycle.api.registry.v1.registry_pb2 import ENGINE_STATE_READY, EngineLease
 from upcycle.api.registry.v1.service_pb2 import ListEnginesRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
+from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 from upcycle.platform import Platform
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(300)]
@@ -29,10 +31,15 @@ async def engine_of_latest(platform: Platform, version: int) -> EngineLease:
 async def test_engines_load_and_prove_a_base_with_its_adapter_added_in(platform: Platform) -> None:
     spec = small_training(steps=2)
     spec.training.lora_rank = 4
+    spec.training.lr_schedule = "linear"
     run = await finished(platform, spec)
     assert run.state == RUN_STATE_COMPLETED, run.failure
     ledger = await balanced(platform, run.run_id)
     assert_conserved(ledger)
     assert ledger.by_state["trained"] >= 2 * 2
+    request = GetSessionRequest(run_id=run.run_id, num_steps=2)
+    steps = (await platform.training.GetSession(request, timeout=10)).steps
+    full = spec.training.learning_rate
+    assert [step.metrics.values["learning_rate"] for step in steps] == pytest.approx([full, full / 2])
     engine = await engine_of_latest(platform, run.policy_version)
     assert engine.canary_max_abs_diff < 1e-4

@@ -15,8 +15,11 @@ from tests.platform_recipes import EXAMPLE, POLICY_DIR, REPOSITORY, addresses
 from grpc_edge import RemoteNotFound, RemoteRefused
 from local_stack import Stack, StackSettings
 from upcycle import Taskset, TrainingClient, create_agent
+from upcycle.api.training.v1.service_pb2 import GetSessionRequest
+from upcycle.api.training.v1.training_pb2 import SESSION_KIND_BY_HAND
+from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.eval import Job, Run
-from upcycle.platform import Addresses
+from upcycle.platform import Addresses, Platform
 from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_groups
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
@@ -161,6 +164,10 @@ async def test_a_trainer_that_is_killed_applies_each_gradient_once_or_says_so(
     assert [one.checkpoint_id for one in after[len(before) :]] == [done.checkpoint_id]
     assert after[-1].parent_checkpoint_id == before[-1].checkpoint_id
     assert (await trainer.head()).checkpoint_id == done.checkpoint_id
+    async with Platform(where) as platform:
+        asked = GetSessionRequest(run_id=f"hand-{MODEL}")
+        session = (await platform.training.GetSession(asked, timeout=10)).session
+    assert (session.kind, session.version) == (SESSION_KIND_BY_HAND, done.version)
 
 
 async def test_the_engine_of_head_follows(where: Addresses) -> None:
@@ -176,9 +183,6 @@ async def test_the_engine_of_head_follows(where: Addresses) -> None:
 
 
 async def _sampled_by(where: Addresses, trace_id: str) -> int:
-    from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
-    from upcycle.platform import Platform
-
     async with Platform(where) as platform:
         reply = await platform.trajectories.GetTrajectory(GetTrajectoryRequest(trajectory_id=trace_id))
     return int(reply.summary.sampled_by.newest)

@@ -114,6 +114,9 @@ def curves(
     judged = sorted((one for one in verdicts if one.HasField("gate")), key=lambda one: one.step)
     held_out = [one.gate.candidate_rate for one in judged]
     rows.insert(2, ("held-out", held_out, f"{held_out[-1]:.1%}" if held_out else ""))
+    rates = [one.metrics.values["learning_rate"] for one in points if "learning_rate" in one.metrics.values]
+    if len(set(rates)) > 1:  # a constant one says nothing
+        rows.append(("learning rate", rates, f"{rates[-1]:.2e}"))
     return [row for row in rows if row[1]]
 
 

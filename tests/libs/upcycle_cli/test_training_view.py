@@ -47,6 +47,13 @@ def test_curves_hold_what_was_measured_and_the_held_out_success_of_checkpoints()
     }
 
 
+def test_a_learning_rate_is_a_curve_where_it_bends() -> None:
+    flat = [point(step, learning_rate=1e-3) for step in (1, 2)]
+    assert "learning rate" not in {name for name, _, _ in curves(flat, [])}
+    bent = [point(step, learning_rate=step * 1e-3) for step in (1, 2)]
+    assert ("learning rate", [1e-3, 2e-3], "2.00e-03") in curves(bent, [])
+
+
 def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
     spec = RunSpec(training=TrainingConfig(steps=9))

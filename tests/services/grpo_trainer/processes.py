@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import torch
 from safetensors.torch import load_file
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, World, submission
@@ -71,10 +72,16 @@ class Process:
         await self.end(signal.SIGKILL)
 
     async def start(self) -> None:
+        """Returns when it is ready: before, a signal would meet a process that listens to none."""
         with self._log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "grpo_trainer.app", env=self._environment, stdout=log, stderr=log
             )
+        url = f"http://127.0.0.1:{self._environment['GRPO_TRAINER_HTTP_PORT']}/readyz"
+        async with asyncio.timeout(60), aiohttp.ClientSession() as client:
+            while not await _answers(client, url):
+                assert self._child.returncode is None, f"the trainer ended: see {self._log}"
+                await asyncio.sleep(0.05)
 
     async def end(self, how: signal.Signals) -> int:
         assert self._child is not None
@@ -82,6 +89,14 @@ class Process:
             self._child.send_signal(how)
         async with asyncio.timeout(30):
             return await self._child.wait()
+
+
+async def _answers(client: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with client.get(url) as reply:
+            return reply.status == 200
+    except aiohttp.ClientError:  # it does not listen yet
+        return False
 
 
 @asynccontextmanager

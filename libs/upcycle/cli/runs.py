@@ -16,7 +16,7 @@ _SAID = {
     "pause": "is paused: nothing new is dispatched, what is in flight settles",
     "resume": "goes on",
     "stop": "ends early: its trainer finishes the step under way and saves the final checkpoint",
-    "cancel": "is cancelled",
+    "cancel": "is cancelled: nothing new is planned, and a step under way may still end",
 }
 
 

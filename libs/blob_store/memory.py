@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from blob_store.errors import MissingBlob
@@ -25,9 +26,10 @@ class MemoryBlobStore:
         held = self.objects.setdefault(check_key(key), bytes(data))
         return ref_of_bytes(key, data) if held == data else None
 
-    async def put_file(self, key: str, path: Path) -> BlobRef:
+    async def put_file(self, key: str, path: Path, *, sha256: str | None = None) -> BlobRef:
         """See BlobStore."""
-        return await self.put(key, await asyncio.to_thread(path.read_bytes))
+        ref = await self.put(key, await asyncio.to_thread(path.read_bytes))
+        return ref if sha256 is None else replace(ref, sha256=sha256)
 
     async def get(self, ref: BlobRef) -> bytes:
         """See BlobStore."""

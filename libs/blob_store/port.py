@@ -15,8 +15,11 @@ class BlobStore(Protocol):
     async def put_if_absent(self, key: str, data: bytes) -> BlobRef | None:
         """Write unless the key holds something. None: other bytes are there. Equal bytes are our write."""
 
-    async def put_file(self, key: str, path: Path) -> BlobRef:
-        """Write the content of a file, replacing what was there; for large bodies, in parallel parts."""
+    async def put_file(self, key: str, path: Path, *, sha256: str | None = None) -> BlobRef:
+        """Write the content of a file, replacing what was there; for large bodies, in parallel parts.
+
+        sha256: of the content, from a caller who has read it already; it is not read once more to be hashed.
+        """
 
     async def get(self, ref: BlobRef) -> bytes:
         """The bytes, verified. Raises MissingBlob, CorruptBlob."""

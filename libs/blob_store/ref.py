@@ -42,8 +42,11 @@ def ref_of_bytes(key: str, data: bytes) -> BlobRef:
     return BlobRef(key, hashlib.sha256(data).hexdigest(), len(data))
 
 
-def ref_of_file(key: str, path: Path) -> BlobRef:
-    """The reference that the content of `path` has under `key`; reads it in pieces."""
+def ref_of_file(key: str, path: Path, sha256: str | None = None) -> BlobRef:
+    """The reference that the content of `path` has under `key`; reads it in pieces, unless its sha256 is
+    known."""
+    if sha256 is not None:
+        return BlobRef(key, sha256, path.stat().st_size)
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

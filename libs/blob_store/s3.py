@@ -69,9 +69,9 @@ class S3BlobStore:
             raise StoreUnavailable(f"{key}: the store says that it exists and that it does not; try again")
         return ref if ref_of_bytes(key, held) == ref else None
 
-    async def put_file(self, key: str, path: Path) -> BlobRef:
+    async def put_file(self, key: str, path: Path, *, sha256: str | None = None) -> BlobRef:
         """See BlobStore."""
-        ref = await asyncio.to_thread(ref_of_file, check_key(key), path)
+        ref = await asyncio.to_thread(ref_of_file, check_key(key), path, sha256)
         await self._write(f"put {key} from {path}", lambda: self._put_parts(key, path))
         return ref
 

@@ -43,8 +43,11 @@ def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
 async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[StoredBody, ...]:
     """Store every file of a local folder. The content is in the keys: another trainer's files cannot clobber
     these."""
-    files, whole = await asyncio.to_thread(_digested, tensors)
-    refs = [await store.put_file(f"{folder}/{whole}/{file.name}", file) for file in files]
+    shas = await asyncio.to_thread(_hashed, tensors)
+    whole = hashlib.sha256("".join(shas.values()).encode()).hexdigest()[:16]
+    refs = [
+        await store.put_file(f"{folder}/{whole}/{file.name}", file, sha256=sha) for file, sha in shas.items()
+    ]
     return tuple(map(wire.stored, refs))
 
 
@@ -90,8 +93,6 @@ def _bytes(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _digested(directory: Path) -> tuple[list[Path], str]:
-    """The files of a folder, and one digest of them all."""
-    files = sorted(directory.iterdir())
-    shas = "".join(ref_of_file(file.name, file).sha256 for file in files)
-    return files, hashlib.sha256(shas.encode()).hexdigest()[:16]
+def _hashed(directory: Path) -> dict[Path, str]:
+    """The files of a folder, sorted, with their sha256."""
+    return {file: ref_of_file(file.name, file).sha256 for file in sorted(directory.iterdir())}

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from blob_store import BlobRef, BlobStore, CorruptBlob, MemoryBlobStore, MissingBlob, S3BlobStore
+from blob_store import (
+    BlobRef,
+    BlobStore,
+    CorruptBlob,
+    MemoryBlobStore,
+    MissingBlob,
+    S3BlobStore,
+    ref_of_bytes,
+)
 from service_kit import S3Settings
 
 WRITERS = 16
@@ -107,6 +115,22 @@ async def test_a_file_of_many_parts_keeps_its_digest(store: BlobStore, tmp_path:
     ref = await store.put_file("parts", source)
 
     assert await store.get(ref) == source.read_bytes()
+
+
+async def test_a_digest_that_the_caller_knows_is_taken_and_checked_when_read(
+    store: BlobStore, tmp_path: Path
+) -> None:
+    source = tmp_path / "weights"
+    source.write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+
+    ref = await store.put_file("known", source, sha256=sha256)
+    wrong = await store.put_file("known", source, sha256=hashlib.sha256(b"others").hexdigest())
+
+    assert ref == ref_of_bytes("known", b"weights")
+    assert await store.get(ref) == b"weights"
+    with pytest.raises(CorruptBlob, match="known"):
+        await store.get(wrong)
 
 
 async def test_a_corrupt_body_never_reaches_its_target_path(store: BlobStore, tmp_path: Path) -> None:

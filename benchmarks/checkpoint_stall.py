@@ -29,7 +29,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
-from grpo_trainer.ports import BatchGroup, Canary, Facts, Instruments, Tools
+from grpo_trainer.ports import BatchGroup, Canary, Facts, Instruments, SaidOfRun, Tools
 from grpo_trainer.usecases.patience import Patience
 from grpo_trainer.usecases.persisting import Persistence
 from local_stack.s3 import S3Server
@@ -199,6 +199,10 @@ class _Policies(RegistryPolicies):
 
 class _SilentFacts:
     """The bus is no part of a state."""
+
+    async def said_since(self, *_: Any) -> SaidOfRun:
+        """Nobody spoke."""
+        return SaidOfRun({}, last_word=False)
 
     async def stepped(self, *_: Any) -> None:
         """Nobody listens."""

@@ -12,9 +12,11 @@ from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
 from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
@@ -101,6 +103,11 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def body_from_wire(ref: common.BlobRef) -> StoredBody:
     """A claim check."""
     return StoredBody(ref.key, ref.sha256, ref.size_bytes)
+
+
+def base_from_wire(checkpoint: registry.Checkpoint) -> BasePolicy:
+    """What a checkpoint is to whoever goes on from it."""
+    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, body_from_wire(checkpoint.manifest))
 
 
 def blob_ref(body: StoredBody) -> BlobRef:

@@ -9,7 +9,6 @@ from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, peer
 from grpo_trainer.domain.errors import UnknownModel, Waiting
 from grpo_trainer.domain.hands import Head
-from grpo_trainer.domain.states import BasePolicy
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
@@ -27,9 +26,7 @@ class RegistryHeads:
         """See ports.Heads."""
         with lookup(self._what, f"model {model!r} is not registered", UnknownModel):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
-        head = reply.head
-        base = BasePolicy(head.version, head.checkpoint_id, wire.body_from_wire(head.manifest))
-        return Head(base, reply.model.head_revision)
+        return Head(wire.base_from_wire(reply.head), reply.model.head_revision)
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         """See ports.Heads."""

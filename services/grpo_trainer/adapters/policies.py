@@ -48,8 +48,7 @@ class RegistryPolicies:
         """See ports.Policies."""
         with lookup(f"the registry at {self._address}", f"model {model!r} is not registered"):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
-        head = reply.head
-        return BasePolicy(head.version, head.checkpoint_id, wire.body_from_wire(head.manifest))
+        return wire.base_from_wire(reply.head)
 
     async def newest_version(self, model: str) -> int:
         """See ports.Policies."""

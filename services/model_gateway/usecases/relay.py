@@ -6,9 +6,9 @@ spans, or the version it says it has loaded while a reload is due), else the lea
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -27,6 +27,7 @@ from model_gateway.ports import Directory, EngineReply, Engines
 from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.streams import Events, error_event
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OK = 200
@@ -79,6 +80,10 @@ class _Attempt:
     version_before: int
 
 
+_Use = Callable[[Call, _Attempt, float, int], Awaitable[T]]
+"""What to make of a reply: the call, the attempt, when the first one began, and how many there were."""
+
+
 class Relay:
     """Non-streamed and streamed calls."""
 
@@ -90,23 +95,14 @@ class Relay:
 
     async def answer(self, call: Call, headers: Mapping[str, str]) -> Answer:
         """The whole answer, whatever its status below 500. Raises GatewayError."""
-        started = time.monotonic()
-        until = started + self._policy.engine_wait_s
-        tries = 0
-        while True:
-            tries += 1
-            engine = await self._pick.pick(call.target, until=until)
-            self._pick.busy[engine.engine_id] += 1
-            try:
-                attempt = await self._attempt(call, engine, headers)
-                return await self._read(call, attempt, started, tries)
-            except EngineLost as error:
-                self._lost(engine, error, until)
-            finally:
-                self._pick.busy[engine.engine_id] -= 1
+        return await self._by_an_engine(call, headers, self._read)
 
     async def open_stream(self, call: Call, headers: Mapping[str, str]) -> OpenStream | Answer:
         """A stream with its first event at hand, or the engine's refusal. Raises GatewayError."""
+        return await self._by_an_engine(call, headers, self._opened_or_refused)
+
+    async def _by_an_engine(self, call: Call, headers: Mapping[str, str], use: _Use[T]) -> T:
+        """What `use` makes of an engine's reply; of another's, while engines are lost before it did."""
         started = time.monotonic()
         until = started + self._policy.engine_wait_s
         tries = 0
@@ -115,10 +111,7 @@ class Relay:
             engine = await self._pick.pick(call.target, until=until)
             self._pick.busy[engine.engine_id] += 1
             try:
-                attempt = await self._attempt(call, engine, headers)
-                if attempt.reply.status != _OK:
-                    return await self._read(call, attempt, started, tries)
-                return await self._opened(call, attempt, started, tries)
+                return await use(call, await self._attempt(call, engine, headers), started, tries)
             except EngineLost as error:
                 self._lost(engine, error, until)
             finally:
@@ -168,6 +161,13 @@ class Relay:
             body = orjson.dumps(reply)
         usage = usage_of(reply) or Usage()
         return Answer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries)
+
+    async def _opened_or_refused(
+        self, call: Call, attempt: _Attempt, started: float, tries: int
+    ) -> OpenStream | Answer:
+        if attempt.reply.status != _OK:
+            return await self._read(call, attempt, started, tries)
+        return await self._opened(call, attempt, started, tries)
 
     async def _opened(self, call: Call, attempt: _Attempt, started: float, tries: int) -> OpenStream:
         events = Events(call, attempt.reply)

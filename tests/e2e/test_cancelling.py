@@ -1,15 +1,23 @@
-"""A training run that is cancelled while it steps, on real processes: the ledger is told one story."""
+"""Training runs that are cancelled while they step, on real processes: the ledger is told one story."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from tests.e2e.test_lifecycle import run_of, until
 from tests.e2e.test_loop import assert_conserved, balanced
-from tests.platform_recipes import small_training
+from tests.platform_recipes import (
+    MODEL,
+    POLICY_DIR,
+    REPOSITORY,
+    addresses,
+    register_incident,
+    small_training,
+)
 
-from local_stack import Stack
+from local_stack import Stack, StackSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb
-from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_CANCELLED, RUN_STATE_COMPLETED
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_CANCELLED, RUN_STATE_COMPLETED, Run
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 from upcycle.cli import watching
 from upcycle.platform import Platform
@@ -17,24 +25,47 @@ from upcycle.platform import Platform
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("trainer_dies", [False, True])
-async def test_a_run_that_is_cancelled_during_steps_contradicts_nobody(
-    stack: Stack, platform: Platform, trainer_dies: bool
-) -> None:
-    run_id = (await watching.submit(platform, small_training(steps=500))).run_id
-    await until(platform, run_id, lambda run: run.step >= 2)
+async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer_dies: bool) -> Run:
+    """A run that was cancelled so long after its first step, with everything that must hold then."""
+    run_id = (await watching.submit(platform, small_training(steps=500, gate=False))).run_id
+    await until(platform, run_id, lambda run: run.step >= 1)
+    await asyncio.sleep(after_s)
     if trainer_dies:
         await stack.kill("grpo_trainer")
     await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=run_id, reason="enough"), timeout=10)
     if trainer_dies:
         await stack.wait_ready("grpo_trainer", timeout_s=60)
-    run = await until(
-        platform, run_id, lambda run: run.state in (RUN_STATE_CANCELLED, RUN_STATE_COMPLETED), limit_s=120
-    )
+    ends = (RUN_STATE_CANCELLED, RUN_STATE_COMPLETED)
+    run = await until(platform, run_id, lambda run: run.state in ends, limit_s=120)
     assert (run.state, run.counts.in_flight) == (RUN_STATE_CANCELLED, 0)
-    await asyncio.sleep(2)  # whoever has something left to say says it
+    await asyncio.sleep(1.5)  # whoever has something left to say says it
     ledger = await balanced(platform, run_id)
     assert_conserved(ledger)
-    session = (await platform.training.GetSession(GetSessionRequest(run_id=run_id), timeout=10)).session
-    assert session.step == (await run_of(platform, run_id)).step
     assert ledger.by_state["trained"] == run.counts.by_state["trained"]
+    return await run_of(platform, run_id)
+
+
+@pytest.mark.parametrize("trainer_dies", [False, True])
+async def test_a_run_that_is_cancelled_during_steps_contradicts_nobody(
+    stack: Stack, platform: Platform, trainer_dies: bool
+) -> None:
+    run = await cancelled(stack, platform, after_s=0.3, trainer_dies=trainer_dies)
+    session = await platform.training.GetSession(GetSessionRequest(run_id=run.run_id), timeout=10)
+    assert session.session.step == run.step  # the trainer was waited for, so no step is void
+
+
+async def test_a_trainer_that_is_not_waited_for_contradicts_nobody(tmp_path: Path) -> None:
+    """The planner gives up at once, in the middle of steps; the next run on the model goes on regardless."""
+    settings = StackSettings(
+        data_dir=tmp_path,
+        model=MODEL,
+        model_dir=POLICY_DIR,
+        environment_roots=(REPOSITORY,),
+        ephemeral_ports=True,
+        extra_env={"SCENARIO_RUNNER_CANCEL_GRACE_S": "0.01"},
+    )
+    async with Stack(settings) as impatient:
+        await register_incident(impatient)
+        async with Platform(addresses(impatient)) as platform:
+            for round_ in range(4):
+                await cancelled(impatient, platform, after_s=0.25 * round_, trainer_dies=round_ % 2 == 1)

@@ -21,6 +21,7 @@ from grpo_trainer.domain.inputs import (
     StoredInput,
     TrainingInput,
 )
+from trajectory_body import tool_calls
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
@@ -121,14 +122,7 @@ def _conversation(number: int, given: pb.Conversation) -> ConversationInput:
 def _message(message: trajectory.Message) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.call_id,
-                "function": {"name": call.name, "arguments": call.arguments_json},
-            }
-            for call in message.tool_calls
-        ]
+        plain["tool_calls"] = tool_calls(message.tool_calls)
     for name in ("tool_call_id", "name"):
         if getattr(message, name):
             plain[name] = getattr(message, name)

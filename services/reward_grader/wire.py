@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from reward_grader.domain import CannotGrade, Grade, GradingTask, StoredBody, Subscore, Transcript
+from trajectory_body import turn_messages
 from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
@@ -52,19 +53,7 @@ def _messages(body: trajectory_pb2.TrajectoryBody) -> Iterable[dict[str, Any]]:
     for message in body.prompt:
         yield {"role": message.role, "content": message.content}
     for turn in body.turns:
-        said: dict[str, Any] = {"role": "assistant", "content": turn.text}
-        if turn.tool_calls:
-            said["tool_calls"] = [
-                {
-                    "id": call.call_id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments_json},
-                }
-                for call in turn.tool_calls
-            ]
-        yield said
-        for result in turn.tool_results:
-            yield {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+        yield from turn_messages(turn)
 
 
 def _without_tokens(body: trajectory_pb2.TrajectoryBody) -> trajectory_pb2.TrajectoryBody:

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 from google.protobuf import json_format
 
+from trajectory_body import turn_messages
 from trajectory_store import wire
 from trajectory_store.domain import Episode
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
@@ -16,7 +17,7 @@ def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
     return _line(
         {
             "prompt": [{"role": message.role, "content": message.content} for message in body.prompt],
-            "completion": list(_completion(body)),
+            "completion": [message for turn in body.turns for message in turn_messages(turn)],
             "reward": None if grade is None else grade.reward,
         }
     )
@@ -25,27 +26,6 @@ def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
 def record_line(episode: Episode, body: TrajectoryBody) -> bytes:
     """`{"summary", "body"}`: both as the API shows them, tokens and log-probabilities included."""
     return _line({"summary": _plain(wire.summary_to_wire(episode)), "body": _plain(body)})
-
-
-def _completion(body: TrajectoryBody) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for turn in body.turns:
-        said: dict[str, Any] = {"role": "assistant", "content": turn.text}
-        if turn.tool_calls:
-            said["tool_calls"] = [
-                {
-                    "id": call.call_id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments_json},
-                }
-                for call in turn.tool_calls
-            ]
-        messages.append(said)
-        messages += [
-            {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
-            for result in turn.tool_results
-        ]
-    return messages
 
 
 def _plain(message: Any) -> dict[str, Any]:

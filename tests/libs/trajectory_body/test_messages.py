@@ -1,0 +1,23 @@
+"""Turns as messages: what was said, then what each tool answered."""
+
+from trajectory_body import turn_messages
+from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, Turn
+
+
+def test_a_turn_is_its_words_with_its_calls_then_their_results() -> None:
+    call = ToolCall(call_id="c1", name="add", arguments_json='{"a": 1}')
+    turn = Turn(text="let me see", tool_calls=[call], tool_results=[ToolResult(call_id="c1", content="3")])
+    assert turn_messages(turn) == [
+        {
+            "role": "assistant",
+            "content": "let me see",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    ]
+
+
+def test_a_turn_without_calls_names_none() -> None:
+    assert turn_messages(Turn(text="3")) == [{"role": "assistant", "content": "3"}]

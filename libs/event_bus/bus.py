@@ -250,7 +250,8 @@ class EventBus:
                     if not step.done():
                         step.cancel()
                         await asyncio.wait({step}, timeout=_TEAR_DOWN_S)
-                if step.cancelled():
+                # NATS's client may answer a cancellation with an error, when its connection closes beside it.
+                if step.cancelled() or (self._stopping.is_set() and step.exception() is not None):
                     return
                 yield step.result()
         finally:

@@ -1,6 +1,7 @@
 """Reading from a cursor of one's own: endless, ordered, without gaps, across restarts of the server."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +130,24 @@ async def test_a_replay_ends_when_the_bus_stops(server: NatsServer) -> None:
         reading = asyncio.create_task(take(bus, 5))
         await asyncio.sleep(0.2)
     assert [one.message.detail for one in await reading] == ["a"]
+
+
+async def test_an_error_in_place_of_a_cancellation_ends_a_replay_too(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closing(*_: object) -> AsyncIterator[Delivery[Any]]:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError as error:
+            raise BusUnavailable("the connection closed meanwhile") from error
+        for never in list[Delivery[Any]]():
+            yield never
+
+    monkeypatch.setattr("event_bus.replays.replay", closing)
+    async with running(server) as bus:
+        reading = asyncio.create_task(take(bus, 1))
+        await asyncio.sleep(0.2)
+    assert await reading == []
 
 
 async def test_a_replay_of_nothing_is_refused(server: NatsServer) -> None:

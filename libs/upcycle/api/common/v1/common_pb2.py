@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"upcycle/api/common/v1/common.proto\x12\x15upcycle.api.common.v1\":\n\x07\x42lobRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"-\n\x0bVersionSpan\x12\x0e\n\x06oldest\x18\x01 \x01(\x03\x12\x0e\n\x06newest\x18\x02 \x01(\x03\"r\n\x0ePolicySelector\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07\x63hannel\x18\x02 \x01(\x0e\x32\x1e.upcycle.api.common.v1.ChannelH\x00\x12\x18\n\x0epinned_version\x18\x03 \x01(\x03H\x00\x42\x04\n\x02\x61t*_\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HANNEL_LATEST\x10\x01\x12\x10\n\x0c\x43HANNEL_HEAD\x10\x02\x12\x15\n\x11\x43HANNEL_CANDIDATE\x10\x03*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*C\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x12\n\x0eSPLIT_HELD_OUT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"upcycle/api/common/v1/common.proto\x12\x15upcycle.api.common.v1\":\n\x07\x42lobRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"-\n\x0bVersionSpan\x12\x0e\n\x06oldest\x18\x01 \x01(\x03\x12\x0e\n\x06newest\x18\x02 \x01(\x03\"r\n\x0ePolicySelector\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07\x63hannel\x18\x02 \x01(\x0e\x32\x1e.upcycle.api.common.v1.ChannelH\x00\x12\x18\n\x0epinned_version\x18\x03 \x01(\x03H\x00\x42\x04\n\x02\x61t*_\n\x07\x43hannel\x12\x17\n\x13\x43HANNEL_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43HANNEL_LATEST\x10\x01\x12\x10\n\x0c\x43HANNEL_HEAD\x10\x02\x12\x15\n\x11\x43HANNEL_CANDIDATE\x10\x03*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*Y\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x12\n\x0eSPLIT_HELD_OUT\x10\x02\x12\x14\n\x10SPLIT_UNASSIGNED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PURPOSE']._serialized_start=381
   _globals['_PURPOSE']._serialized_end=452
   _globals['_SPLIT']._serialized_start=454
-  _globals['_SPLIT']._serialized_end=521
+  _globals['_SPLIT']._serialized_end=543
   _globals['_BLOBREF']._serialized_start=61
   _globals['_BLOBREF']._serialized_end=119
   _globals['_VERSIONSPAN']._serialized_start=121

@@ -50,17 +50,18 @@ class _PurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Purpose.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     PURPOSE_UNSPECIFIED: _Purpose.ValueType  # 0
     PURPOSE_TRAIN: _Purpose.ValueType  # 1
-    """its trajectories feed gradients"""
+    """a training run asked for it"""
     PURPOSE_EVAL: _Purpose.ValueType  # 2
-    """measures one version, never feeds gradients"""
+    """an evaluation asked for it; its trajectories of train-split tasks may train as well, once"""
 
-class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper): ...
+class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper):
+    """Who asked for an episode. Whether it may train is a matter of its task: see Split."""
 
 PURPOSE_UNSPECIFIED: Purpose.ValueType  # 0
 PURPOSE_TRAIN: Purpose.ValueType  # 1
-"""its trajectories feed gradients"""
+"""a training run asked for it"""
 PURPOSE_EVAL: Purpose.ValueType  # 2
-"""measures one version, never feeds gradients"""
+"""an evaluation asked for it; its trajectories of train-split tasks may train as well, once"""
 Global___Purpose: _TypeAlias = Purpose  # noqa: Y015
 
 class _Split:
@@ -73,13 +74,18 @@ class _SplitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Split.ValueType
     SPLIT_TRAIN: _Split.ValueType  # 1
     SPLIT_HELD_OUT: _Split.ValueType  # 2
     """refused where the trainer draws"""
+    SPLIT_UNASSIGNED: _Split.ValueType  # 3
+    """no named taskset holds the task: it neither trains in runs nor judges a candidate"""
 
-class Split(_Split, metaclass=_SplitEnumTypeWrapper): ...
+class Split(_Split, metaclass=_SplitEnumTypeWrapper):
+    """Which side of the line a task is on. A task is on one side only, whatever tasksets hold it."""
 
 SPLIT_UNSPECIFIED: Split.ValueType  # 0
 SPLIT_TRAIN: Split.ValueType  # 1
 SPLIT_HELD_OUT: Split.ValueType  # 2
 """refused where the trainer draws"""
+SPLIT_UNASSIGNED: Split.ValueType  # 3
+"""no named taskset holds the task: it neither trains in runs nor judges a candidate"""
 Global___Split: _TypeAlias = Split  # noqa: Y015
 
 @_typing.final

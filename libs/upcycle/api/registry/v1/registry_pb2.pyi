@@ -143,6 +143,26 @@ class Checkpoint(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
@@ -158,6 +178,7 @@ class Checkpoint(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     IS_HEAD_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     model: _builtins.str
     version: _builtins.int
@@ -181,6 +202,10 @@ class Checkpoint(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """evaluations that its run trained on until then: run id -> groups"""
+
     def __init__(
         self,
         *,
@@ -199,10 +224,11 @@ class Checkpoint(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
         is_head: _builtins.bool = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "gate", b"gate", "manifest", b"manifest", "training_state", b"training_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "digest", b"digest", "gate", b"gate", "is_head", b"is_head", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "reason", b"reason", "run_id", b"run_id", "state", b"state", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "created_at", b"created_at", "digest", b"digest", "gate", b"gate", "is_head", b"is_head", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "reason", b"reason", "run_id", b"run_id", "sources", b"sources", "state", b"state", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from upcycle.api.common.v1 import common_pb2 as _common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as _taskset_pb2
 import builtins as _builtins
@@ -300,6 +302,65 @@ class GroupShortened(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupShortened: _TypeAlias = GroupShortened  # noqa: Y015
+
+@_typing.final
+class GroupOffered(_message.Message):
+    """Fact group.offered: a training run may train on a group of an evaluation. Its trainer answers with group.settled.
+    Self-sufficient: the trainer needs nothing else but the bodies.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    BEFORE_START_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    OFFERED_AT_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    run_id: _builtins.str
+    """the training run"""
+    source_run_id: _builtins.str
+    """the evaluation that the group belongs to"""
+    model: _builtins.str
+    group_size: _builtins.int
+    """of the evaluation"""
+    task_digest: _builtins.str
+    split: _common_pb2.Split.ValueType
+    """of the task, when the offer was made"""
+    before_start: _builtins.bool
+    """The evaluation had ended before the training run began: its versions are counted back from the checkpoint at which the
+    run starts.
+    """
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_taskset_pb2.OfferedTrajectory]: ...
+    @_builtins.property
+    def offered_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        source_run_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        group_size: _builtins.int = ...,
+        task_digest: _builtins.str = ...,
+        split: _common_pb2.Split.ValueType = ...,
+        before_start: _builtins.bool = ...,
+        members: _abc.Iterable[_taskset_pb2.OfferedTrajectory] | None = ...,
+        offered_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offered_at", b"offered_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_start", b"before_start", "group_id", b"group_id", "group_size", b"group_size", "members", b"members", "model", b"model", "offered_at", b"offered_at", "run_id", b"run_id", "source_run_id", b"source_run_id", "split", b"split", "task_digest", b"task_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupOffered: _TypeAlias = GroupOffered  # noqa: Y015
 
 @_typing.final
 class EpisodeCancelled(_message.Message):

@@ -47,11 +47,14 @@ class RegisterTasksetResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     NUM_TASKS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     num_tasks: _builtins.int
     created: _builtins.bool
     """false: the same content was registered before"""
+    revision: _builtins.int
+    """of the taskset; other tasks under the same name are a new revision"""
     def __init__(
         self,
         *,
@@ -59,10 +62,11 @@ class RegisterTasksetResponse(_message.Message):
         digest: _builtins.str = ...,
         num_tasks: _builtins.int = ...,
         created: _builtins.bool = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "digest", b"digest", "name", b"name", "num_tasks", b"num_tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "digest", b"digest", "name", b"name", "num_tasks", b"num_tasks", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,6 +110,52 @@ class GetTasksetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTasksetResponse: _TypeAlias = GetTasksetResponse  # noqa: Y015
+
+@_typing.final
+class ClaimTasksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_DIGESTS_FIELD_NUMBER: _builtins.int
+    CLAIMED_BY_FIELD_NUMBER: _builtins.int
+    claimed_by: _builtins.str
+    """who takes the gradient, for people"""
+    @_builtins.property
+    def task_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 10,000"""
+
+    def __init__(
+        self,
+        *,
+        task_digests: _abc.Iterable[_builtins.str] | None = ...,
+        claimed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_by", b"claimed_by", "task_digests", b"task_digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimTasksRequest: _TypeAlias = ClaimTasksRequest  # noqa: Y015
+
+@_typing.final
+class ClaimTasksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIMED_FIELD_NUMBER: _builtins.int
+    claimed: _builtins.int
+    """tasks that were unassigned until now"""
+    def __init__(
+        self,
+        *,
+        claimed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed", b"claimed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimTasksResponse: _TypeAlias = ClaimTasksResponse  # noqa: Y015
 
 @_typing.final
 class ListTasksetsRequest(_message.Message):

@@ -95,6 +95,11 @@ class TasksetServiceStub:
                 request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunResponse.FromString,
                 _registered_method=True)
+        self.ClaimTasks = channel.unary_unary(
+                '/upcycle.api.taskset.v1.TasksetService/ClaimTasks',
+                request_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksResponse.FromString,
+                _registered_method=True)
 
 
 class TasksetServiceServicer:
@@ -175,6 +180,13 @@ class TasksetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClaimTasks(self, request, context):
+        """Marks tasks as training data before a gradient is taken on them; refuses all of them when one is held out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TasksetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -237,6 +249,11 @@ def add_TasksetServiceServicer_to_server(servicer, server):
                     servicer.ExplainRun,
                     request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunResponse.SerializeToString,
+            ),
+            'ClaimTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimTasks,
+                    request_deserializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -564,6 +581,33 @@ class TasksetService:
             '/upcycle.api.taskset.v1.TasksetService/ExplainRun',
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunRequest.SerializeToString,
             upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ExplainRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.taskset.v1.TasksetService/ClaimTasks',
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksRequest.SerializeToString,
+            upcycle_dot_api_dot_taskset_dot_v1_dot_service__pb2.ClaimTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

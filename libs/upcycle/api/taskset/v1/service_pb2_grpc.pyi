@@ -47,6 +47,8 @@ class TasksetServiceStub:
     StopRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.StopRunRequest, _service_pb2.StopRunResponse]
     """a training run ends early, with a final checkpoint"""
     ExplainRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.ExplainRunRequest, _service_pb2.ExplainRunResponse]
+    ClaimTasks: _grpc.UnaryUnaryMultiCallable[_service_pb2.ClaimTasksRequest, _service_pb2.ClaimTasksResponse]
+    """Marks tasks as training data before a gradient is taken on them; refuses all of them when one is held out."""
 
 @_typing.type_check_only
 class TasksetServiceAsyncStub(TasksetServiceStub):
@@ -67,6 +69,8 @@ class TasksetServiceAsyncStub(TasksetServiceStub):
     StopRun: _aio.UnaryUnaryMultiCallable[_service_pb2.StopRunRequest, _service_pb2.StopRunResponse]  # type: ignore[assignment]
     """a training run ends early, with a final checkpoint"""
     ExplainRun: _aio.UnaryUnaryMultiCallable[_service_pb2.ExplainRunRequest, _service_pb2.ExplainRunResponse]  # type: ignore[assignment]
+    ClaimTasks: _aio.UnaryUnaryMultiCallable[_service_pb2.ClaimTasksRequest, _service_pb2.ClaimTasksResponse]  # type: ignore[assignment]
+    """Marks tasks as training data before a gradient is taken on them; refuses all of them when one is held out."""
 
 class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Public: register tasksets, submit runs, watch them."""
@@ -156,5 +160,13 @@ class TasksetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ExplainRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ExplainRunResponse, _abc.Awaitable[_service_pb2.ExplainRunResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ClaimTasks(
+        self,
+        request: _service_pb2.ClaimTasksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.ClaimTasksResponse, _abc.Awaitable[_service_pb2.ClaimTasksResponse]]:
+        """Marks tasks as training data before a gradient is taken on them; refuses all of them when one is held out."""
 
 def add_TasksetServiceServicer_to_server(servicer: TasksetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from upcycle.api.common.v1 import common_pb2 as _common_pb2
+from upcycle.api.trajectory.v1 import trajectory_pb2 as _trajectory_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -197,10 +198,13 @@ class Taskset(_message.Message):
     SPLIT_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     """sha256 over the ordered task digests and the split; set by the server"""
     split: _common_pb2.Split.ValueType
+    revision: _builtins.int
+    """set by the server: 1 at first, +1 each time other tasks are registered under the name"""
     @_builtins.property
     def environment(self) -> Global___EnvironmentSpec: ...
     @_builtins.property
@@ -213,10 +217,11 @@ class Taskset(_message.Message):
         split: _common_pb2.Split.ValueType = ...,
         environment: Global___EnvironmentSpec | None = ...,
         tasks: _abc.Iterable[Global___Task] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "environment", b"environment", "name", b"name", "split", b"split", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "environment", b"environment", "name", b"name", "revision", b"revision", "split", b"split", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,8 +340,9 @@ class TrainingConfig(_message.Message):
     LORA_RANK_FIELD_NUMBER: _builtins.int
     LORA_ALPHA_FIELD_NUMBER: _builtins.int
     LORA_TARGETS_FIELD_NUMBER: _builtins.int
+    NO_STEP_GROUPS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    """optimizer steps, default 100"""
+    """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
     """P, groups per batch, default 16"""
     max_staleness: _builtins.int
@@ -376,6 +382,10 @@ class TrainingConfig(_message.Message):
     """adapters are scaled by alpha / rank; default 2 * rank"""
     lora_targets: _builtins.str
     """"all-linear" (default) or comma-separated module names, e.g. "q_proj,v_proj" """
+    no_step_groups: _builtins.int
+    """Groups in a row that may be settled without a step before a run with a step limit fails, as one that has nothing to
+    learn from; default max(8 * prompts_per_step, 64). A run without a limit raises an alarm instead.
+    """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -405,10 +415,11 @@ class TrainingConfig(_message.Message):
         lora_rank: _builtins.int | None = ...,
         lora_alpha: _builtins.float | None = ...,
         lora_targets: _builtins.str | None = ...,
+        no_step_groups: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -442,6 +453,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     _WhichOneofReturnType__min_lr_fraction: _TypeAlias = _typing.Literal["min_lr_fraction"]  # noqa: Y015
     _WhichOneofArgType__min_lr_fraction: _TypeAlias = _typing.Literal["_min_lr_fraction", b"_min_lr_fraction"]  # noqa: Y015
+    _WhichOneofReturnType__no_step_groups: _TypeAlias = _typing.Literal["no_step_groups"]  # noqa: Y015
+    _WhichOneofArgType__no_step_groups: _TypeAlias = _typing.Literal["_no_step_groups", b"_no_step_groups"]  # noqa: Y015
     _WhichOneofReturnType__prompts_per_step: _TypeAlias = _typing.Literal["prompts_per_step"]  # noqa: Y015
     _WhichOneofArgType__prompts_per_step: _TypeAlias = _typing.Literal["_prompts_per_step", b"_prompts_per_step"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -484,6 +497,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_lr_fraction) -> _WhichOneofReturnType__min_lr_fraction | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_step_groups) -> _WhichOneofReturnType__no_step_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompts_per_step) -> _WhichOneofReturnType__prompts_per_step | None: ...
     @_typing.overload
@@ -563,6 +578,9 @@ class RunSpec(_message.Message):
     GATE_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     EPISODE_DEADLINE_S_FIELD_NUMBER: _builtins.int
+    SOURCE_RUNS_FIELD_NUMBER: _builtins.int
+    NO_SAMPLING_FIELD_NUMBER: _builtins.int
+    TRAINABLE_FIELD_NUMBER: _builtins.int
     taskset: _builtins.str
     """name of a registered taskset"""
     purpose: _common_pb2.Purpose.ValueType
@@ -572,6 +590,10 @@ class RunSpec(_message.Message):
     """free text for people"""
     episode_deadline_s: _builtins.int
     """an episode unsettled for so long is re-dispatched, default 120"""
+    no_sampling: _builtins.bool
+    """purpose TRAIN only: plans no episodes, trains on what evaluations bring"""
+    trainable: _builtins.bool
+    """purpose EVAL only: a running training run of the same model and taskset may draw its groups"""
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -583,6 +605,10 @@ class RunSpec(_message.Message):
     @_builtins.property
     def gate(self) -> Global___GateConfig:
         """purpose TRAIN only; absent: nothing is promoted automatically"""
+
+    @_builtins.property
+    def source_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """purpose TRAIN only: finished evaluations whose groups are the first batches"""
 
     def __init__(
         self,
@@ -596,10 +622,13 @@ class RunSpec(_message.Message):
         gate: Global___GateConfig | None = ...,
         label: _builtins.str = ...,
         episode_deadline_s: _builtins.int | None = ...,
+        source_runs: _abc.Iterable[_builtins.str] | None = ...,
+        no_sampling: _builtins.bool = ...,
+        trainable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "policy", b"policy", "sampling", b"sampling", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "group_size", b"group_size", "label", b"label", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "taskset", b"taskset", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s", "episode_deadline_s", b"episode_deadline_s", "gate", b"gate", "group_size", b"group_size", "label", b"label", "no_sampling", b"no_sampling", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "source_runs", b"source_runs", "taskset", b"taskset", "trainable", b"trainable", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__episode_deadline_s: _TypeAlias = _typing.Literal["episode_deadline_s"]  # noqa: Y015
     _WhichOneofArgType__episode_deadline_s: _TypeAlias = _typing.Literal["_episode_deadline_s", b"_episode_deadline_s"]  # noqa: Y015
@@ -631,12 +660,33 @@ class RunCounts(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class GroupsByOutcomeEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUESTED_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     BY_STATE_FIELD_NUMBER: _builtins.int
     GROUPS_OPEN_FIELD_NUMBER: _builtins.int
     GROUPS_SETTLED_FIELD_NUMBER: _builtins.int
+    GROUPS_BY_OUTCOME_FIELD_NUMBER: _builtins.int
     requested: _builtins.int
     settled: _builtins.int
     in_flight: _builtins.int
@@ -645,6 +695,12 @@ class RunCounts(_message.Message):
     @_builtins.property
     def by_state(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """keys: planned, sampled, graded, trained, evaluated, excluded, failed, cancelled"""
+
+    @_builtins.property
+    def groups_by_outcome(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Groups that ended, by how: trained, excluded(zero_spread), evaluated, failed, ...; of a training run also the groups that
+        it drew from evaluations: trained, released(zero_spread), ...
+        """
 
     def __init__(
         self,
@@ -655,10 +711,11 @@ class RunCounts(_message.Message):
         by_state: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         groups_open: _builtins.int = ...,
         groups_settled: _builtins.int = ...,
+        groups_by_outcome: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_state", b"by_state", "groups_open", b"groups_open", "groups_settled", b"groups_settled", "in_flight", b"in_flight", "requested", b"requested", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_state", b"by_state", "groups_by_outcome", b"groups_by_outcome", "groups_open", b"groups_open", "groups_settled", b"groups_settled", "in_flight", b"in_flight", "requested", b"requested", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,6 +738,8 @@ class Run(_message.Message):
     SUCCESS_RATE_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    TASKSET_REVISION_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -696,6 +755,8 @@ class Run(_message.Message):
     """32 hex digits of the trace that SubmitRun began or joined"""
     step: _builtins.int
     """optimizer steps that are completed; training runs only"""
+    taskset_revision: _builtins.int
+    """of the taskset that new groups are drawn from"""
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -706,6 +767,10 @@ class Run(_message.Message):
     def submitted_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def finished_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceReport]:
+        """training runs: what became of each evaluation that they draw from"""
+
     def __init__(
         self,
         *,
@@ -722,14 +787,79 @@ class Run(_message.Message):
         success_rate: _builtins.float = ...,
         trace_id: _builtins.str = ...,
         step: _builtins.int = ...,
+        sources: _abc.Iterable[Global___SourceReport] | None = ...,
+        taskset_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class SourceReport(_message.Message):
+    """What a training run took from one evaluation, in groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LeftOutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    OFFERED_FIELD_NUMBER: _builtins.int
+    TRAINED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """the evaluation"""
+    groups: _builtins.int
+    """that have ended in the evaluation"""
+    offered: _builtins.int
+    """with the trainer now"""
+    trained: _builtins.int
+    waiting: _builtins.int
+    """fit, and wait for a free slot"""
+    @_builtins.property
+    def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by reason: split, unassigned, version, stale, incomplete_group, zero_spread, ..."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        groups: _builtins.int = ...,
+        offered: _builtins.int = ...,
+        trained: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "left_out", b"left_out", "offered", b"offered", "run_id", b"run_id", "trained", b"trained", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceReport: _TypeAlias = SourceReport  # noqa: Y015
 
 @_typing.final
 class EpisodeResult(_message.Message):
@@ -815,3 +945,47 @@ class WaitReason(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
+
+@_typing.final
+class OfferedTrajectory(_message.Message):
+    """One graded trajectory of a group on offer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    EPISODE_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    SUCCESS_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    SAMPLED_BY_FIELD_NUMBER: _builtins.int
+    STOP_REASON_FIELD_NUMBER: _builtins.int
+    trajectory_id: _builtins.str
+    episode_id: _builtins.str
+    member: _builtins.int
+    reward: _builtins.float
+    success: _builtins.bool
+    stop_reason: _trajectory_pb2.StopReason.ValueType
+    @_builtins.property
+    def body(self) -> _common_pb2.BlobRef: ...
+    @_builtins.property
+    def sampled_by(self) -> _common_pb2.VersionSpan: ...
+    def __init__(
+        self,
+        *,
+        trajectory_id: _builtins.str = ...,
+        episode_id: _builtins.str = ...,
+        member: _builtins.int = ...,
+        reward: _builtins.float = ...,
+        success: _builtins.bool = ...,
+        body: _common_pb2.BlobRef | None = ...,
+        sampled_by: _common_pb2.VersionSpan | None = ...,
+        stop_reason: _trajectory_pb2.StopReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "sampled_by", b"sampled_by"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode_id", b"episode_id", "member", b"member", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "success", b"success", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferedTrajectory: _TypeAlias = OfferedTrajectory  # noqa: Y015

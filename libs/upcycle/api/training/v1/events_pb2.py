@@ -27,19 +27,25 @@ from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v
 from upcycle.api.training.v1 import training_pb2 as upcycle_dot_api_dot_training_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/training/v1/events.proto\x12\x17upcycle.api.training.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a&upcycle/api/training/v1/training.proto\"\xd9\x01\n\x0fPolicyPublished\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x08manifest\x18\x04 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x14\n\x0ctarget_steps\x18\x07 \x01(\x03\x12\x30\n\x0cpublished_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf9\x02\n\x0f\x43heckpointSaved\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x1c\n\x14parent_checkpoint_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x30\n\x08manifest\x18\x06 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\x0etraining_state\x18\x07 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x0e\n\x06run_id\x18\x08 \x01(\t\x12\x0c\n\x04step\x18\t \x01(\x03\x12\x10\n\x08is_final\x18\n \x01(\x08\x12\x39\n\x07metrics\x18\x0b \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12,\n\x08saved_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe7\x01\n\rStepCompleted\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x16\n\x0etrajectory_ids\x18\x05 \x03(\t\x12\x39\n\x07metrics\x18\x06 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12\x30\n\x0c\x63ompleted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\xb3\x01\n\x0cGroupSettled\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0b\x65pisode_ids\x18\x07 \x03(\t\x12.\n\nsettled_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$upcycle/api/training/v1/events.proto\x12\x17upcycle.api.training.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a&upcycle/api/training/v1/training.proto\"\xd9\x01\n\x0fPolicyPublished\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x08manifest\x18\x04 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x14\n\x0ctarget_steps\x18\x07 \x01(\x03\x12\x30\n\x0cpublished_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf1\x03\n\x0f\x43heckpointSaved\x12\x15\n\rcheckpoint_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x1c\n\x14parent_checkpoint_id\x18\x04 \x01(\t\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x30\n\x08manifest\x18\x06 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\x0etraining_state\x18\x07 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x0e\n\x06run_id\x18\x08 \x01(\t\x12\x0c\n\x04step\x18\t \x01(\x03\x12\x10\n\x08is_final\x18\n \x01(\x08\x12\x39\n\x07metrics\x18\x0b \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12,\n\x08saved_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x46\n\x07sources\x18\r \x03(\x0b\x32\x35.upcycle.api.training.v1.CheckpointSaved.SourcesEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xe7\x01\n\rStepCompleted\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x16\n\x0etrajectory_ids\x18\x05 \x03(\t\x12\x39\n\x07metrics\x18\x06 \x01(\x0b\x32(.upcycle.api.training.v1.TrainingMetrics\x12\x30\n\x0c\x63ompleted_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"\x89\x01\n\rSessionFailed\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12-\n\tfailed_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xca\x01\n\x0cGroupSettled\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0b\x65pisode_ids\x18\x07 \x03(\t\x12.\n\nsettled_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rsource_run_id\x18\t \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.training.v1.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CHECKPOINTSAVED_SOURCESENTRY']._loaded_options = None
+  _globals['_CHECKPOINTSAVED_SOURCESENTRY']._serialized_options = b'8\001'
   _globals['_POLICYPUBLISHED']._serialized_start=175
   _globals['_POLICYPUBLISHED']._serialized_end=392
   _globals['_CHECKPOINTSAVED']._serialized_start=395
-  _globals['_CHECKPOINTSAVED']._serialized_end=772
-  _globals['_STEPCOMPLETED']._serialized_start=775
-  _globals['_STEPCOMPLETED']._serialized_end=1006
-  _globals['_GROUPSETTLED']._serialized_start=1009
-  _globals['_GROUPSETTLED']._serialized_end=1188
+  _globals['_CHECKPOINTSAVED']._serialized_end=892
+  _globals['_CHECKPOINTSAVED_SOURCESENTRY']._serialized_start=846
+  _globals['_CHECKPOINTSAVED_SOURCESENTRY']._serialized_end=892
+  _globals['_STEPCOMPLETED']._serialized_start=895
+  _globals['_STEPCOMPLETED']._serialized_end=1126
+  _globals['_SESSIONFAILED']._serialized_start=1129
+  _globals['_SESSIONFAILED']._serialized_end=1266
+  _globals['_GROUPSETTLED']._serialized_start=1269
+  _globals['_GROUPSETTLED']._serialized_end=1471
 # @@protoc_insertion_point(module_scope)

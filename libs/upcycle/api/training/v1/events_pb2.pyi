@@ -71,6 +71,26 @@ class CheckpointSaved(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
@@ -83,6 +103,7 @@ class CheckpointSaved(_message.Message):
     IS_FINAL_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     SAVED_AT_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     model: _builtins.str
     version: _builtins.int
@@ -100,6 +121,10 @@ class CheckpointSaved(_message.Message):
     def metrics(self) -> _training_pb2.TrainingMetrics: ...
     @_builtins.property
     def saved_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """evaluations that trained the run's weights so far: run id -> groups"""
+
     def __init__(
         self,
         *,
@@ -115,10 +140,11 @@ class CheckpointSaved(_message.Message):
         is_final: _builtins.bool = ...,
         metrics: _training_pb2.TrainingMetrics | None = ...,
         saved_at: _timestamp_pb2.Timestamp | None = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "metrics", b"metrics", "saved_at", b"saved_at", "training_state", b"training_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "digest", b"digest", "is_final", b"is_final", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "run_id", b"run_id", "saved_at", b"saved_at", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "digest", b"digest", "is_final", b"is_final", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "run_id", b"run_id", "saved_at", b"saved_at", "sources", b"sources", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +198,45 @@ class StepCompleted(_message.Message):
 Global___StepCompleted: _TypeAlias = StepCompleted  # noqa: Y015
 
 @_typing.final
+class SessionFailed(_message.Message):
+    """Fact session.failed: the trainer will not go on with a run. The planner ends the run as FAILED with the detail."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    FAILED_AT_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    model: _builtins.str
+    kind: _builtins.str
+    """invalid_spec, broken_artifact, lineage_taken, diverged, out_of_memory, killed, error"""
+    detail: _builtins.str
+    step: _builtins.int
+    """newest durable one"""
+    @_builtins.property
+    def failed_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        step: _builtins.int = ...,
+        failed_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed_at", b"failed_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "failed_at", b"failed_at", "kind", b"kind", "model", b"model", "run_id", b"run_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionFailed: _TypeAlias = SessionFailed  # noqa: Y015
+
+@_typing.final
 class GroupSettled(_message.Message):
     """Fact group.settled: what became of each member of a group, once."""
 
@@ -185,15 +250,18 @@ class GroupSettled(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     EPISODE_IDS_FIELD_NUMBER: _builtins.int
     SETTLED_AT_FIELD_NUMBER: _builtins.int
+    SOURCE_RUN_ID_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     run_id: _builtins.str
     model: _builtins.str
     outcome: _builtins.str
-    """trained or excluded"""
+    """trained, excluded; released: of an evaluation, and not trained: it stays evaluated"""
     reason: _builtins.str
     """stale, zero_spread, truncated_policy, quarantined, short_group, run_over, held_out"""
     step: _builtins.int
     """trained only"""
+    source_run_id: _builtins.str
+    """the evaluation that the group belongs to; empty: run_id planned it"""
     @_builtins.property
     def episode_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -209,10 +277,11 @@ class GroupSettled(_message.Message):
         step: _builtins.int = ...,
         episode_ids: _abc.Iterable[_builtins.str] | None = ...,
         settled_at: _timestamp_pb2.Timestamp | None = ...,
+        source_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settled_at", b"settled_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_ids", b"episode_ids", "group_id", b"group_id", "model", b"model", "outcome", b"outcome", "reason", b"reason", "run_id", b"run_id", "settled_at", b"settled_at", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_ids", b"episode_ids", "group_id", b"group_id", "model", b"model", "outcome", b"outcome", "reason", b"reason", "run_id", b"run_id", "settled_at", b"settled_at", "source_run_id", b"source_run_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

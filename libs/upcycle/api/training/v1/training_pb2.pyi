@@ -340,6 +340,26 @@ class TrainingSession(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -355,6 +375,8 @@ class TrainingSession(_message.Message):
     ALARMS_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    FAILURE_KIND_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     state: Global___SessionState.ValueType
@@ -369,6 +391,8 @@ class TrainingSession(_message.Message):
     stopping: _builtins.bool
     """the run ends early: no step follows"""
     kind: Global___SessionKind.ValueType
+    failure_kind: _builtins.str
+    """see SessionFailed.kind"""
     @_builtins.property
     def settled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """trained, excluded(zero_spread), ..."""
@@ -377,6 +401,10 @@ class TrainingSession(_message.Message):
     def last_metrics(self) -> Global___TrainingMetrics: ...
     @_builtins.property
     def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainingAlarm]: ...
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """evaluations that trained the weights so far: run id -> groups"""
+
     def __init__(
         self,
         *,
@@ -395,10 +423,12 @@ class TrainingSession(_message.Message):
         alarms: _abc.Iterable[Global___TrainingAlarm] | None = ...,
         stopping: _builtins.bool = ...,
         kind: Global___SessionKind.ValueType = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        failure_kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_metrics", b"last_metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "failure_kind", b"failure_kind", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "sources", b"sources", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

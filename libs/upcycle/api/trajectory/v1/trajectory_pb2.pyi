@@ -91,7 +91,7 @@ class _LedgerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LedgerSta
     """terminal"""
 
 class LedgerState(_LedgerState, metaclass=_LedgerStateEnumTypeWrapper):
-    """Where an episode is; terminal states never change."""
+    """Where an episode is; terminal states never change, but that EVALUATED may become TRAINED, once."""
 
 LEDGER_STATE_UNSPECIFIED: LedgerState.ValueType  # 0
 LEDGER_STATE_REQUESTED: LedgerState.ValueType  # 1
@@ -450,6 +450,7 @@ class LedgerEntry(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     REQUESTED_AT_FIELD_NUMBER: _builtins.int
     UPDATED_AT_FIELD_NUMBER: _builtins.int
+    TRAINED_BY_RUN_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     run_id: _builtins.str
     group_id: _builtins.str
@@ -458,6 +459,8 @@ class LedgerEntry(_message.Message):
     """exclusion reason, failure kind"""
     step: _builtins.int
     """trained only"""
+    trained_by_run: _builtins.str
+    """training run that took the gradient; of trained ones only"""
     @_builtins.property
     def requested_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -473,10 +476,11 @@ class LedgerEntry(_message.Message):
         step: _builtins.int = ...,
         requested_at: _timestamp_pb2.Timestamp | None = ...,
         updated_at: _timestamp_pb2.Timestamp | None = ...,
+        trained_by_run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["requested_at", b"requested_at", "updated_at", b"updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "group_id", b"group_id", "reason", b"reason", "requested_at", b"requested_at", "run_id", b"run_id", "state", b"state", "step", b"step", "updated_at", b"updated_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "group_id", b"group_id", "reason", b"reason", "requested_at", b"requested_at", "run_id", b"run_id", "state", b"state", "step", b"step", "trained_by_run", b"trained_by_run", "updated_at", b"updated_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

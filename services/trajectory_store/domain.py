@@ -1,4 +1,5 @@
-"""The ledger: what facts say about an episode, folded into one row; the first terminal state wins.
+"""The ledger: what facts say about an episode, folded into one row. The first terminal state wins, but that a
+training run may take one gradient on an evaluated episode.
 
 Pure and idempotent: folding a fact twice equals folding it once, and facts may come in any order.
 """
@@ -14,7 +15,8 @@ _MAX_REASON_CHARS: Final = 64
 
 
 class State(IntEnum):
-    """Where an episode is; numbers as on the wire. From TRAINED on, for good."""
+    """Where an episode is; numbers as on the wire. From TRAINED on, for good, but that EVALUATED may become
+    TRAINED."""
 
     REQUESTED = 1
     RECORDED = 2
@@ -45,20 +47,30 @@ class Identity:
     task_slug: str = ""
     family: str = ""
 
+    @property
+    def rank(self) -> int:
+        """How well a fact knows whose episode it is about.
+
+        2: the episode's own facts, which name a purpose. 1: facts about its group. 0: a step's list of
+        trajectories, which names the run that trained, and that may have drawn them from evaluations.
+        """
+        return 2 if self.purpose else int(bool(self.group_id))
+
     def completed_by(self, other: "Identity") -> "Identity":
-        """This identity, with its gaps filled."""
+        """This identity with its gaps filled; where both say something, the higher rank counts."""
         if self.purpose and self.task_slug:
             return self
+        first, second = (other, self) if other.rank > self.rank else (self, other)
         return Identity(
             self.episode_id,
-            self.run_id or other.run_id,
-            self.group_id or other.group_id,
-            self.member or other.member,
-            self.model or other.model,
-            self.purpose or other.purpose,
-            self.split or other.split,
-            self.task_slug or other.task_slug,
-            self.family or other.family,
+            first.run_id or second.run_id,
+            first.group_id or second.group_id,
+            first.member or second.member,
+            first.model or second.model,
+            first.purpose or second.purpose,
+            first.split or second.split,
+            first.task_slug or second.task_slug,
+            first.family or second.family,
         )
 
 
@@ -99,10 +111,13 @@ class Episode:
     since_us: int
     """Earliest moment of any of its facts: when it was requested, once that is known."""
     updated_us: int
+    """Earliest moment of the facts that brought it to its state."""
     record: Record | None = None
     grade: Reward | None = None
     trained_step: int = 0
     """Step + 1 of the first optimizer step that claimed it; 0: none did."""
+    trained_by_run: str = ""
+    """Training run of that step. Its own run, or one that drew it from an evaluation."""
     in_conflict: bool = False
     trained_twice: bool = False
     body_checked: bool = False
@@ -136,6 +151,7 @@ class Fact:
     step: int = 0
     record: Record | None = None
     grade: Reward | None = None
+    trained_by_run: str = ""
 
 
 def requested(identity: Identity, at_us: int) -> Fact:
@@ -154,9 +170,14 @@ def graded(identity: Identity, record: Record, grade: Reward) -> Fact:
     return Fact(identity, state, grade.graded_us, record=record, grade=grade)
 
 
-def settled(identity: Identity, state: State, at_us: int, *, reason: str = "", step: int = 0) -> Fact:
-    """It ended: trained (with its step), excluded, failed or cancelled (with a reason)."""
-    return Fact(identity, state, at_us, reason=reason[:_MAX_REASON_CHARS], step=step)
+def settled(identity: Identity, state: State, at_us: int, *, reason: str = "") -> Fact:
+    """It ended without a gradient: excluded, failed or cancelled."""
+    return Fact(identity, state, at_us, reason=reason[:_MAX_REASON_CHARS])
+
+
+def trained(identity: Identity, at_us: int, *, step: int, by_run: str) -> Fact:
+    """An optimizer step of a training run claims it."""
+    return Fact(identity, State.TRAINED, at_us, step=step, trained_by_run=by_run)
 
 
 def fold(episode: Episode | None, fact: Fact) -> Episode:
@@ -171,15 +192,17 @@ def fold(episode: Episode | None, fact: Fact) -> Episode:
         grade=episode.grade or fact.grade,
     )
     known = _claimed(known, fact)
-    if not episode.state.is_terminal:
-        return _advanced(known, fact)
+    if _may_follow(episode.state, fact.state):
+        return replace(known, state=fact.state, reason=fact.reason, step=fact.step, updated_us=fact.at_us)
+    if _repeats_claim(known, fact):
+        return replace(known, updated_us=min(known.updated_us, fact.at_us))
     if contradicts(episode.state, fact.state):
         return replace(known, in_conflict=True)
     return known
 
 
 def _first(fact: Fact) -> Episode:
-    return Episode(
+    row = Episode(
         identity=fact.identity,
         state=fact.state,
         reason=fact.reason,
@@ -188,8 +211,8 @@ def _first(fact: Fact) -> Episode:
         updated_us=fact.at_us,
         record=fact.record,
         grade=fact.grade,
-        trained_step=fact.step + 1 if fact.state is State.TRAINED else 0,
     )
+    return _claimed(row, fact)
 
 
 def _better_record(known: Record | None, fact: Fact) -> Record | None:
@@ -200,31 +223,37 @@ def _better_record(known: Record | None, fact: Fact) -> Record | None:
 
 
 def _claimed(episode: Episode, fact: Fact) -> Episode:
-    """A second, different optimizer step that claims the trajectory breaks a promise: say so."""
+    """A second, different claim (other step, or other run) breaks a promise: say so, and keep the first."""
     if fact.state is not State.TRAINED:
         return episode
-    claim = fact.step + 1
     if episode.trained_step == 0:
-        return replace(episode, trained_step=claim)
-    if episode.trained_step != claim and not episode.trained_twice:
-        return replace(episode, trained_twice=True)
-    return episode
+        return replace(episode, trained_step=fact.step + 1, trained_by_run=fact.trained_by_run)
+    return episode if _is_claim_of(episode, fact) else replace(episode, trained_twice=True)
 
 
-def _advanced(episode: Episode, fact: Fact) -> Episode:
-    if fact.state <= episode.state:
-        return episode
-    return replace(episode, state=fact.state, reason=fact.reason, step=fact.step, updated_us=fact.at_us)
+def _is_claim_of(episode: Episode, fact: Fact) -> bool:
+    return (episode.trained_by_run, episode.trained_step) == (fact.trained_by_run, fact.step + 1)
+
+
+def _repeats_claim(episode: Episode, fact: Fact) -> bool:
+    """A group's settlement and its step tell of one gradient, in either order."""
+    return episode.state is State.TRAINED and fact.state is State.TRAINED and _is_claim_of(episode, fact)
+
+
+def _may_follow(now: State, said: State) -> bool:
+    """Forwards until it is settled; after that an evaluation may be trained on, and nothing else."""
+    return said > now if not now.is_terminal else (now, said) == (State.EVALUATED, State.TRAINED)
 
 
 _CONTRADICTIONS: Final = frozenset(
     {
-        # A gradient was taken on an episode that the ledger calls something else.
-        *((state, State.TRAINED) for state in State if state.is_terminal and state is not State.TRAINED),
+        # A gradient was taken on an episode that did not count.
+        (State.EXCLUDED, State.TRAINED),
+        (State.FAILED, State.TRAINED),
+        (State.CANCELLED, State.TRAINED),
         # Somebody says that a counted episode did not count. A cancellation that comes late only withdraws.
         (State.TRAINED, State.EXCLUDED),
         (State.TRAINED, State.FAILED),
-        (State.TRAINED, State.EVALUATED),
         (State.EVALUATED, State.EXCLUDED),
         (State.EVALUATED, State.FAILED),
     }
@@ -247,21 +276,23 @@ class Delta:
 
 
 def deltas(changes: Iterable[tuple[Episode | None, Episode]]) -> list[Delta]:
-    """Counter changes, per run, of rows that went from before to after."""
+    """Counter changes, per run, of rows that went from before to after.
+
+    A row whose own run becomes known moves to that run's counters, its alarms with it.
+    """
     labels: dict[str, dict[tuple[State, str], int]] = {}
     alarms: dict[str, list[int]] = {}
     for before, after in changes:
-        counts = labels.setdefault(after.identity.run_id, {})
-        alarm = alarms.setdefault(after.identity.run_id, [0, 0])
-        if before is not None:
-            # A row whose run was unknown until now moves to that run's counters.
-            old = labels.setdefault(before.identity.run_id, {})
-            old[_key(before)] = old.get(_key(before), 0) - 1
-        counts[_key(after)] = counts.get(_key(after), 0) + 1
-        alarm[0] += after.in_conflict - (before is not None and before.in_conflict)
-        alarm[1] += after.trained_twice - (before is not None and before.trained_twice)
+        for row, sign in ((before, -1), (after, 1)):
+            if row is None:
+                continue
+            counts = labels.setdefault(row.identity.run_id, {})
+            counts[_key(row)] = counts.get(_key(row), 0) + sign
+            alarm = alarms.setdefault(row.identity.run_id, [0, 0])
+            alarm[0] += sign * row.in_conflict
+            alarm[1] += sign * row.trained_twice
     return [
-        Delta(run_id, {key: count for key, count in counts.items() if count}, *alarms.get(run_id, (0, 0)))
+        Delta(run_id, {key: count for key, count in counts.items() if count}, *alarms[run_id])
         for run_id, counts in labels.items()
     ]
 

@@ -25,6 +25,7 @@ from trajectory_store.domain import (
     recorded,
     requested,
     settled,
+    trained,
 )
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -33,6 +34,9 @@ from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
 
 _US: Final = 1_000_000
+_TRAINED: Final = "trained"
+_RELEASED: Final = "released"
+_GROUP_OUTCOMES: Final = (_TRAINED, "excluded", _RELEASED)
 
 
 class MalformedFact(ValueError):
@@ -138,23 +142,27 @@ def _cancelled(message: taskset_events.EpisodeCancelled, at_us: int, _: str) -> 
 
 
 def _group_settled(message: training_events.GroupSettled, at_us: int, _: str) -> Iterator[Fact]:
-    states = {"trained": State.TRAINED, "excluded": State.EXCLUDED}
-    state = states.get(message.outcome)
-    if state is None:
-        raise MalformedFact(f"GroupSettled.outcome is {message.outcome!r}, expected trained or excluded")
+    """A released group stays what its evaluation made it: that says nothing about its episodes."""
+    if message.outcome not in _GROUP_OUTCOMES:
+        expected = ", ".join(_GROUP_OUTCOMES)
+        raise MalformedFact(f"GroupSettled.outcome is {message.outcome!r}, expected one of {expected}")
+    if message.outcome == _RELEASED:
+        return
     at_us = _us(message, "settled_at", at_us)
-    reason = message.reason if state is State.EXCLUDED else ""
-    step = message.step if state is State.TRAINED else 0
+    own_run = message.source_run_id or message.run_id
     for episode_id in message.episode_ids:
-        identity = Identity(episode_id, message.run_id, message.group_id, model=message.model)
-        yield settled(identity, state, at_us, reason=reason, step=step)
+        identity = Identity(episode_id, own_run, message.group_id, model=message.model)
+        if message.outcome == _TRAINED:
+            yield trained(identity, at_us, step=message.step, by_run=message.run_id)
+        else:
+            yield settled(identity, State.EXCLUDED, at_us, reason=message.reason)
 
 
 def _step_completed(message: training_events.StepCompleted, at_us: int, _: str) -> Iterator[Fact]:
     at_us = _us(message, "completed_at", at_us)
     for trajectory_id in message.trajectory_ids:
         identity = Identity(episode_id_of(trajectory_id), message.run_id, model=message.model)
-        yield settled(identity, State.TRAINED, at_us, step=message.step)
+        yield trained(identity, at_us, step=message.step, by_run=message.run_id)
 
 
 _READERS: Final[Mapping[type[Message], Callable[[Any, int, str], Iterator[Fact]]]] = {
@@ -216,6 +224,7 @@ def entry_to_wire(episode: Episode) -> trajectory_pb2.LedgerEntry:
         step=episode.step,
         requested_at=_timestamp(episode.since_us),
         updated_at=_timestamp(episode.updated_us),
+        trained_by_run=episode.trained_by_run if episode.state is State.TRAINED else "",
     )
 
 

@@ -23,6 +23,7 @@ async def list_trajectories(
     from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
     from upcycle.cli.runs import resolve_run
+    from upcycle.cli.trajectory_view import ledger_words
 
     async with Platform() as platform, remote_errors():
         run_id = await resolve_run(platform, run) if run else ""
@@ -34,11 +35,13 @@ async def list_trajectories(
         for one in listed:
             print_json("trajectory", one)
         return Exit.OK
-    table = Table("trajectory", "task", "turns", "tokens", "version", "reward", "success", box=None)
+    columns = ("trajectory", "task", "turns", "tokens", "version", "reward", "success", "ledger")
+    table = Table(*columns, box=None)
     for one in listed:
         reward = f"{one.reward:.3f}" if one.graded else "–"
         counts = (str(one.num_turns), str(one.num_sampled_tokens), f"v{one.sampled_by.oldest}")
-        table.add_row(one.trajectory_id, one.task_slug, *counts, reward, "yes" if one.success else "no")
+        success = "yes" if one.success else "no"
+        table.add_row(one.trajectory_id, one.task_slug, *counts, reward, success, ledger_words(one.ledger))
     result_console().print(table)
     return Exit.OK
 

@@ -9,10 +9,21 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from upcycle.api.trajectory.v1.trajectory_pb2 import FinishReason, LedgerState, StopReason
+from upcycle.api.trajectory.v1.trajectory_pb2 import (
+    LEDGER_STATE_TRAINED,
+    FinishReason,
+    LedgerState,
+    StopReason,
+)
 
 if TYPE_CHECKING:
-    from upcycle.api.trajectory.v1.trajectory_pb2 import Subscore, TrajectoryBody, TrajectorySummary, Turn
+    from upcycle.api.trajectory.v1.trajectory_pb2 import (
+        LedgerEntry,
+        Subscore,
+        TrajectoryBody,
+        TrajectorySummary,
+        Turn,
+    )
 
 # Probability of the sampled token -> colour: green was expected, red was a gamble.
 SURENESS = ((0.9, "green"), (0.5, "bright_green"), (0.2, "yellow"), (0.05, "dark_orange"), (0.0, "red"))
@@ -29,17 +40,21 @@ def render(summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens:
 
 def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower()
-    state = LedgerState.Name(summary.ledger.state).removeprefix("LEDGER_STATE_").lower()
-    ended = (
-        f"{state} {summary.ledger.reason or (f'step {summary.ledger.step}' if summary.ledger.step else '')}"
-    )
     span = f"v{body.sampled_by.oldest}–v{body.sampled_by.newest}"
     text = Text(summary.trajectory_id, style="bold")
-    text.append(
-        f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended.strip()}", style="not bold"
-    )
+    ended = ledger_words(summary.ledger)
+    text.append(f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended}", style="not bold")
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
+
+
+def ledger_words(entry: "LedgerEntry") -> str:
+    """Where an episode is: `excluded(stale)`, `trained(step 3)`, `trained(step 3 of run-…)` by another run."""
+    state = LedgerState.Name(entry.state).removeprefix("LEDGER_STATE_").lower()
+    if entry.state != LEDGER_STATE_TRAINED:
+        return f"{state}({entry.reason})" if entry.reason else state
+    other = entry.trained_by_run if entry.trained_by_run != entry.run_id else ""
+    return f"{state}(step {entry.step} of {other})" if other else f"{state}(step {entry.step})"
 
 
 def _turn(number: int, turn: "Turn", with_tokens: bool) -> Panel:

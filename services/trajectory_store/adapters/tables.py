@@ -43,6 +43,7 @@ EPISODES = Table(
     Column("updated_us", BigInteger, nullable=False),
     Column("settled", Boolean, nullable=False),
     Column("trained_step", BigInteger, nullable=False),
+    Column("trained_by_run", String, nullable=False, server_default=""),
     Column("in_conflict", Boolean, nullable=False),
     Column("trained_twice", Boolean, nullable=False),
     # The stored trajectory; body_key is null until it is recorded.

@@ -2,10 +2,11 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
-from upcycle.cli.trajectory_view import render, sureness_style, token_strip
+from upcycle.cli.trajectory_view import ledger_words, render, sureness_style, token_strip
 
 
 def shown(summary: pb.TrajectorySummary, body: pb.TrajectoryBody) -> str:
@@ -52,6 +53,27 @@ def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
         assert part in text
     for part in ("reward 0.750", "service 1.000", "exact"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (pb.LedgerEntry(state=pb.LEDGER_STATE_EVALUATED), "evaluated"),
+        (pb.LedgerEntry(state=pb.LEDGER_STATE_EXCLUDED, reason="stale"), "excluded(stale)"),
+        (
+            pb.LedgerEntry(state=pb.LEDGER_STATE_TRAINED, step=3, run_id="run-t", trained_by_run="run-t"),
+            "trained(step 3)",
+        ),
+        (
+            pb.LedgerEntry(state=pb.LEDGER_STATE_TRAINED, step=3, run_id="run-e", trained_by_run="run-t"),
+            "trained(step 3 of run-t)",
+        ),
+    ],
+)
+def test_the_ledger_is_told_in_words(entry: pb.LedgerEntry, words: str) -> None:
+    assert ledger_words(entry) == words
+    summary = pb.TrajectorySummary(trajectory_id="t", ledger=entry)
+    assert f"ledger: {words}" in shown(summary, pb.TrajectoryBody())
 
 
 def test_an_ungraded_trajectory_says_so() -> None:

@@ -142,11 +142,19 @@ def cancelled(number: int, *, run: str = "run-1") -> EpisodeCancelled:
 
 
 def settled(
-    numbers: Sequence[int], outcome: str, *, reason: str = "", step: int = 0, run: str = "run-1"
+    numbers: Sequence[int],
+    outcome: str,
+    *,
+    reason: str = "",
+    step: int = 0,
+    run: str = "run-1",
+    by: str = "",
 ) -> GroupSettled:
+    """`by`: the training run that drew the group from `run`; empty: the group is `run`'s own."""
     return GroupSettled(
         group_id=group_id(numbers[0], run),
-        run_id=run,
+        run_id=by or run,
+        source_run_id=run if by else "",
         model=MODEL,
         outcome=outcome,
         reason=reason,
@@ -156,9 +164,10 @@ def settled(
     )
 
 
-def stepped(numbers: Sequence[int], step: int, *, run: str = "run-1") -> StepCompleted:
+def stepped(numbers: Sequence[int], step: int, *, run: str = "run-1", by: str = "") -> StepCompleted:
+    """`by`: the training run, when it is not the one that planned the episodes."""
     return StepCompleted(
-        run_id=run,
+        run_id=by or run,
         model=MODEL,
         step=step,
         version=step + 1,

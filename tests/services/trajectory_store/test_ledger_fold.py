@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 from google.protobuf.message import Message
@@ -81,6 +82,16 @@ def test_the_first_terminal_state_wins_whatever_comes_after() -> None:
         (events.settled([1], "excluded", reason="stale"), events.stepped([1], 2), True),
         (events.cancelled(1), events.settled([1], "trained", step=2), True),
         (events.graded(1, purpose=EVAL), events.failed(1), True),
+        (events.graded(1, purpose=EVAL), events.settled([1], "excluded", reason="stale"), True),
+        # The one change of an end that is allowed, and what a training run says of what it did not train.
+        (events.graded(1, purpose=EVAL), events.settled([1], "trained", step=2, by="run-t"), False),
+        (events.graded(1, purpose=EVAL), events.settled([1], "released", reason="stale", by="run-t"), False),
+        (events.settled([1], "trained", step=2, by="run-t"), events.graded(1, purpose=EVAL), False),
+        (
+            events.settled([1], "trained", step=2, by="run-t"),
+            events.settled([1], "released", by="run-u"),
+            False,
+        ),
         # Late, not wrong: two owners end what nobody needs, or say the same thing again.
         (events.settled([1], "trained", step=2), events.cancelled(1), False),
         (events.settled([1], "trained", step=2), events.stepped([1], 2), False),
@@ -109,6 +120,111 @@ def test_two_steps_that_claim_one_trajectory_are_seen_once_each_trajectory() -> 
     assert not only(events.stepped([1], 0), events.settled([1], "trained", step=0)).trained_twice
 
 
+def _drawn() -> list[Message]:
+    """All that is ever said of an episode of the evaluation run-e on which run-t trains in step 2."""
+    return [
+        events.requested(5, run="run-e", purpose=EVAL),
+        events.recorded(5, run="run-e", purpose=EVAL),
+        events.graded(5, run="run-e", purpose=EVAL),
+        events.settled([5], "trained", step=2, run="run-e", by="run-t"),
+        events.stepped([5], 2, run="run-e", by="run-t"),
+    ]
+
+
+def test_a_training_run_may_take_one_gradient_on_an_evaluated_episode() -> None:
+    path = _drawn()
+    rows = [only(*path[: length + 1]) for length in range(len(path))]
+    assert [row.label for row in rows] == ["requested", "recorded", "evaluated", "trained", "trained"]
+    row = rows[-1]
+    assert (row.identity.run_id, row.trained_by_run, row.step) == ("run-e", "run-t", 2)
+    assert (row.in_conflict, row.trained_twice) == (False, False)
+    assert row.identity.purpose == EVAL, "the evaluation stays beside it"
+    assert row.grade is not None
+    assert row.grade.reward == 0.5
+
+
+def test_an_evaluated_episode_that_trains_is_the_same_row_in_every_order_of_its_facts() -> None:
+    expected = only(*_drawn())
+    orders = list(permutations(_drawn()))
+    assert len(orders) == 120
+    assert all(only(*order) == expected for order in orders)
+
+
+def test_an_own_episode_that_trains_is_the_same_row_in_every_order_of_its_facts() -> None:
+    path = [
+        events.requested(1),
+        events.recorded(1),
+        events.graded(1),
+        events.settled([1], "trained", step=2),
+        events.stepped([1], 2),
+    ]
+    expected = only(*path)
+    assert (expected.identity.run_id, expected.trained_by_run) == ("run-1", "run-1")
+    assert all(only(*order) == expected for order in permutations(path))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        events.settled([5], "trained", step=3, run="run-e", by="run-t"),
+        events.settled([5], "trained", step=2, run="run-e", by="run-u"),
+        events.stepped([5], 2, run="run-e", by="run-u"),
+    ],
+    ids=["other step", "other run", "other run's step"],
+)
+def test_a_second_claim_changes_nothing_but_is_counted_in_every_order(second: Message) -> None:
+    once = only(*_drawn())
+    after = only(*_drawn(), second, second)
+    assert after.trained_twice
+    assert (after.state, after.step, after.trained_by_run, after.updated_us) == (
+        once.state,
+        once.step,
+        once.trained_by_run,
+        once.updated_us,
+    )
+    assert not after.in_conflict
+    for order in permutations([*_drawn(), second]):
+        row = only(*order)
+        assert (row.label, row.trained_twice, row.in_conflict) == ("trained", True, False)
+        assert row.identity == once.identity
+
+
+def test_a_released_group_says_nothing() -> None:
+    released = events.settled([4, 5], "released", reason="zero_spread", run="run-e", by="run-t")
+    assert facts(released) == []
+    with_it = only(*_drawn()[:3], events.settled([5], "released", reason="stale", run="run-e", by="run-t"))
+    assert with_it == only(*_drawn()[:3])
+    assert with_it.label == "evaluated"
+
+
+def test_the_episodes_own_facts_say_whose_it_is_and_a_settlement_only_fills_the_gap() -> None:
+    step, group = _drawn()[4], _drawn()[3]
+    assert only(step).identity.run_id == "run-t", "all that is known until then"
+    assert only(step, group).identity.run_id == only(group, step).identity.run_id == "run-e"
+    # A trainer that names no source: its word is replaced by the episode's own, whatever comes first.
+    unnamed = events.settled([5], "trained", step=2, run="run-e", by="run-t")
+    unnamed.source_run_id = ""
+    for own in (
+        events.requested(5, run="run-e", purpose=EVAL),
+        events.recorded(5, run="run-e", purpose=EVAL),
+        events.graded(5, run="run-e", purpose=EVAL),
+        events.failed(5, run="run-e"),
+    ):
+        assert only(unnamed, own).identity.run_id == only(own, unnamed).identity.run_id == "run-e"
+
+
+def test_a_row_that_changes_runs_takes_its_counts_and_its_alarms_along() -> None:
+    claims = facts(
+        events.stepped([5], 2, run="run-e", by="run-t"), events.stepped([5], 3, run="run-e", by="run-t")
+    )
+    first = fold(fold(None, claims[0]), claims[1])
+    (request,) = facts(events.requested(5, run="run-e", purpose=EVAL))
+    moved = {delta.run_id: delta for delta in deltas([(first, fold(first, request))])}
+    key = (State.TRAINED, "")
+    assert (moved["run-t"].by_label, moved["run-t"].trained_twice) == ({key: -1}, -1)
+    assert (moved["run-e"].by_label, moved["run-e"].trained_twice) == ({key: 1}, 1)
+
+
 def test_a_late_grade_is_indexed_and_leaves_the_state() -> None:
     row = only(events.requested(1), events.recorded(1), events.failed(1), events.graded(1, reward=1.0))
     assert row.state is State.FAILED
@@ -127,8 +243,61 @@ def test_facts_without_an_episode_are_refused_by_name() -> None:
         facts(odd)
 
 
+@st.composite
+def _true_stories(draw: st.DrawFn) -> tuple[list[Message], list[Message]]:
+    """What really happens to eight episodes of an evaluation and eight of a training run, as it happens; and
+    the same facts in any order, some of them twice."""
+    story: list[Message] = []
+    for run, purpose in (("run-e", EVAL), ("run-t", events.TRAIN)):
+        for number in range(8):
+            story += [
+                events.requested(number, run=run, purpose=purpose),
+                events.recorded(number, run=run, purpose=purpose),
+                events.graded(number, run=run, purpose=purpose),
+            ]
+        for numbers in (range(4), range(4, 8)):
+            drawn_by = draw(st.sampled_from(["run-t", "run-u"])) if run == "run-e" else ""
+            step = draw(st.integers(0, 3))
+            if draw(st.booleans()):
+                story.append(events.settled(numbers, "trained", step=step, run=run, by=drawn_by))
+                story.append(events.stepped(numbers, step, run=run, by=drawn_by))
+            elif drawn_by:
+                story.append(events.settled(numbers, "released", reason="stale", run=run, by=drawn_by))
+            else:
+                story.append(events.settled(numbers, "excluded", reason="zero_spread", run=run))
+    again = draw(st.lists(st.sampled_from(story), max_size=8))
+    return story, draw(st.permutations(story + again))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_true_stories(), st.lists(st.integers(1, 9), max_size=12))
+def test_what_really_happened_is_the_same_ledger_in_any_order(
+    told: tuple[list[Message], list[Message]], sizes: list[int]
+) -> None:
+    story, shuffled = told
+    expected = folded(*story)
+    rows: dict[str, Episode] = {}
+    counts: dict[str, Counter[tuple[State, str]]] = {}
+    for batch in _batches(shuffled, sizes):
+        before = dict(rows)
+        for fact in facts(*batch):
+            key = fact.identity.episode_id
+            rows[key] = fold(rows.get(key), fact)
+        for delta in deltas([(before.get(key), row) for key, row in rows.items() if before.get(key) != row]):
+            counts.setdefault(delta.run_id, Counter()).update(delta.by_label)
+            assert (delta.conflicts, delta.trained_twice) == (0, 0)
+    assert rows == expected
+    for run in ("run-e", "run-t"):
+        own = [row for row in expected.values() if row.identity.run_id == run]
+        ledger = Ledger(counts[run], 0, 0, None)
+        assert len(own) == ledger.requested == ledger.settled == 8
+        assert ledger.by_label == Counter(row.label for row in own)
+    assert not any(counts.get("run-u", Counter()).values()), "a run that draws groups has requested nothing"
+
+
 _NUMBERS = st.integers(0, 7)
 _RUNS = st.sampled_from(["run-1", "run-2"])
+_TRAINERS = st.sampled_from(["", "run-t"])
 _PURPOSE_OF_RUN = {"run-1": events.TRAIN, "run-2": EVAL}
 
 
@@ -151,10 +320,12 @@ def _histories(draw: st.DrawFn) -> list[Message]:
         if kind == 4:
             return events.cancelled(number, run=run)
         if kind == 5:
-            return events.stepped([number, (number + 1) % 8], draw(st.integers(0, 2)), run=run)
+            numbers = [number, (number + 1) % 8]
+            return events.stepped(numbers, draw(st.integers(0, 2)), run=run, by=draw(_TRAINERS))
         numbers = [number // 4 * 4 + member for member in range(4)]
-        outcome = draw(st.sampled_from(["trained", "excluded"]))
-        return events.settled(numbers, outcome, reason="stale", step=draw(st.integers(0, 2)), run=run)
+        outcome = draw(st.sampled_from(["trained", "excluded", "released"]))
+        step, by = draw(st.integers(0, 2)), draw(_TRAINERS)
+        return events.settled(numbers, outcome, reason="stale", step=step, run=run, by=by)
 
     history = [one() for _ in range(draw(st.integers(1, 25)))]
     again = draw(st.lists(st.sampled_from(history), max_size=8))

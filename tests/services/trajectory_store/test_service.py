@@ -164,6 +164,36 @@ async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> Non
         assert found.summary.reward == 0.5
 
 
+async def test_an_evaluated_group_that_trains_shows_who_trained_it(store: Store) -> None:
+    """run-e evaluates two groups of four; run-t trains one of them in step 3 and releases the other."""
+    await store.publish(
+        events.stepped(range(4), 3, run="run-e", by="run-t"),
+        *(events.requested(number, run="run-e", purpose=EVAL) for number in range(8)),
+        *(events.graded(number, run="run-e", purpose=EVAL) for number in range(8)),
+        events.settled(range(4), "trained", step=3, run="run-e", by="run-t"),
+        events.settled(range(4, 8), "released", reason="zero_spread", run="run-e", by="run-t"),
+        events.requested(0, run="run-last"),
+    )
+
+    async def is_told() -> bool:
+        return (await store.ledger("run-last")).requested == 1
+
+    await until(is_told)
+    ledger = await store.ledger("run-e")
+    assert dict(ledger.by_state) == {"trained": 4, "evaluated": 4}
+    assert (ledger.requested, ledger.settled, ledger.in_flight) == (8, 8, 0)
+    assert (ledger.conflicts, ledger.trained_twice) == (0, 0)
+    assert (await store.ledger("run-t")).requested == 0
+    request = pb.ListTrajectoriesRequest(filter=pb.TrajectoryFilter(run_id="run-e", purpose=EVAL))
+    listed = (await store.api.ListTrajectories(request)).trajectories
+    entries = {(one.ledger.state, one.ledger.trained_by_run, one.ledger.step, one.graded) for one in listed}
+    assert len(listed) == 8
+    assert entries == {
+        (trajectory_pb2.LEDGER_STATE_TRAINED, "run-t", 3, True),
+        (trajectory_pb2.LEDGER_STATE_EVALUATED, "", 0, True),
+    }
+
+
 async def test_unknown_ids_and_bad_requests_are_typed(store: Store) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
         await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id="traj-nobody"))

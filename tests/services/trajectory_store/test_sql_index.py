@@ -53,10 +53,13 @@ def _history(rng: random.Random, num_episodes: int) -> list[Message]:
                     events.settled([number], "trained", step=rng.randrange(3), run=run),
                     events.settled([number], "excluded", reason="stale", run=run),
                     events.stepped([number], rng.randrange(3), run=run),
+                    events.settled([number], "trained", step=rng.randrange(3), run=run, by="run-2"),
+                    events.stepped([number], rng.randrange(3), run=run, by="run-2"),
                 ]
             ),
         ]
-        history += path[: rng.randint(1, 4)]
+        first = rng.randint(0, 3)
+        history += path[first : rng.randint(first + 1, 4)]
     history += rng.choices(history, k=num_episodes)
     rng.shuffle(history)
     return history
@@ -82,6 +85,55 @@ async def test_counters_equal_a_recount_after_every_batch(index: SqlIndex, db: D
         assert sum(one.requested for one in per_run) == ledger.requested
         assert sum(one.conflicts for one in per_run) == ledger.conflicts
         assert all(len(one.unsettled) == one.in_flight for one in per_run)
+
+
+async def test_trained_episodes_of_an_evaluation_move_within_its_own_counters(index: SqlIndex) -> None:
+    """Eight episodes of run-e, of which run-t trains one group of four: told in the worst order."""
+    drawn, rest = range(4), range(4, 8)
+    await index.project(facts(events.stepped(drawn, 3, run="run-e", by="run-t")))
+    assert (await index.ledger("run-t", 0)).by_label == {"trained": 4}, "nothing else is known until now"
+    await index.project(facts(*(events.graded(number, run="run-e", purpose=EVAL) for number in range(8))))
+    assert (await index.ledger("run-t", 0)).requested == 0
+    await index.project(
+        facts(
+            events.settled(drawn, "trained", step=3, run="run-e", by="run-t"),
+            events.settled(rest, "released", reason="zero_spread", run="run-e", by="run-t"),
+            *(events.requested(number, run="run-e", purpose=EVAL) for number in range(8)),
+        )
+    )
+    ledger = await index.ledger("run-e", 10)
+    assert ledger.by_label == {"trained": 4, "evaluated": 4}
+    assert (ledger.requested, ledger.settled, ledger.in_flight) == (8, 8, 0)
+    assert (ledger.conflicts, ledger.trained_twice) == (0, 0)
+    assert (await index.ledger("run-t", 0)).requested == 0
+    trained = await index.page(Filter(run_id="run-e", purpose=EVAL, state=State.TRAINED), None, 10)
+    assert [(row.trained_by_run, row.step, row.grade is not None) for row in trained] == [
+        ("run-t", 3, True)
+    ] * 4
+    await index.project(facts(events.settled(drawn, "trained", step=3, run="run-e", by="run-u")))
+    assert (await index.ledger("run-e", 0)).trained_twice == 4
+    assert (await index.ledger("run-e", 0)).by_label == {"trained": 4, "evaluated": 4}
+    again = await index.find(events.episode_id(0, "run-e"))
+    assert again is not None
+    assert again.trained_by_run == "run-t"
+
+
+async def test_a_store_of_the_version_before_names_the_own_run_of_what_was_trained(
+    index: SqlIndex, db: Database
+) -> None:
+    await index.project(facts(events.stepped([0], 4), events.graded(1, purpose=EVAL), events.graded(0)))
+
+    def as_before(connection: Connection) -> None:
+        connection.exec_driver_sql("ALTER TABLE episodes DROP COLUMN trained_by_run")
+        connection.exec_driver_sql("UPDATE trajectory_store_version SET version_num = '0001'")
+
+    await db.run(as_before)
+    await migrate(db, "trajectory_store")
+    rows = [await index.find(events.episode_id(number)) for number in (0, 1)]
+    assert [row.trained_by_run for row in rows if row is not None] == ["run-1", ""]
+    # The same claim again is no second one.
+    await index.project(facts(events.settled([0], "trained", step=4)))
+    assert (await index.ledger("run-1", 0)).trained_twice == 0
 
 
 async def test_a_projection_survives_a_restart_and_a_replay_from_the_beginning(

@@ -90,6 +90,7 @@ def checkpoint_to_wire(checkpoint: Checkpoint) -> registry_pb2.Checkpoint:
         step=checkpoint.step,
         reason=checkpoint.reason,
         metrics=dict(checkpoint.metrics),
+        sources=dict(checkpoint.sources),
         created_at=timestamp(checkpoint.created_at),
         is_head=checkpoint.is_head,
     )
@@ -135,6 +136,7 @@ def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoin
         run_id=event.run_id,
         step=event.step,
         metrics=dict(event.metrics.values),
+        sources=dict(event.sources),
     )
 
 

@@ -48,12 +48,13 @@ async def audit(platform: Platform, bus: EventBus, base_digest: str) -> Audit:
 
 
 def trained_twice(steps: Iterable[StepCompleted]) -> int:
-    """Trajectories that two steps of one run claim; a step that is announced again is the same step."""
-    owner: dict[tuple[str, str], int] = {}
+    """Trajectories that two steps claim, of one run or of two; a step that is announced again is the same."""
+    owner: dict[str, tuple[str, int]] = {}
     twice = 0
     for step in steps:
+        claim = (step.run_id, step.step)
         for trajectory_id in step.trajectory_ids:
-            twice += owner.setdefault((step.run_id, trajectory_id), step.step) != step.step
+            twice += owner.setdefault(trajectory_id, claim) != claim
     return twice
 
 

@@ -1,7 +1,7 @@
 """`upcycle models …`."""
 
 import getpass
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +95,8 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
         for checkpoint in listed:
             print_json("checkpoint", checkpoint)
         return Exit.OK
-    _print_table(("", "checkpoint", "state", "step", "held-out", "reason"), map(_checkpoint_row, listed))
+    columns = ("", "checkpoint", "state", "step", "held-out", "sources", "reason")
+    _print_table(columns, map(_checkpoint_row, listed))
     return Exit.OK
 
 
@@ -105,7 +106,17 @@ def _checkpoint_row(checkpoint: "Checkpoint") -> tuple[str, ...]:
     state = CheckpointState.Name(checkpoint.state).removeprefix("CHECKPOINT_STATE_").lower()
     rate = f"{checkpoint.gate.candidate_rate:.1%}" if checkpoint.HasField("gate") else "–"
     mark = "▶" if checkpoint.is_head else ""
-    return mark, checkpoint.checkpoint_id, state, str(checkpoint.step), rate, checkpoint.reason
+    step, trained_on = str(checkpoint.step), sources_words(checkpoint.sources)
+    return mark, checkpoint.checkpoint_id, state, step, rate, trained_on, checkpoint.reason
+
+
+def sources_words(sources: Mapping[str, int]) -> str:
+    """Evaluations that trained a checkpoint, most groups first: `trained on run-… (38 groups)`."""
+    if not sources:
+        return "–"
+    by_groups = sorted(sources.items(), key=lambda item: (-item[1], item[0]))
+    named = (f"{run_id} ({groups} group{'s' if groups != 1 else ''})" for run_id, groups in by_groups)
+    return f"trained on {', '.join(named)}"
 
 
 async def head(

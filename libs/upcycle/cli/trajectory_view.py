@@ -49,7 +49,7 @@ def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
 
 
 def ledger_words(entry: "LedgerEntry") -> str:
-    """Where an episode is: `excluded(stale)`, `trained(step 3)`, `trained(step 3 of run-…)` by another run."""
+    """Where it is: `excluded(stale)`, `trained(step 3)`, `trained(step 3 of run-…)` by another run."""
     state = LedgerState.Name(entry.state).removeprefix("LEDGER_STATE_").lower()
     if entry.state != LEDGER_STATE_TRAINED:
         return f"{state}({entry.reason})" if entry.reason else state

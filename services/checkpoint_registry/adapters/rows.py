@@ -48,6 +48,7 @@ def checkpoint_of(row: RowMapping) -> Checkpoint:
         reason=row["reason"],
         gate_json=row["gate_json"],
         metrics=row["metrics"],
+        sources=row["sources"],
         is_head=row["checkpoint_id"] == row["head_checkpoint_id"],
     )
 
@@ -58,6 +59,7 @@ def checkpoint_values(checkpoint: Checkpoint) -> dict[str, Any]:
     values.pop("is_head")
     values["state"] = checkpoint.state.value
     values["metrics"] = dict(checkpoint.metrics)
+    values["sources"] = dict(checkpoint.sources)
     return values
 
 

@@ -46,6 +46,7 @@ checkpoint = Table(
     Column("reason", Text, nullable=False),
     Column("gate_json", Text, nullable=False),
     Column("metrics", JSON, nullable=False),
+    Column("sources", JSON, nullable=False, server_default="{}"),
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("model", "version", name="checkpoint_version_once"),
 )

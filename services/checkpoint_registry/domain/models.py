@@ -65,6 +65,8 @@ class Checkpoint:
     reason: str = ""
     gate_json: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Evaluations that its run trained on until then: run id -> groups."""
     is_head: bool = False
 
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -146,7 +146,13 @@ class Stack:
             await asyncio.sleep(0.05)
         raise AssertionError(f"no {kind.__name__} about {model} within 20 s")
 
-    async def save(self, model: str, version: int, manifest: common_pb2.BlobRef) -> None:
+    async def save(
+        self,
+        model: str,
+        version: int,
+        manifest: common_pb2.BlobRef,
+        sources: Mapping[str, int] | None = None,
+    ) -> None:
         saved = CheckpointSaved(
             checkpoint_id=f"ckpt-{model}-v{version:08d}",
             model=model,
@@ -156,6 +162,7 @@ class Stack:
             manifest=manifest,
             run_id=TRAINING_RUN,
             step=version,
+            sources=sources,
         )
         saved.saved_at.GetCurrentTime()
         await self.bus.publish(saved, model=model, event_id=f"checkpoint.saved/{model}/{version}")

@@ -1,0 +1,70 @@
+"""Which evaluations trained a checkpoint: from the trainer's fact to the API, over restarts and forks."""
+
+from dataclasses import replace
+
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+from tests.services.checkpoint_registry.conftest import MODEL, Bench, checkpoint
+from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
+
+from checkpoint_registry.adapters.tables import metadata
+from sql_store import migrate
+from upcycle.api.registry.v1 import events_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+
+SOURCES = {"run-00000000000a": 38, "run-00000000000b": 2}
+
+
+async def test_sources_are_kept_over_a_restart_and_shown_wherever_a_checkpoint_is(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "sourced", policy())).base
+        assert dict(base.sources) == {}
+        await stack.save("sourced", 1, base.manifest, SOURCES)
+        await stack.fact(events_pb2.CheckpointPromoted, "sourced")
+    async with stack.registry() as stub:
+        found = await stub.GetCheckpoint(pb.GetCheckpointRequest(model="sourced", version=1))
+        assert dict(found.checkpoint.sources) == SOURCES
+        listed = (await stub.ListCheckpoints(pb.ListCheckpointsRequest(model="sourced"))).checkpoints
+        assert [dict(one.sources) for one in listed] == [{}, SOURCES]
+        head = (await stub.GetModel(pb.GetModelRequest(model="sourced"))).head
+        assert dict(head.sources) == SOURCES
+
+
+async def test_a_fork_has_its_own_sources_and_names_where_the_others_are(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "trained", policy())).base
+        await stack.save("trained", 1, base.manifest, SOURCES)
+        promoted = await stack.fact(events_pb2.CheckpointPromoted, "trained")
+        request = pb.ForkModelRequest(source_model="trained", model="branch")
+        forked = (await stub.ForkModel(request)).base
+        assert (forked.parent_checkpoint_id, dict(forked.sources)) == (promoted.checkpoint_id, {})
+        await stack.save("branch", 1, forked.manifest, {"run-00000000000c": 4})
+        await stack.fact(events_pb2.CheckpointEvaluated, "branch")
+        listed = (await stub.ListCheckpoints(pb.ListCheckpointsRequest(model="branch"))).checkpoints
+        assert [dict(one.sources) for one in listed] == [{}, {"run-00000000000c": 4}]
+        origin = await stub.GetCheckpoint(pb.GetCheckpointRequest(checkpoint_id=forked.parent_checkpoint_id))
+        assert dict(origin.checkpoint.sources) == SOURCES
+
+
+async def test_tables_of_the_version_before_are_brought_up_with_no_sources(bench: Bench) -> None:
+    await bench.gate.record(replace(checkpoint(1), sources=SOURCES), "")
+    assert (await bench.models.version(MODEL, 1)).sources == SOURCES
+
+    def as_before(connection: Connection) -> None:
+        connection.exec_driver_sql("ALTER TABLE checkpoint DROP COLUMN sources")
+        connection.exec_driver_sql("UPDATE checkpoint_registry_version SET version_num = '0001'")
+
+    await bench.database.run(as_before)
+    await migrate(bench.database, "checkpoint_registry")
+    assert (await bench.models.version(MODEL, 1)).sources == {}
+    await bench.gate.record(replace(checkpoint(2), sources=SOURCES), "")
+    assert (await bench.models.version(MODEL, 2)).sources == SOURCES
+
+    def differences(connection: Connection) -> list[object]:
+        options = {"version_table": "checkpoint_registry_version"}
+        # The outbox belongs to another metadata; everything else must be as the code says.
+        found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        return [one for one in found if "outbox" not in str(one)]
+
+    assert await bench.database.run(differences) == []

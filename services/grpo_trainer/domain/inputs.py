@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
-
-CLONING: Final = "cross_entropy"
-"""The loss that compares nothing: every trained token weighs the same, or as its row says."""
-
+from run_config import CLONING
 
 @dataclass(frozen=True, slots=True)
 class StoredInput:

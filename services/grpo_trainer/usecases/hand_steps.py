@@ -10,12 +10,13 @@ from pathlib import Path
 
 from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone, hand_run_id
 from grpo_trainer.domain.inputs import Lora
-from grpo_trainer.domain.spec import ALL_LINEAR, TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import HandTools, PublishedPolicy, Snapshot
 from grpo_trainer.usecases.patience import Patience
+from run_config import ALL_LINEAR
 
 
 def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:

@@ -11,7 +11,6 @@ from typing import Final
 from grpo_trainer.domain.contexts import episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
 from grpo_trainer.domain.inputs import (
-    CLONING,
     ConversationInput,
     InlineInput,
     LossSpec,
@@ -26,6 +25,7 @@ from grpo_trainer.domain.inputs import (
 )
 from grpo_trainer.ports import Conversations, Trajectories
 from grpo_trainer.usecases.patience import Patience
+from run_config import CLONING
 
 _CONCURRENCY: Final = 16
 _INDEX_PAUSE_S: Final = 0.2

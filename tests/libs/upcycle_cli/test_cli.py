@@ -61,10 +61,29 @@ def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
     assert json.loads(line)["error"]["kind"] == "platform_not_found"
 
 
-def test_a_group_of_one_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    done = upcycle("train", "m", "--taskset", "t", "--group", "1", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--group 1", "--group must be >= 2 and <= 1024, got 1"),
+        ("--loss ppoo", "--loss 'ppoo' does not exist; did you mean 'ppo'?"),
+        ("--loss cross_entropy", "upcycle train --sft"),
+        ("--steps -1", "--steps must be >= 0"),
+        ("--steps 0 --lr-schedule linear", "--lr-schedule 'linear' falls over the steps of a run"),
+        ("--steps 3 --warmup-steps 3", "--warmup-steps must be >= 0 and below --steps (3), got 3"),
+        ("--min-lr-fraction 0.5", "set --lr-schedule to cosine or linear"),
+        ("--prompts 257", "--prompts * --group is 2056, limit 2048"),
+        ("--checkpoint-every 0 --max-staleness -1", "--checkpoint-every must be >= 1"),
+        ("--learning-rate nan", "--learning-rate must be > 0 and <= 10, got nan"),
+        ("--lora-rank -2", "--lora-rank must be >= 0"),
+        ("--gate held --gate-attempts 0", "--gate-attempts must be >= 1"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_anything_is_sent(
+    tmp_path: Path, flags: str, said: str
+) -> None:
+    done = upcycle("train", "m", "--taskset", "t", *flags.split(), cwd=tmp_path)  # no platform: 4 if it asks
     assert done.returncode == 2
-    assert "at least 2" in done.stderr
+    assert said in done.stderr
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

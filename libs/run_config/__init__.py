@@ -1,4 +1,4 @@
-"""What a training configuration may say: names, limits, and what does not go together. Standard library only."""
+"""What a training configuration may say: names, limits, and what does not go together."""
 
 from run_config.limits import GATE_LIMITS, LIMITS, MAX_GROUP_SIZE, MAX_TRAJECTORIES_PER_STEP, Limit
 from run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals

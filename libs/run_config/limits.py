@@ -44,7 +44,9 @@ NOT_NEGATIVE: Final = Limit(0)
 ANY: Final = Limit()
 
 LIMITS: Final = {
-    "group_size": Limit(2, MAX_GROUP_SIZE, why="one rollout has nothing to be compared with, 8 is a good start"),
+    "group_size": Limit(
+        2, MAX_GROUP_SIZE, why="one rollout has nothing to be compared with, 8 is a good start"
+    ),
     "steps": Limit(0, why="0 trains until the run is stopped"),
     "prompts_per_step": Limit(1, 65536),
     "max_staleness": Limit(0, 1000),

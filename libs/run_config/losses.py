@@ -112,7 +112,8 @@ def _about_anchor(loss: str, options: Mapping[str, float], say: Say) -> Iterator
         return
     idle = sorted(name for name in options if name.startswith("sampler_weight_"))
     if idle:
-        yield f"{where}: {', '.join(idle)} without {_WEIGHT}: nothing reads it; set {_WEIGHT}, or leave it out"
+        without = f"{where}: {', '.join(idle)} without {_WEIGHT}"
+        yield f"{without}: nothing reads it; set {_WEIGHT}, or leave it out"
 
 
 def _about_kl(options: Mapping[str, float], choice: tuple[str, str], say: Say) -> Iterator[str]:

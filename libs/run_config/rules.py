@@ -119,14 +119,12 @@ def _schedule(values: _Values, say: Say) -> Iterator[str]:
         yield unknown(say("lr_schedule"), name, SCHEDULES)
     elif name != CONSTANT and steps == 0:
         yield (
-            f"{say('lr_schedule')} {name!r} falls over the steps of a run, and {say('steps')} is 0, which has "
-            f"no end: give {say('steps')} a number, or choose {CONSTANT}"
+            f"{say('lr_schedule')} {name!r} falls over the steps of a run, and {say('steps')} is 0, which "
+            f"has no end: give {say('steps')} a number, or choose {CONSTANT}"
         )
     if warmup < 0 or 0 < steps <= warmup:
         limit = f" and below {say('steps')} ({steps})" if steps > 0 else ""
-        yield (
-            f"{say('warmup_steps')} must be >= 0{limit}, got {warmup}: some step must have the full rate"
-        )
+        yield (f"{say('warmup_steps')} must be >= 0{limit}, got {warmup}: some step must have the full rate")
     if name == CONSTANT and fraction > 0:
         yield (
             f"{say('min_lr_fraction')} is {fraction:g} but a constant rate falls to nothing less: "

@@ -217,6 +217,7 @@ def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequ
         "row_tokens": float(sum(part.num_row_tokens for part in parts)),
         "datums": float(len(credited)),
         "num_traces": float(len(batch.inputs)),
+        "untrainable": float(sum(one.is_untrainable for one in batch.inputs)),
         "groups_without_spread": float(num_without_spread(batch)),
     }
     rewards = [one.reward for one in batch.inputs if one.reward is not None]

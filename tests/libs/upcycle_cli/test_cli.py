@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
 
+from grpc_edge import RemoteRefused, RemoteUnavailable
+from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
+from upcycle.cli.output import fail
 from upcycle.errors import UpcycleError
 from upcycle.platform import PEERS, PlatformNotFound, find_addresses
 
@@ -78,12 +82,27 @@ def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
         ("--gate held --gate-attempts 0", "--gate-attempts must be >= 1"),
     ],
 )
-def test_what_cannot_train_is_refused_before_anything_is_sent(
-    tmp_path: Path, flags: str, said: str
-) -> None:
+def test_what_cannot_train_is_refused_before_anything_is_sent(tmp_path: Path, flags: str, said: str) -> None:
     done = upcycle("train", "m", "--taskset", "t", *flags.split(), cwd=tmp_path)  # no platform: 4 if it asks
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (StatusCode.INVALID_ARGUMENT, Exit.USAGE),
+        (StatusCode.FAILED_PRECONDITION, Exit.FAILED),
+        (StatusCode.NOT_FOUND, Exit.FAILED),
+        (StatusCode.UNAVAILABLE, Exit.UNREACHABLE),
+    ],
+)
+def test_what_a_service_refuses_as_wrong_is_a_usage_error(
+    code: StatusCode, status: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = RemoteUnavailable if status is Exit.UNREACHABLE else RemoteRefused
+    assert fail(error("submit", code, "INVALID_REQUEST", "spec.training.loss 'ppoo'")) == status
+    assert "spec.training.loss 'ppoo'" in capsys.readouterr().err
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,11 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_training(steps=-1), INVALID, "spec.training.steps must be >= 0"),
     (_training(prompts_per_step=0), INVALID, "spec.training.prompts_per_step"),
     (_training(learning_rate=float("inf")), INVALID, "spec.training.learning_rate"),
-    (_training(steps=3, warmup_steps=3), INVALID, "spec.training.warmup_steps must be >= 0 and below spec.training.steps (3)"),
+    (
+        _training(steps=3, warmup_steps=3),
+        INVALID,
+        "spec.training.warmup_steps must be >= 0 and below spec.training.steps (3)",
+    ),
     (_training(warmup_steps=-1), INVALID, "spec.training.warmup_steps must be >= 0 and below"),
     (_training(min_lr_fraction=1.5), INVALID, "spec.training.min_lr_fraction"),
     (_training(steps=0, lr_schedule="cosine"), INVALID, "spec.training.lr_schedule 'cosine' falls"),

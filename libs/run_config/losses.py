@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,10 +74,12 @@ def loss_refusals(
     *,
     kl_estimator: str = "k3",
     kl_placement: str = "loss",
+    offered: Iterable[str] = LOSSES,
     say: Say = str,
 ) -> list[str]:
-    """Why this loss cannot be computed with these options; empty where it can. options: loss_config."""
-    refused = [] if loss in LOSSES else [unknown(say("loss"), loss, LOSSES)]
+    """Why this loss cannot be computed with these options; empty where it can. options: loss_config.
+    offered: names that the refusal of an unknown one offers."""
+    refused = [] if loss in LOSSES else [unknown(say("loss"), loss, offered)]
     if kl_estimator not in KL_ESTIMATORS:
         refused.append(unknown(say("kl_estimator"), kl_estimator, KL_ESTIMATORS))
     if kl_placement not in KL_PLACEMENTS:

@@ -96,10 +96,11 @@ def _credit(values: _Values, say: Say) -> Iterator[str]:
 
 
 def _loss(values: _Values, say: Say) -> Iterator[str]:
+    offered = sorted(set(LOSSES) - {CLONING})
     if values["loss"] == CLONING:
         yield (
             f"{say('loss')} {CLONING!r} imitates and compares no rollouts, a training run compares them: "
-            f"choose one of {', '.join(sorted(set(LOSSES) - {CLONING}))}; "
+            f"choose one of {', '.join(offered)}; "
             "conversations are cloned by `upcycle train --sft`"
         )
     yield from loss_refusals(
@@ -107,6 +108,7 @@ def _loss(values: _Values, say: Say) -> Iterator[str]:
         values["loss_config"],
         kl_estimator=values["kl_estimator"],
         kl_placement=values["kl_placement"],
+        offered=offered,
         say=say,
     )
 

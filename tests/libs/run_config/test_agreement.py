@@ -196,7 +196,7 @@ def test_what_is_left_out_has_the_default_of_planner_trainer_and_contract() -> N
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"loss": "ppoo"}, "<loss> 'ppoo' does not exist; did you mean 'ppo'?"),
+        ({"loss": "ppoo"}, "<loss> 'ppoo' does not exist; did you mean 'ppo'? known: cispo, decoupled,"),
         (
             {"loss": "gspo", "loss_config": {"clip_lo": 0.1}},
             "<loss_config> of loss 'gspo': 'clip_lo' does not",

@@ -59,7 +59,7 @@ LIMITS: Final = {
     "min_lr_fraction": Limit(0, 1),
     "lora_rank": Limit(0, 65536, why="0 trains all weights"),
     "lora_alpha": Limit(0, 1e6, why="0 is twice the rank"),
-    "no_step_groups": Limit(1, why="left out it is max(8 * prompts_per_step, 64)"),
+    "no_step_groups": Limit(0, why="0 is max(8 * prompts_per_step, 64)"),
 }
 """Of a training configuration's numbers. warmup_steps depends on steps: see rules."""
 

@@ -37,7 +37,7 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "lora_rank": 0,
         "lora_alpha": 0.0,
         "lora_targets": ALL_LINEAR,
-        "no_step_groups": None,
+        "no_step_groups": 0,
     }
 )
 """What a configuration means that leaves a field out; those of the contract (TrainingConfig)."""
@@ -74,9 +74,8 @@ def _values(config: object, defaults: _Values) -> dict[str, Any]:
 
 def _numbers(values: _Values, say: Say) -> Iterator[str]:
     for name, limit in LIMITS.items():
-        value = values[name]
-        if value is not None and not limit.holds(value):
-            yield limit.refusal(say(name), value)
+        if not limit.holds(values[name]):
+            yield limit.refusal(say(name), values[name])
 
 
 def _batch(values: _Values, say: Say) -> Iterator[str]:

@@ -208,7 +208,7 @@ def test_what_is_left_out_has_the_default_of_planner_trainer_and_contract() -> N
         ),
         ({"steps": 0, "lr_schedule": "cosine"}, "<steps> is 0, which has no end: give <steps> a number"),
         ({"steps": 0, "warmup_steps": -1}, "<warmup_steps> must be >= 0, got -1"),
-        ({"no_step_groups": 0}, "<no_step_groups> must be >= 1"),
+        ({"no_step_groups": -1}, "<no_step_groups> must be >= 0"),
         ({"loss_config": {"sampler_weight_high": 2.0}}, "set proximal_anchor to 1"),
     ],
 )

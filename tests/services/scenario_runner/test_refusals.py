@@ -213,7 +213,7 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_training(warmup_steps=-1), INVALID, "spec.training.warmup_steps must be >= 0 and below"),
     (_training(min_lr_fraction=1.5), INVALID, "spec.training.min_lr_fraction"),
     (_training(steps=0, lr_schedule="cosine"), INVALID, "spec.training.lr_schedule 'cosine' falls"),
-    (_training(no_step_groups=0), INVALID, "spec.training.no_step_groups must be >= 1"),
+    (_training(no_step_groups=-1), INVALID, "spec.training.no_step_groups must be >= 0"),
     (_training(loss="ppoo"), INVALID, "spec.training.loss 'ppoo' does not exist; did you mean 'ppo'?"),
     (_training(advantage="grp"), INVALID, "did you mean 'grpo'?"),
     (_training(aggregation="token_median"), INVALID, "did you mean 'token_mean'?"),

@@ -54,7 +54,8 @@ CONTENDERS: Final = (
     Contender("decoupled, w > 5 dropped where A > 0", "decoupled", DROP_POSITIVE),
     Contender("decoupled, w > 5 dropped, rate 1e-4", "decoupled", DROP, 120, (8,), 1e-4),
     Contender("decoupled, w > 5 dropped where A > 0, rate 1e-4", "decoupled", DROP_POSITIVE, 120, (8,), 1e-4),
-    Contender("no correction", "cross_entropy", {}),
+    # Every weight is 1, within 1e-6: -A lp.
+    Contender("no correction", "cispo", {"cap_low": 1 - 1e-6, "cap_high": 1 + 1e-6}),
 )
 
 

@@ -72,6 +72,8 @@ def _kind_of(error: Exception) -> str:
 
 
 def _status_of(error: Exception) -> int | None:
+    from grpc import StatusCode
+
     from grpc_edge import RemoteError, RemoteUnavailable
     from upcycle.errors import UpcycleError
     from upcycle.platform import PlatformNotFound
@@ -81,5 +83,5 @@ def _status_of(error: Exception) -> int | None:
     if isinstance(error, UpcycleError | FileNotFoundError):
         return Exit.USAGE
     if isinstance(error, RemoteError):
-        return Exit.FAILED
+        return Exit.USAGE if error.code is StatusCode.INVALID_ARGUMENT else Exit.FAILED
     return None

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.preflight import refuse_early
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_STEPS: Final = 100
-
-
-class TooSmallGroup(UpcycleError, ValueError):
-    """Advantages are relative to a group; a group of one teaches nothing."""
-
-    kind = "group_too_small"
 
 
 class UnclearTraining(UpcycleError, ValueError):
@@ -129,8 +124,7 @@ async def train(
         raise UnclearTraining(
             "nothing to train on", "give MODEL with --taskset, --sft or --sft-from, or --attach RUN"
         )
-    if recipe.group < 2:
-        raise TooSmallGroup(f"--group {recipe.group} must be at least 2", "8 is a good start")
+    refuse_early(training_config(recipe), recipe.group, _gate_config(recipe))
     async with Platform() as platform, remote_errors():
         run_id = await _launched(platform, model, recipe.taskset, recipe, view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)

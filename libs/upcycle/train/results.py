@@ -38,7 +38,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardResult:
-    """A gradient was accumulated. num_datums: rows that were trained."""
+    """A gradient was accumulated. num_datums: rows that were trained. metrics["untrainable"]: inputs of which
+    no token may be trained; their rewards count in their groups."""
 
     metrics: Mapping[str, float]
     num_datums: int

@@ -17,14 +17,15 @@ from grpo_math.objective import Objective
 from grpo_math.packing import TrainingRow, pack, row_cuts
 from grpo_trainer.adapters.hand_gradients import Accumulator
 from grpo_trainer.adapters.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
-from grpo_trainer.adapters.learner_core import CANARY_ROWS
+from grpo_trainer.adapters.learner_core import CANARY_ROWS, loss_options
 from grpo_trainer.adapters.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.adapters.packed_model import PackedModel
-from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner, misfit, step_options
+from grpo_trainer.adapters.torch_learner import LearnerThread, TorchLearner, misfit
 from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.hands import Adam, DatumValues, Measured
 from grpo_trainer.domain.inputs import LossSpec, PreparedBatch
 from grpo_trainer.domain.spec import TrainingSpec
+from run_config import loss_refusals
 
 _AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
 """-sum(weight * logprob): its gradient is what the caller worked out."""
@@ -103,11 +104,9 @@ class InteractiveLearner(TorchLearner):
     def _options(self, loss: LossSpec) -> StepOptions:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
-        spec = replace(self._spec, loss=loss.name, loss_config=dict(loss.config))
-        try:
-            options = step_options(spec, self._thread.options)
-        except InvalidTrainingSpec as error:
-            raise InvalidInput(str(error).partition(": ")[2]) from error
+        if refused := loss_refusals(loss.name, loss.config):
+            raise InvalidInput("; ".join(refused))
+        options = loss_options(self._spec, loss, self._thread.options)
         if not options.objective.needs_reference:
             return options
         return replace(options, reference=self._thread.group.core(self._session).reference())
@@ -218,6 +217,7 @@ def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequ
         "row_tokens": float(sum(part.num_row_tokens for part in parts)),
         "datums": float(len(credited)),
         "num_traces": float(len(batch.inputs)),
+        "untrainable": float(sum(one.is_untrainable for one in batch.inputs)),
         "groups_without_spread": float(num_without_spread(batch)),
     }
     rewards = [one.reward for one in batch.inputs if one.reward is not None]

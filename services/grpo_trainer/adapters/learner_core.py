@@ -10,9 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from grpo_math.advantages import AGGREGATION_OF, advantage_function
+from grpo_math.advantages import AGGREGATION_OF
 from grpo_math.aggregation import DEFAULT_AGGREGATION
-from grpo_math.errors import GrpoMathError
 from grpo_math.objective import KlChoice, build_objective
 from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.adapters.lora import AdaptedModel, Bases, merged_state
@@ -25,6 +24,7 @@ from grpo_trainer.adapters.rate_schedule import RateSchedule
 from grpo_trainer.adapters.snapshots import Export, HostSnapshot, WriterThread, host_state
 from grpo_trainer.adapters.tensor_files import host_copy, load_tensors, read_tensors, weights_of
 from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.inputs import LossSpec
 from grpo_trainer.domain.spec import TrainingSpec
 
 CANARY_ROWS: Final = 8
@@ -197,15 +197,16 @@ def _export_of(model: PackedModel, base: Path, weights: Mapping[str, Tensor]) ->
 
 
 def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
-    """The objective of a run. Raises InvalidTrainingSpec for names and numbers that do not exist or do not
-    fit."""
-    try:
-        advantage_function(spec.advantage)
-        aggregation = spec.aggregation or AGGREGATION_OF.get(spec.advantage, DEFAULT_AGGREGATION)
-        kl = KlChoice(spec.kl_estimator, spec.kl_placement)
-        objective = build_objective(spec.loss, spec.loss_config, aggregation=aggregation, kl=kl)
-    except GrpoMathError as error:
-        raise InvalidTrainingSpec(f"run {spec.run_id}: {error}") from error
+    """The objective of a run. A spec holds only names and numbers that fit, so nothing is refused here."""
+    return loss_options(spec, LossSpec(spec.loss, spec.loss_config), options)
+
+
+def loss_options(spec: TrainingSpec, loss: LossSpec, options: LearnerOptions) -> StepOptions:
+    """The objective of a run with another loss than its own. Raises GrpoMathError for a loss that run_config
+    refuses."""
+    aggregation = spec.aggregation or AGGREGATION_OF.get(spec.advantage, DEFAULT_AGGREGATION)
+    kl = KlChoice(spec.kl_estimator, spec.kl_placement)
+    objective = build_objective(loss.name, loss.config, aggregation=aggregation, kl=kl)
     return StepOptions(
         objective=objective,
         max_grad_norm=spec.max_grad_norm,

@@ -18,7 +18,6 @@ from grpo_trainer.adapters.learner_core import (
     StepShare,
     canary,
     new_optimizer,
-    step_options,
 )
 from grpo_trainer.adapters.packed_model import PackedModel
 from grpo_trainer.adapters.rank_group import RankGroup
@@ -28,7 +27,7 @@ from grpo_trainer.domain.errors import UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.ports import BatchGroup, StepNumbers
 
-__all__ = ["LearnerOptions", "LearnerThread", "TorchLearner", "canary", "new_optimizer", "step_options"]
+__all__ = ["LearnerOptions", "LearnerThread", "TorchLearner", "canary", "new_optimizer"]
 
 T = TypeVar("T")
 

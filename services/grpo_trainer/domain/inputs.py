@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
-
-CLONING: Final = "cross_entropy"
-"""The loss that compares nothing: every trained token weighs the same, or as its row says."""
+from run_config import CLONING
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,9 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known."""
+    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known.
+
+    Without rows no token of it may be trained: its reward counts in its group, and it teaches nothing."""
 
     name: str
     rows: tuple[PreparedRow, ...]
@@ -102,7 +102,12 @@ class PreparedInput:
     @property
     def needs_reward(self) -> bool:
         """Its credit is not in its rows."""
-        return any(row.advantages is None for row in self.rows)
+        return not self.rows or any(row.advantages is None for row in self.rows)
+
+    @property
+    def is_untrainable(self) -> bool:
+        """No token of it is trained."""
+        return not any(any(row.trained) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,9 @@ def prepared_batch(inputs: Sequence[PreparedInput], options: BatchOptions, loss:
     """The batch, if the loss can be computed on it. Raises InvalidInput, PartialGroup."""
     if not inputs:
         raise InvalidInput("the batch is empty: nothing can be trained on it")
+    if not any(one.rows for one in inputs):
+        others = f", nor of the other {len(inputs) - 1}" if len(inputs) > 1 else ""
+        raise InvalidInput(f"{inputs[0].name}: no token of it may be trained{others}")
     if loss.name == CLONING:
         if options.group_size is not None:
             raise InvalidInput(

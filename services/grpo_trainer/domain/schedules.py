@@ -9,8 +9,7 @@ from typing import Final
 CONSTANT: Final = "constant"
 LINEAR: Final = "linear"
 COSINE: Final = "cosine"
-SCHEDULES: Final = (CONSTANT, COSINE, LINEAR)
-"""Names are an interface; their curves are those of transformers' `get_scheduler`."""
+"""Names are an interface (run_config lists them); their curves are those of transformers' `get_scheduler`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +30,6 @@ class Schedule:
     def is_flat(self) -> bool:
         """Every step has the full rate."""
         return self.name == CONSTANT and self.warmup_steps == 0
-
-    def wrong(self) -> list[str]:
-        """What cannot be, in words; empty where all is well."""
-        wrong = []
-        if self.name not in SCHEDULES:
-            wrong.append(f"lr_schedule {self.name!r} does not exist; known: {', '.join(SCHEDULES)}")
-        if self.warmup_steps < 0 or self.warmup_steps >= max(self.steps, 1):
-            wrong.append(
-                f"warmup_steps must be >= 0 and below steps ({self.steps}), got {self.warmup_steps}: "
-                "some step must have the full rate"
-            )
-        if not 0 <= self.min_fraction <= 1:
-            wrong.append(f"min_lr_fraction must be in [0, 1], got {self.min_fraction:g}")
-        if self.name == CONSTANT and self.min_fraction > 0:
-            wrong.append(
-                f"min_lr_fraction is {self.min_fraction:g} but a constant rate falls to nothing less: "
-                f"say lr_schedule={LINEAR} or {COSINE}, or leave it out"
-            )
-        return wrong
 
     def factor(self, done: int) -> float:
         """Share of the full rate that a step has before which `done` steps were taken."""

@@ -10,13 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.schedules import CONSTANT, Schedule
-
-MAX_TRAJECTORIES_PER_STEP = 2048
-"""The ids of a step's trajectories travel in one event of at most 256 KB."""
-
-
-ALL_LINEAR = "all-linear"
-"""Adapters beside every linear layer but the output head."""
+from run_config import ALL_LINEAR, refusals
 
 _LATER_FIELDS = frozenset(
     {
@@ -37,7 +31,9 @@ that runs which an older trainer began keep theirs."""
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """One training run: G = group_size rollouts of P = prompts_per_step tasks make a batch."""
+    """One training run: G = group_size rollouts of P = prompts_per_step tasks make a batch.
+
+    What it may say is in run_config, which the planner asks as well."""
 
     run_id: str
     model: str
@@ -79,53 +75,9 @@ class TrainingSpec:
     """What linear and cosine fall towards, as a share of learning_rate."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("steps", "prompts_per_step", "checkpoint_every_steps")
-        wrong = [
-            f"{name} must be >= 1, got {getattr(self, name)}"
-            for name in at_least_one
-            if getattr(self, name) < 1
-        ]
-        positive = ("learning_rate", "max_grad_norm")
-        wrong += [
-            f"{n} must be finite and > 0, got {getattr(self, n):g}"
-            for n in positive
-            if not _positive(getattr(self, n))
-        ]
-        betas = ("adam_beta1", "adam_beta2")
-        wrong += [
-            f"{n} must be in [0, 1), got {getattr(self, n):g}" for n in betas if not 0 <= getattr(self, n) < 1
-        ]
-        if self.group_size < 2:
-            wrong.append(
-                f"group_size must be >= 2, got {self.group_size}: one rollout has nothing to be compared with"
-            )
-        if self.max_staleness < 0:
-            wrong.append(f"max_staleness must be >= 0, got {self.max_staleness}")
-        if self.weight_decay < 0:
-            wrong.append(f"weight_decay must be >= 0, got {self.weight_decay:g}")
-        wrong += [*self._wrong_about_lora(), *self.schedule.wrong()]
-        if self.prompts_per_step * self.group_size > MAX_TRAJECTORIES_PER_STEP:
-            wrong.append(
-                f"prompts_per_step * group_size is {self.prompts_per_step * self.group_size}, "
-                f"limit {MAX_TRAJECTORIES_PER_STEP}: lower one of them"
-            )
+        wrong = refusals(self, group_size=self.group_size)
         if wrong:
             raise InvalidTrainingSpec(f"run {self.run_id}: " + "; ".join(wrong))
-
-    def _wrong_about_lora(self) -> list[str]:
-        if self.lora_rank == 0:
-            idle = [
-                n for n, off in (("lora_alpha", 0.0), ("lora_targets", ALL_LINEAR)) if getattr(self, n) != off
-            ]
-            return [
-                f"{name} is set but lora_rank is 0: all weights train, and nothing reads it" for name in idle
-            ]
-        wrong = []
-        if self.lora_rank < 0:
-            wrong.append(f"lora_rank must be >= 0, got {self.lora_rank}")
-        if not (math.isfinite(self.lora_alpha) and self.lora_alpha >= 0):
-            wrong.append(f"lora_alpha must be finite and >= 0, got {self.lora_alpha:g}")
-        return wrong
 
     @property
     def schedule(self) -> Schedule:
@@ -149,7 +101,3 @@ class TrainingSpec:
             if one.name in _LATER_FIELDS and plain[one.name] == one.default:
                 del plain[one.name]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0

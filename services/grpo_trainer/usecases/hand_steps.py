@@ -10,12 +10,13 @@ from pathlib import Path
 
 from grpo_trainer.domain.hands import Adam, HandState, Head, Measured, StepDone, hand_run_id
 from grpo_trainer.domain.inputs import Lora
-from grpo_trainer.domain.spec import ALL_LINEAR, TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import HandTools, PublishedPolicy, Snapshot
 from grpo_trainer.usecases.patience import Patience
+from run_config import ALL_LINEAR
 
 
 def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
@@ -93,7 +94,7 @@ def step_metrics(
             for each, weight in zip(pending.values(), weights, strict=True)
             if name in each.metrics
         ]
-        if name in ("tokens", "datums", "row_tokens"):
+        if name in ("tokens", "datums", "row_tokens", "untrainable"):
             metrics[name] = sum(value for value, _ in known)
         else:
             metrics[name] = sum(value * weight for value, weight in known) / sum(w for _, w in known)

@@ -11,7 +11,6 @@ from typing import Final
 from grpo_trainer.domain.contexts import episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
 from grpo_trainer.domain.inputs import (
-    CLONING,
     ConversationInput,
     InlineInput,
     LossSpec,
@@ -26,6 +25,7 @@ from grpo_trainer.domain.inputs import (
 )
 from grpo_trainer.ports import Conversations, Trajectories
 from grpo_trainer.usecases.patience import Patience
+from run_config import CLONING
 
 _CONCURRENCY: Final = 16
 _INDEX_PAUSE_S: Final = 0.2
@@ -100,15 +100,13 @@ class Preparer:
                 "take trajectories of a training taskset"
             )
         rows = rows_of(found.tokens, 1.0 if loss.name == CLONING else None)
-        if not rows:
-            raise InvalidInput(f"{given.trajectory_id}: no token of it may be trained")
         return PreparedInput(
             name=given.trajectory_id,
             rows=rows,
             reward=found.reward if given.reward is None else given.reward,
             task=found.task_digest,
             trajectory_id=found.tokens.trajectory_id,
-            oldest_version=found.tokens.oldest_version,
+            oldest_version=found.tokens.oldest_version if rows else None,
         )
 
 
@@ -117,13 +115,12 @@ def _from_samples(
 ) -> PreparedInput:
     try:
         turns = turns_of(name, samples)
+        if not any(turn.sampled_ids for turn in turns):
+            return PreparedInput(name, (), reward)
         tokens = episode_tokens(name, turns, temperature=temperature, train_parse_errors=True)
     except UnusableTrajectory as error:
         raise InvalidInput(str(error)) from error
-    rows = rows_of(tokens, weight)
-    if not rows:
-        raise InvalidInput(f"{name}: no token of it was sampled")
-    return PreparedInput(name, rows, reward)
+    return PreparedInput(name, rows_of(tokens, weight), reward)
 
 
 def _unsampled(prepared: PreparedInput) -> PreparedInput:

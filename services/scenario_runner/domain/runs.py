@@ -113,6 +113,8 @@ class Training:
     lora_alpha: float = 0.0
     """0: twice the rank."""
     lora_targets: str = "all-linear"
+    no_step_groups: int = 0
+    """0: max(8 * prompts_per_step, 64)."""
 
 
 @dataclass(frozen=True, slots=True)

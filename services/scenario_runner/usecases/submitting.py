@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from run_config import MAX_GROUP_SIZE, gate_refusals, refusals
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
     AlreadyTaken,
@@ -29,7 +30,6 @@ from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
 
-MAX_GROUP_SIZE = 1024
 MAX_REQUEST_ID_CHARS = 200
 MAX_LABEL_CHARS = 500
 
@@ -208,7 +208,8 @@ def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
 def check_spec(spec: RunSpec) -> None:
     """Everything that can be said of a spec alone. Raises InvalidRequest naming field, value and limit."""
     is_training = spec.purpose is Purpose.TRAIN
-    _in_range("spec.group_size", spec.group_size, 2 if is_training else 1, MAX_GROUP_SIZE)
+    if spec.training is None:
+        _in_range("spec.group_size", spec.group_size, 1, MAX_GROUP_SIZE)
     _in_range("spec.episode_deadline_s", spec.episode_deadline_s, 1, 24 * 3600)
     if not spec.taskset or not spec.policy.model:
         raise InvalidRequest("spec.taskset and spec.policy.model must be set")
@@ -217,7 +218,7 @@ def check_spec(spec: RunSpec) -> None:
     _check_policy(spec.policy, is_training=is_training)
     _check_sampling(spec.sampling)
     if spec.training is not None:
-        _check_training(spec.training)
+        _check_training(spec.training, spec.group_size)
     if spec.gate is not None:
         _check_gate(spec.gate)
 
@@ -284,29 +285,21 @@ def _check_sampling(sampling: Sampling) -> None:
     _in_range("spec.sampling.max_tokens_per_episode", sampling.max_tokens_per_episode, 1, 1 << 22)
 
 
-def _check_training(training: Training) -> None:
-    _in_range("spec.training.steps", training.steps, 1, 10**9)
-    _in_range("spec.training.prompts_per_step", training.prompts_per_step, 1, 65536)
-    _in_range("spec.training.max_staleness", training.max_staleness, 0, 1000)
-    _in_range("spec.training.learning_rate", training.learning_rate, 0.0, 10.0)
-    _in_range("spec.training.max_grad_norm", training.max_grad_norm, 1e-9, 1e9)
-    _in_range("spec.training.checkpoint_every_steps", training.checkpoint_every_steps, 1, 10**9)
-    _in_range("spec.training.weight_decay", training.weight_decay, 0.0, 10.0)
-    _in_range("spec.training.adam_beta1", training.adam_beta1, 0.0, 0.999999)
-    _in_range("spec.training.adam_beta2", training.adam_beta2, 0.0, 0.999999)
-    _in_range("spec.training.warmup_steps", training.warmup_steps, 0, training.steps - 1)
-    _in_range("spec.training.min_lr_fraction", training.min_lr_fraction, 0.0, 1.0)
-    _in_range("spec.training.lora_rank", training.lora_rank, 0, 65536)
-    _in_range("spec.training.lora_alpha", training.lora_alpha, 0.0, 1e6)
-    for name, value in training.loss_config.items():
-        _in_range(f"spec.training.loss_config[{name!r}]", value, -1e9, 1e9)
+def _check_training(training: Training, group_size: int) -> None:
+    _refuse(refusals(training, group_size=group_size, say=_field_of_training))
+
+
+def _field_of_training(name: str) -> str:
+    return f"spec.{name}" if name == "group_size" else f"spec.training.{name}"
 
 
 def _check_gate(gate: Gate) -> None:
-    _in_range("spec.gate.attempts", gate.attempts, 1, MAX_GROUP_SIZE)
-    _in_range("spec.gate.confidence", gate.confidence, 0.5, 0.999999)
-    _in_range("spec.gate.regression_margin", gate.regression_margin, 0.0, 1.0)
-    _in_range("spec.gate.min_gain", gate.min_gain, -1.0, 1.0)
+    _refuse(gate_refusals(gate, say=lambda name: f"spec.gate.{name}"))
+
+
+def _refuse(reasons: Sequence[str]) -> None:
+    if reasons:
+        raise InvalidRequest("; ".join(reasons))
 
 
 def _in_range(field: str, value: float, low: float, high: float) -> None:

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
 
+from grpc_edge import RemoteRefused, RemoteUnavailable
+from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
+from upcycle.cli.output import fail
 from upcycle.errors import UpcycleError
 from upcycle.platform import PEERS, PlatformNotFound, find_addresses
 
@@ -61,10 +65,44 @@ def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:
     assert json.loads(line)["error"]["kind"] == "platform_not_found"
 
 
-def test_a_group_of_one_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    done = upcycle("train", "m", "--taskset", "t", "--group", "1", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--group 1", "--group must be >= 2 and <= 1024, got 1"),
+        ("--loss ppoo", "--loss 'ppoo' does not exist; did you mean 'ppo'?"),
+        ("--loss cross_entropy", "upcycle train --sft"),
+        ("--steps -1", "--steps must be >= 0"),
+        ("--steps 0 --lr-schedule linear", "--lr-schedule 'linear' falls over the steps of a run"),
+        ("--steps 3 --warmup-steps 3", "--warmup-steps must be >= 0 and below --steps (3), got 3"),
+        ("--min-lr-fraction 0.5", "set --lr-schedule to cosine or linear"),
+        ("--prompts 257", "--prompts * --group is 2056, limit 2048"),
+        ("--checkpoint-every 0 --max-staleness -1", "--checkpoint-every must be >= 1"),
+        ("--learning-rate nan", "--learning-rate must be > 0 and <= 10, got nan"),
+        ("--lora-rank -2", "--lora-rank must be >= 0"),
+        ("--gate held --gate-attempts 0", "--gate-attempts must be >= 1"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_anything_is_sent(tmp_path: Path, flags: str, said: str) -> None:
+    done = upcycle("train", "m", "--taskset", "t", *flags.split(), cwd=tmp_path)  # no platform: 4 if it asks
     assert done.returncode == 2
-    assert "at least 2" in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (StatusCode.INVALID_ARGUMENT, Exit.USAGE),
+        (StatusCode.FAILED_PRECONDITION, Exit.FAILED),
+        (StatusCode.NOT_FOUND, Exit.FAILED),
+        (StatusCode.UNAVAILABLE, Exit.UNREACHABLE),
+    ],
+)
+def test_what_a_service_refuses_as_wrong_is_a_usage_error(
+    code: StatusCode, status: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = RemoteUnavailable if status is Exit.UNREACHABLE else RemoteRefused
+    assert fail(error("submit", code, "INVALID_REQUEST", "spec.training.loss 'ppoo'")) == status
+    assert "spec.training.loss 'ppoo'" in capsys.readouterr().err
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

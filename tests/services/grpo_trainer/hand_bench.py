@@ -98,14 +98,21 @@ class Library:
         return self.known[trajectory_id]
 
     def add(
-        self, name: str, reward: float | None, *, held_out: bool = False, task: str = "t", version: int = 0
+        self,
+        name: str,
+        reward: float | None,
+        *,
+        held_out: bool = False,
+        task: str = "t",
+        version: int = 0,
+        unreadable: bool = False,
     ) -> str:
-        """A stored trajectory of two turns; returns its id."""
+        """A stored trajectory of two turns; returns its id. unreadable: none of its turns is trained."""
         tokens = episode_tokens(
             name,
             [
-                SampledTurn([1, 2, 3], [4, 5], [-4.0, -4.1], [(version, 2)]),
-                SampledTurn([6], [7, 8], [-4.2, -4.3], [(version, 2)]),
+                SampledTurn([1, 2, 3], [4, 5], [-4.0, -4.1], [(version, 2)], has_parse_error=unreadable),
+                SampledTurn([6], [7, 8], [-4.2, -4.3], [(version, 2)], has_parse_error=unreadable),
             ],
             temperature=1.0,
             train_parse_errors=False,

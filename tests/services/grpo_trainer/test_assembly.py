@@ -172,9 +172,9 @@ def test_a_group_is_as_old_as_its_oldest_member() -> None:
     ("change", "said"),
     [
         ({"group_size": 1}, "group_size must be >= 2"),
-        ({"steps": 0}, "steps must be >= 1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be finite"),
-        ({"adam_beta2": 1.0}, r"adam_beta2 must be in \[0, 1\)"),
+        ({"steps": -1}, "steps must be >= 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be > 0 and <= 10, got nan"),
+        ({"adam_beta2": 1.0}, "adam_beta2 must be >= 0 and < 1, got 1"),
         ({"max_staleness": -1}, "max_staleness must be >= 0"),
         ({"prompts_per_step": 4096}, "limit 2048"),
     ],

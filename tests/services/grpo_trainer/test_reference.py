@@ -81,8 +81,8 @@ async def test_the_reference_of_a_resumed_run_is_its_base(thread: LearnerThread,
 
 REFUSED = [
     ({"kl_estimator": "k1"}, "without kl_coefficient"),
-    ({"loss_config": KL, "kl_estimator": "k4"}, "KL estimator 'k4'"),
-    ({"loss_config": KL, "kl_placement": "both"}, "KL placement 'both'"),
+    ({"loss_config": KL, "kl_estimator": "k4"}, "kl_estimator 'k4' does not exist"),
+    ({"loss_config": KL, "kl_placement": "both"}, "kl_placement 'both' does not exist"),
     ({"loss_config": {**KL, "kl_bias_correction": 1}, "kl_placement": "reward"}, "kl_bias_correction"),
     ({"loss_config": {"sampler_weight_high": 2}}, "count the sampler twice"),
     ({"loss": "dro", "loss_config": {"proximal_anchor": 1}}, "no anchor to choose"),
@@ -95,7 +95,7 @@ REFUSED = [
 @pytest.mark.parametrize(("config", "reason"), REFUSED)
 def test_what_does_not_fit_is_an_error_at_the_start(config: dict[str, object], reason: str) -> None:
     with pytest.raises(InvalidTrainingSpec, match=reason):
-        step_options(spec(**config), LearnerOptions())
+        spec(**config)
 
 
 def test_a_sampler_weight_fits_beside_a_proximal_anchor() -> None:

@@ -58,7 +58,6 @@ def thread() -> Iterator[LearnerThread]:
     ],
 )
 def test_rates_worked_by_hand(schedule: Schedule, expected: list[float]) -> None:
-    assert not schedule.wrong()
     assert [schedule.factor(done) for done in range(schedule.steps)] == pytest.approx(expected, abs=1e-12)
 
 
@@ -87,8 +86,8 @@ REFUSED = [
     ({"warmup_steps": -1}, "warmup_steps must be >= 0 and below steps.*got -1"),
     ({"warmup_steps": 5}, r"below steps \(4\), got 5"),
     ({"warmup_steps": 4}, "some step must have the full rate"),
-    ({"lr_schedule": "cosine", "min_lr_fraction": 1.5}, r"min_lr_fraction must be in \[0, 1\], got 1.5"),
-    ({"lr_schedule": "linear", "min_lr_fraction": float("nan")}, "min_lr_fraction must be in"),
+    ({"lr_schedule": "cosine", "min_lr_fraction": 1.5}, "min_lr_fraction must be >= 0 and <= 1, got 1.5"),
+    ({"lr_schedule": "linear", "min_lr_fraction": float("nan")}, "min_lr_fraction must be .* got nan"),
     ({"min_lr_fraction": 0.1}, "a constant rate falls to nothing less"),
 ]
 

@@ -1,0 +1,30 @@
+"""Names that a training configuration may use. What they compute is in grpo_math and in the trainer; a test
+proves that the tables there have the same names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", "rloo")
+AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_mean", "turn_mean")
+KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")
+KL_PLACEMENTS: Final = ("loss", "reward")
+CONSTANT: Final = "constant"
+SCHEDULES: Final = (CONSTANT, "cosine", "linear")
+CLONING: Final = "cross_entropy"
+"""The loss that imitates. It compares no rollouts, so it is for interactive training only."""
+ALL_LINEAR: Final = "all-linear"
+"""Adapters beside every linear layer but the output head."""
+
+Say = Callable[[str], str]
+"""What the reader of a refusal calls a field: `steps`, `spec.training.steps`, `--steps`."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The refusal of a name that is not one of `known`, with the nearest one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{what} {name!r} does not exist; {hint}known: {', '.join(names)}"

@@ -1,0 +1,230 @@
+"""The tables of names and limits against what they speak of: the mathematics, the trainer, the planner, the
+contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import run_config
+from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE
+from grpo_math.aggregation import AGGREGATIONS
+from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
+from grpo_math.errors import GrpoMathError, UnknownName
+from grpo_math.objective import DEFAULT_LOSS, LOSSES, KlChoice, build_objective
+from grpo_trainer.adapters.learner_core import LearnerOptions, new_optimizer, step_options
+from grpo_trainer.adapters.rate_schedule import RateSchedule
+from grpo_trainer.domain import schedules
+from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
+from scenario_runner.domain.runs import (
+    InvalidRequest,
+    PolicyChoice,
+    Purpose,
+    RunSpec,
+    Training,
+)
+from scenario_runner.usecases.submitting import check_spec
+from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig
+
+NUM_RANDOM = 600
+ODD_VALUES = (-1.0, -1e-6, 0.0, 1e-6, 0.2, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, 5.0, 1e9)
+EVERY_OPTION = sorted(
+    {*run_config.OBJECTIVE_OPTIONS, *(o for x in run_config.LOSSES.values() for o in x.options)}
+)
+
+
+def test_names_are_those_of_the_mathematics_and_of_the_curves() -> None:
+    assert set(run_config.LOSSES) == set(LOSSES)
+    assert set(run_config.ADVANTAGES) == set(ADVANTAGES)
+    assert set(run_config.AGGREGATIONS) == set(AGGREGATIONS)
+    assert set(AGGREGATION_OF.values()) <= set(run_config.AGGREGATIONS)
+    assert run_config.KL_ESTIMATORS == KL_KINDS
+    assert run_config.KL_PLACEMENTS == KL_PLACEMENTS
+    curves = {schedules.CONSTANT, schedules.LINEAR, schedules.COSINE}
+    assert set(run_config.SCHEDULES) == curves
+    assert len({schedules.Schedule(name, 4, 0, 0.0).factor(1) for name in curves}) == 3
+
+
+def mathematics_refuses(loss: str, options: Mapping[str, float], **kl: str) -> GrpoMathError | None:
+    """What building the objective says."""
+    try:
+        build_objective(loss, options, kl=KlChoice(**kl))
+    except GrpoMathError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_options_of_a_loss_are_those_that_the_mathematics_knows(loss: str) -> None:
+    tried = [*EVERY_OPTION, "anchor", "ratio_level", "holds_sampler_ratio", "clip"]
+    known = {one for one in tried if not isinstance(mathematics_refuses(loss, {one: 1.0}), UnknownName)}
+    assert known == {*run_config.LOSSES[loss].options, *run_config.OBJECTIVE_OPTIONS}
+    numeric = {f.name for f in dataclasses.fields(LOSSES[loss]) if isinstance(f.default, bool | float)}
+    assert numeric == set(run_config.LOSSES[loss].options)
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_each_option_has_the_limits_of_the_mathematics(loss: str) -> None:
+    outcomes = Counter[bool]()
+    for option in EVERY_OPTION:
+        for value in ODD_VALUES:
+            given = {option: value}
+            refused = run_config.loss_refusals(loss, given)
+            error = mathematics_refuses(loss, given)
+            assert bool(refused) == (error is not None), (given, refused, error)
+            outcomes[bool(refused)] += 1
+    assert min(outcomes[True], outcomes[False]) > 20
+
+
+def some_options(draw: random.Random, loss: str) -> dict[str, float]:
+    fitting = [*run_config.LOSSES.get(loss, run_config.Loss()).options, *run_config.OBJECTIVE_OPTIONS]
+    names = draw.sample(fitting, draw.choice((0, 0, 1, 2, 3)))
+    if draw.random() < 0.1:
+        names.append(draw.choice([*EVERY_OPTION, "clip"]))
+    return {name: draw.choice(ODD_VALUES) for name in names}
+
+
+def test_random_objectives_are_refused_by_both_or_by_neither() -> None:
+    draw, outcomes = random.Random(7), Counter[bool]()
+    for _ in range(NUM_RANDOM):
+        loss = draw.choice([*sorted(LOSSES), "ppoo"])
+        options = some_options(draw, loss)
+        kl = {
+            "estimator": draw.choice(["k3"] * 6 + ["k1", "k9"]),
+            "placement": draw.choice(["loss"] * 6 + ["reward", "both"]),
+        }
+        refused = run_config.loss_refusals(
+            loss, options, kl_estimator=kl["estimator"], kl_placement=kl["placement"]
+        )
+        error = mathematics_refuses(loss, options, **kl)
+        assert bool(refused) == (error is not None), (loss, options, kl, refused, error)
+        outcomes[bool(refused)] += 1
+    assert min(outcomes[True], outcomes[False]) > 100
+
+
+USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
+    "group_size": ([2, 8], [0, 1, 1024, 1025]),
+    "steps": ([1, 4, 100], [0, -1, 10**9 + 1]),
+    "prompts_per_step": ([1, 16], [0, 256, 257, 2048]),
+    "max_staleness": ([0, 4], [-1, 1001]),
+    "learning_rate": ([1e-5, 10.0], [0.0, -1e-5, 10.1, float("nan"), float("inf")]),
+    "max_grad_norm": ([1.0], [0.0, float("inf")]),
+    "loss": (sorted(set(LOSSES) - {"cross_entropy"}), ["cross_entropy", "ppoo"]),
+    "advantage": (sorted(ADVANTAGES), ["grp"]),
+    "checkpoint_every_steps": ([1, 10], [0]),
+    "weight_decay": ([0.0, 0.1], [-0.1, float("nan")]),
+    "adam_beta1": ([0.0, 0.9], [1.0, -0.1]),
+    "adam_beta2": ([0.95], [1.0]),
+    "aggregation": (["", *AGGREGATIONS], ["token_median"]),
+    "kl_estimator": (["k3"], ["k1", "k4"]),
+    "kl_placement": (["loss"], ["reward", "both"]),
+    "lr_schedule": (["constant"], ["linear", "cosine", "cubic"]),
+    "warmup_steps": ([0], [1, 3, 4, 100, -1]),
+    "min_lr_fraction": ([0.0], [0.5, 1.0, 1.5, float("nan")]),
+    "lora_rank": ([0, 4], [-1, 65537]),
+    "lora_alpha": ([0.0], [8.0, -1.0, float("inf")]),
+    "lora_targets": (["all-linear"], ["q_proj,v_proj", "", "q_proj,,v_proj"]),
+}
+"""Values of each field that usually fit, and such that often do not."""
+
+
+def some_config(draw: random.Random) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for name, (usual, odd) in USUAL_AND_ODD.items():
+        config[name] = draw.choice(odd if draw.random() < 0.04 else usual)
+    config["loss_config"] = some_options(draw, config["loss"]) if draw.random() < 0.2 else {}
+    return config
+
+
+def trainer_begins(config: Mapping[str, Any]) -> bool:
+    """As the trainer begins a session, up to the model."""
+    try:
+        spec = TrainingSpec("run-1", "tiny", **config)
+    except InvalidTrainingSpec:
+        return False
+    options = step_options(spec, LearnerOptions())
+    assert options.objective.aggregation in AGGREGATIONS
+    rates = RateSchedule(new_optimizer([torch.nn.Parameter(torch.zeros(1))], spec), spec.schedule)
+    assert 0 < rates.rate <= config["learning_rate"]
+    return True
+
+
+def planner_accepts(config: Mapping[str, Any]) -> bool:
+    training = dict(config)
+    size = training.pop("group_size")
+    try:
+        check_spec(RunSpec("t", Purpose.TRAIN, PolicyChoice("m"), size, training=Training(**training)))
+    except InvalidRequest:
+        return False
+    return True
+
+
+def test_random_configurations_are_refused_at_submit_iff_the_trainer_refuses_them_at_begin() -> None:
+    draw, outcomes = random.Random(11), Counter[bool]()
+    for _ in range(NUM_RANDOM):
+        config = some_config(draw)
+        rest = {name: value for name, value in config.items() if name != "group_size"}
+        refused = run_config.refusals(rest, group_size=config["group_size"])
+        assert trainer_begins(config) == (not refused), (config, refused)
+        assert planner_accepts(config) == (not refused), (config, refused)
+        outcomes[bool(refused)] += 1
+    assert min(outcomes[True], outcomes[False]) > 100
+
+
+def test_what_is_left_out_has_the_default_of_planner_trainer_and_contract() -> None:
+    fields = {field.name for field in TrainingConfig.DESCRIPTOR.fields}
+    assert set(run_config.DEFAULTS) == fields - {"seed"}, "a field without a rule, or a rule without a field"
+    training, spec = Training(), TrainingSpec("run-1", "tiny", 2)
+    for name, default in run_config.DEFAULTS.items():
+        assert getattr(training, name) == default, name
+        assert getattr(spec, name, default) == default, name
+    assert (run_config.DEFAULTS["loss"], run_config.DEFAULTS["advantage"]) == (
+        DEFAULT_LOSS,
+        DEFAULT_ADVANTAGE,
+    )
+    assert set(run_config.LIMITS) | set(USUAL_AND_ODD) <= {"group_size", *run_config.DEFAULTS}
+    assert run_config.refusals({}, group_size=2) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"loss": "ppoo"}, "<loss> 'ppoo' does not exist; did you mean 'ppo'? known: cispo, decoupled,"),
+        (
+            {"loss": "gspo", "loss_config": {"clip_lo": 0.1}},
+            "<loss_config> of loss 'gspo': 'clip_lo' does not",
+        ),
+        ({"loss_config": {"dual_clip": 0.5}}, "must be 0 (off), or > 1 and <= 1e+09, got 0.5"),
+        (
+            {"loss_config": {"entropy_bonus": float("nan")}},
+            "<loss_config>['entropy_bonus'] must be >= -1e+09",
+        ),
+        ({"steps": 0, "lr_schedule": "cosine"}, "<steps> is 0, which has no end: give <steps> a number"),
+        ({"steps": 0, "warmup_steps": -1}, "<warmup_steps> must be >= 0, got -1"),
+        ({"no_step_groups": -1}, "<no_step_groups> must be >= 0"),
+        ({"loss_config": {"sampler_weight_high": 2.0}}, "set proximal_anchor to 1"),
+    ],
+)
+def test_a_refusal_names_the_field_as_the_reader_does(config: dict[str, Any], said: str) -> None:
+    (text,) = run_config.refusals(config, group_size=4, say=lambda name: f"<{name}>")
+    assert said in text
+
+
+@pytest.mark.parametrize("config", [{"steps": 0}, {"steps": 0, "warmup_steps": 500}, {"no_step_groups": 1}])
+def test_a_run_without_an_end_may_warm_up(config: dict[str, Any]) -> None:
+    assert run_config.refusals(config, group_size=4) == []
+
+
+def test_limits_of_a_gate() -> None:
+    assert run_config.gate_refusals({"attempts": 4}) == []
+    assert run_config.gate_refusals({"attempts": 0, "min_gain": 2.0}, say=str.upper) == [
+        "ATTEMPTS must be >= 1 and <= 1024, got 0",
+        "MIN_GAIN must be >= -1 and <= 1, got 2",
+    ]

@@ -113,6 +113,16 @@ class Training:
     lora_alpha: float = 0.0
     """0: twice the rank."""
     lora_targets: str = "all-linear"
+    no_step_groups: int = 0
+
+    @property
+    def max_no_step_groups(self) -> int:
+        """Groups in a row that may be settled without a step; `no_step_groups` 0 stands for the default."""
+        return self.no_step_groups or max(8 * self.prompts_per_step, 64)
+
+    def reached(self, step: int) -> bool:
+        """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
+        return 0 < self.steps <= step
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,8 @@ class Counts:
     by_state: Mapping[EpisodeState, int]
     groups_open: int = 0
     groups_settled: int = 0
+    groups_by_outcome: Mapping[str, int] = field(default_factory=dict)
+    """Groups that ended."""
 
     @property
     def requested(self) -> int:
@@ -225,7 +237,7 @@ class RunRecord:
     def awaits_trainer(self) -> bool:
         """A training run that ends before its last step, so that its trainer may have more to say."""
         training = self.spec.training
-        return self.ending is not None and training is not None and self.step < training.steps
+        return self.ending is not None and training is not None and not training.reached(self.step)
 
     @property
     def reward_mean(self) -> float:
@@ -248,7 +260,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One task's rollouts. expected_members: without those that failed for good."""
+    """One task's rollouts. expected_members: without those that failed for good. at_step: when it ended."""
 
     group_id: str
     run_id: str
@@ -259,6 +271,7 @@ class GroupRow:
     is_open: bool = True
     outcome: str = ""
     settled_at: datetime | None = None
+    at_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +358,16 @@ class Stopping:
     is_last: bool = False
 
 
-Fact = Graded | Failed | GroupSettled | Advanced | Stopping
+@dataclass(frozen=True, slots=True)
+class SessionFailed:
+    """Fact: the trainer will not go on with a run."""
+
+    run_id: str
+    failure: str
+    detail: str
+
+
+Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
 
 
 class InvalidRequest(RunnerError):

@@ -285,7 +285,7 @@ def _check_sampling(sampling: Sampling) -> None:
 
 
 def _check_training(training: Training) -> None:
-    _in_range("spec.training.steps", training.steps, 1, 10**9)
+    _in_range("spec.training.steps", training.steps, 0, 10**9)
     _in_range("spec.training.prompts_per_step", training.prompts_per_step, 1, 65536)
     _in_range("spec.training.max_staleness", training.max_staleness, 0, 1000)
     _in_range("spec.training.learning_rate", training.learning_rate, 0.0, 10.0)
@@ -294,7 +294,10 @@ def _check_training(training: Training) -> None:
     _in_range("spec.training.weight_decay", training.weight_decay, 0.0, 10.0)
     _in_range("spec.training.adam_beta1", training.adam_beta1, 0.0, 0.999999)
     _in_range("spec.training.adam_beta2", training.adam_beta2, 0.0, 0.999999)
-    _in_range("spec.training.warmup_steps", training.warmup_steps, 0, training.steps - 1)
+    longest_warmup = training.steps - 1 if training.steps else 10**9
+    _in_range("spec.training.warmup_steps", training.warmup_steps, 0, longest_warmup)
+    if training.no_step_groups:  # 0 stands for the default
+        _in_range("spec.training.no_step_groups", training.no_step_groups, 1, 10**9)
     _in_range("spec.training.min_lr_fraction", training.min_lr_fraction, 0.0, 1.0)
     _in_range("spec.training.lora_rank", training.lora_rank, 0, 65536)
     _in_range("spec.training.lora_alpha", training.lora_alpha, 0.0, 1e6)

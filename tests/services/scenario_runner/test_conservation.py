@@ -24,7 +24,7 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 
-LIFE = ("pause", "resume", "pause", "resume", "stop", "halt")
+LIFE = ("pause", "resume", "pause", "resume", "stop", "halt", "give_up", "fall_silent")
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -65,15 +65,21 @@ async def _act(world: World, action: str, pick: int) -> None:
     elif action == "sweep":
         await world.sweep(queue_is_idle=bool(pick % 2))
     elif action in LIFE:
-        if action in ("pause", "resume"):
-            await {"pause": world.pause, "resume": world.resume}[action]()
-        elif (await world.run()).spec.purpose is Purpose.TRAIN:
-            await world.stop(heard=action == "stop")
+        await _steer(world, action)
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
         await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
     else:
         await _act_on_an_episode(world, action, pick)
+
+
+async def _steer(world: World, action: str) -> None:
+    if action in ("pause", "resume"):
+        await {"pause": world.pause, "resume": world.resume}[action]()
+    elif action in ("give_up", "fall_silent"):
+        await world.give_up(heard=action == "give_up")
+    elif (await world.run()).spec.purpose is Purpose.TRAIN:
+        await world.stop(heard=action == "stop")
 
 
 async def _act_on_an_episode(world: World, action: str, pick: int) -> None:

@@ -45,7 +45,7 @@ def nothing_to_learn(without: WithoutStep, step: int, num_waiting: int) -> str:
     rewards: Counter[float] = Counter()
     for counted in without.rewards.values():
         rewards.update(counted)
-    waiting = f"; {num_waiting} more groups are graded and not settled" if num_waiting else ""
+    waiting = f"; groups that are graded and not settled: {num_waiting}" if num_waiting else ""
     return (
         f"nothing to learn: {without.num_groups} groups in a row were settled without a step{since}: "
         f"{', '.join(_outcomes(without))}{waiting}; rewards of {sum(rewards.values())} episodes: "

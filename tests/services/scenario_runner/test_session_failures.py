@@ -26,7 +26,7 @@ from tests.services.scenario_runner.support import (
     until,
 )
 
-from scenario_runner.domain.runs import Advanced, EpisodeState, RunState, SessionFailed, Stopping
+from scenario_runner.domain.runs import Advanced, EpisodeState, Fact, RunState, SessionFailed, Stopping
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
@@ -81,7 +81,11 @@ async def test_a_settlement_that_follows_the_failure_in_the_stream_stands(
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
     await world.hear(*map(world.graded, [*members, *world.members(2)]))
-    facts = [failed_session(world), world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1)]
+    facts: list[Fact] = [
+        failed_session(world),
+        world.settled(world.group_id(1), members),
+        Advanced(world.run_id, 1, 1),
+    ]
     for batch in [facts] if is_same_batch else [[fact] for fact in facts]:
         await world.hear(*batch)
     await world.hear(Stopping(world.run_id, is_last=True))

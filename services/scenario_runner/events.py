@@ -21,6 +21,7 @@ from scenario_runner.domain.runs import (
     RunnableTask,
     RunRecord,
     RunState,
+    SessionFailed,
     Stopping,
 )
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -179,6 +180,8 @@ def fact_from(message: Message) -> Fact | None:
             )
         case taskset_events.RunStopping():
             return Stopping(message.run_id, message.last_word)
+        case training_events.SessionFailed():
+            return SessionFailed(message.run_id, message.kind, message.detail)
         case training_events.StepCompleted() | training_events.PolicyPublished():
             return Advanced(message.run_id, message.step, message.version) if message.run_id else None
         case _:

@@ -15,6 +15,7 @@ from scenario_runner.domain.environments import (
     ToolOutcome,
 )
 from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, SessionFact
+from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import (
     Counts,
     EpisodeRow,
@@ -123,6 +124,15 @@ class PlanUnit(Protocol):
 
     def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
         """Of the groups that ended last, newest first: whether a member was graded."""
+
+    def left_open(self, run_id: str) -> list[str]:
+        """Open groups that have no unsettled member: there should be none."""
+
+    def num_without_step(self, run_id: str, since_step: int) -> int:
+        """Groups that the trainer settled without training on them, since a step was completed."""
+
+    def without_step(self, run_id: str, since_step: int) -> WithoutStep:
+        """The same groups with their outcomes and rewards."""
 
     def prefetch(self, group_ids: Collection[str]) -> None:
         """Read groups with their episodes in one go; what follows about them costs nothing."""

@@ -215,6 +215,7 @@ def counts_to_wire(counts: Counts) -> taskset_pb2.RunCounts:
         by_state={state.value: count for state, count in counts.by_state.items()},
         groups_open=counts.groups_open,
         groups_settled=counts.groups_settled,
+        groups_by_outcome=dict(counts.groups_by_outcome),
     )
 
 

@@ -43,9 +43,32 @@ OPEN_GROUPS = (
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open)
 )
 GROUP_COUNTS = (
-    sa.select(GROUP.c.is_open, sa.func.count())
+    sa.select(GROUP.c.is_open, GROUP.c.outcome, sa.func.count())
     .where(GROUP.c.run_id == sa.bindparam("run_id_"))
-    .group_by(GROUP.c.is_open)
+    .group_by(GROUP.c.is_open, GROUP.c.outcome)
+)
+_HAS_UNSETTLED = sa.exists().where(
+    EPISODE.c.group_id == GROUP.c.group_id, EPISODE.c.state.in_([state.value for state in UNSETTLED])
+)
+LEFT_OPEN = (
+    sa.select(GROUP.c.group_id)
+    .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open, sa.not_(_HAS_UNSETTLED))
+    .order_by(GROUP.c.group_id)
+)
+_WITHOUT_STEP = (
+    GROUP.c.run_id == sa.bindparam("run_id_"),
+    GROUP.c.at_step == sa.bindparam("since_step"),
+    sa.not_(GROUP.c.is_open),
+    GROUP.c.outcome.like("excluded(%"),
+)
+GROUPS_WITHOUT_STEP = (
+    sa.select(GROUP.c.outcome, sa.func.count()).where(*_WITHOUT_STEP).group_by(GROUP.c.outcome)
+)
+REWARDS_WITHOUT_STEP = (
+    sa.select(GROUP.c.outcome, EPISODE.c.reward, sa.func.count())
+    .join_from(GROUP, EPISODE, EPISODE.c.group_id == GROUP.c.group_id)
+    .where(*_WITHOUT_STEP, EPISODE.c.graded_at.is_not(None))
+    .group_by(GROUP.c.outcome, EPISODE.c.reward)
 )
 RECENT_OUTCOMES = (
     sa.select(GROUP.c.num_graded)
@@ -53,15 +76,11 @@ RECENT_OUTCOMES = (
     .order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
     .limit(sa.bindparam("limit_"))
 )
+GROUP_PROGRESS = ("expected_members", "num_graded", "is_open", "outcome", "settled_at", "at_step")
 WRITE_GROUP = (
     sa.update(GROUP)
     .where(GROUP.c.group_id == sa.bindparam("group_id_"))
-    .values(
-        {
-            name: sa.bindparam(name)
-            for name in ("expected_members", "num_graded", "is_open", "outcome", "settled_at")
-        }
-    )
+    .values({name: sa.bindparam(name) for name in GROUP_PROGRESS})
 )
 
 _EPISODES = sa.select(*(EPISODE.c[name] for name in EpisodeRow.__slots__)).order_by(EPISODE.c.episode_id)

@@ -27,6 +27,7 @@ from scenario_runner.adapters.sql_rows import (
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource
 from scenario_runner.domain.explain import PlanWaits
+from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import group_of
 from scenario_runner.domain.runs import (
     UNSETTLED,
@@ -170,9 +171,10 @@ class SqlPlanUnit:
         of_run = {"run_id_": run_id}
         states = self._sql.execute(statements.EPISODE_COUNTS, of_run)
         by_state = {EpisodeState(state): count for state, count in states}
-        groups = self._sql.execute(statements.GROUP_COUNTS, of_run)
-        by_openness = {bool(is_open): count for is_open, count in groups}
-        return Counts(by_state, by_openness.get(True, 0), by_openness.get(False, 0))
+        groups = [tuple(row) for row in self._sql.execute(statements.GROUP_COUNTS, of_run)]
+        num_open = sum(count for is_open, _, count in groups if is_open)
+        ended = {outcome: count for is_open, outcome, count in groups if not is_open}
+        return Counts(by_state, num_open, sum(ended.values()), ended)
 
     def num_open_groups(self, run_id: str) -> int:
         self.flush()
@@ -183,8 +185,30 @@ class SqlPlanUnit:
         wanted = {"run_id_": run_id, "limit_": limit}
         return [count > 0 for count in self._sql.execute(statements.RECENT_OUTCOMES, wanted).scalars()]
 
+    def left_open(self, run_id: str) -> list[str]:
+        self.flush()
+        return list(self._sql.execute(statements.LEFT_OPEN, {"run_id_": run_id}).scalars())
+
+    def num_without_step(self, run_id: str, since_step: int) -> int:
+        self.flush()
+        wanted = {"run_id_": run_id, "since_step": since_step}
+        return sum(count for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
+
+    def without_step(self, run_id: str, since_step: int) -> WithoutStep:
+        self.flush()
+        wanted = {"run_id_": run_id, "since_step": since_step}
+        groups = {
+            outcome: count for outcome, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted)
+        }
+        rewards: dict[str, dict[float, int]] = {}
+        for outcome, reward, count in self._sql.execute(statements.REWARDS_WITHOUT_STEP, wanted):
+            rewards.setdefault(outcome, {})[reward] = count
+        return WithoutStep(groups, rewards)
+
     def prefetch(self, group_ids: Collection[str]) -> None:
         missing = [group_id for group_id in group_ids if group_id not in self._members]
+        if missing:
+            self.flush()  # what was changed without having been read here would be overwritten
         for start in range(0, len(missing), _CHUNK):
             chunk = {"group_ids": missing[start : start + _CHUNK]}
             for group in self._sql.execute(statements.GROUPS_BY_ID, chunk):

@@ -39,8 +39,8 @@ def episode_progress(row: EpisodeRow) -> dict[str, Any]:
 
 def group_progress(group: GroupRow) -> dict[str, Any]:
     """What changes of a group, for WRITE_GROUP."""
-    names = ("expected_members", "num_graded", "is_open", "outcome", "settled_at")
-    return {**{name: getattr(group, name) for name in names}, "group_id_": group.group_id}
+    progress = {name: getattr(group, name) for name in statements.GROUP_PROGRESS}
+    return {**progress, "group_id_": group.group_id}
 
 
 def slots_of(value: Any) -> dict[str, Any]:

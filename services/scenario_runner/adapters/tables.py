@@ -43,7 +43,7 @@ GROUP = sa.Table(
     "task_group",
     METADATA,
     *_columns("group_id run_id outcome", sa.String),
-    *_columns("position task_position expected_members num_graded", sa.BigInteger),
+    *_columns("position task_position expected_members num_graded at_step", sa.BigInteger),
     *_columns("is_open", sa.Boolean),
     *_times("settled_at"),
 )

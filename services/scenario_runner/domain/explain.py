@@ -6,7 +6,15 @@ A fact that is None could not be learnt (its service did not answer in time), wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scenario_runner.domain.runs import FINAL_RUN_STATES, Channel, Purpose, RunState, RunView
+from scenario_runner.domain.learning import WithoutStep, alarm, is_worth_an_alarm, remedies
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    LIVELY_RUN_STATES,
+    Channel,
+    Purpose,
+    RunState,
+    RunView,
+)
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
@@ -36,6 +44,8 @@ class PlanWaits:
     failures: Mapping[str, int] = field(default_factory=dict)
     last_failure: str = ""
     """"<scenario>: <detail>" of the newest failure."""
+    without_step: WithoutStep = field(default_factory=WithoutStep)
+    """Of a training run: what became of its groups since its last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,7 @@ def _reasons(world: World) -> Iterator[WaitReason]:
     yield from _grading(world)
     yield from _training(world)
     yield from _failing(world)
+    yield from _learning_nothing(world)
     yield from _alarming(world)
 
 
@@ -126,9 +137,24 @@ def _paused(world: World) -> Iterator[WaitReason]:
         yield WaitReason("you", what, 0, 0.0, f"resume it: upcycle runs resume {run.run_id}")
 
 
+def _learning_nothing(world: World) -> Iterator[WaitReason]:
+    run, without = world.view.run, world.waits.without_step
+    training = run.spec.training
+    if training is None or run.state not in LIVELY_RUN_STATES or not is_worth_an_alarm(without, training):
+        return
+    limit = training.max_no_step_groups
+    outlook = (
+        f"the run fails at {limit} such groups in a row"
+        if training.steps
+        else f"the run goes on until you end it: upcycle runs stop {run.run_id}"
+    )
+    remedy = f"{remedies(without)} ({outlook})"
+    yield WaitReason("you", f"alarm: {alarm(without, run.step)}", 0, 0.0, remedy)
+
+
 def _alarming(world: World) -> Iterator[WaitReason]:
-    for alarm in world.session.alarms if world.session is not None else ():
-        yield WaitReason("grpo_trainer", f"alarm: {alarm}", 0, 0.0, "look at the run's curves, or stop it")
+    for one in world.session.alarms if world.session is not None else ():
+        yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
 
 
 def _bus(world: World) -> Iterator[WaitReason]:

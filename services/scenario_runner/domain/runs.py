@@ -116,6 +116,15 @@ class Training:
     no_step_groups: int = 0
     """0: max(8 * prompts_per_step, 64)."""
 
+    @property
+    def max_no_step_groups(self) -> int:
+        """Groups in a row that may be settled without a step; `no_step_groups` 0 stands for the default."""
+        return self.no_step_groups or max(8 * self.prompts_per_step, 64)
+
+    def reached(self, step: int) -> bool:
+        """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
+        return 0 < self.steps <= step
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -173,6 +182,8 @@ class Counts:
     by_state: Mapping[EpisodeState, int]
     groups_open: int = 0
     groups_settled: int = 0
+    groups_by_outcome: Mapping[str, int] = field(default_factory=dict)
+    """Groups that ended."""
 
     @property
     def requested(self) -> int:
@@ -227,7 +238,7 @@ class RunRecord:
     def awaits_trainer(self) -> bool:
         """A training run that ends before its last step, so that its trainer may have more to say."""
         training = self.spec.training
-        return self.ending is not None and training is not None and self.step < training.steps
+        return self.ending is not None and training is not None and not training.reached(self.step)
 
     @property
     def reward_mean(self) -> float:
@@ -250,7 +261,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One task's rollouts. expected_members: without those that failed for good."""
+    """One task's rollouts. expected_members: without those that failed for good. at_step: when it ended."""
 
     group_id: str
     run_id: str
@@ -261,6 +272,7 @@ class GroupRow:
     is_open: bool = True
     outcome: str = ""
     settled_at: datetime | None = None
+    at_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +359,16 @@ class Stopping:
     is_last: bool = False
 
 
-Fact = Graded | Failed | GroupSettled | Advanced | Stopping
+@dataclass(frozen=True, slots=True)
+class SessionFailed:
+    """Fact: the trainer will not go on with a run."""
+
+    run_id: str
+    failure: str
+    detail: str
+
+
+Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
 
 
 class InvalidRequest(RunnerError):

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from scenario_runner.domain.explain import PlanWaits, WaitReason, World, explain
-from scenario_runner.domain.runs import RunView
+from scenario_runner.domain.runs import Purpose, RunView
 from scenario_runner.ports import Plan, PlanUnit, Surroundings
 from scenario_runner.usecases.submitting import find_run, view_of
 
@@ -45,5 +46,7 @@ class ExplainRun:
 
 
 def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, int]:
-    run = find_run(unit, run_id)
-    return view_of(unit, run), unit.waits(run_id), unit.outbox_waiting()
+    run, waits = find_run(unit, run_id), unit.waits(run_id)
+    if run.spec.purpose is Purpose.TRAIN:
+        waits = replace(waits, without_step=unit.without_step(run_id, run.step))
+    return view_of(unit, run), waits, unit.outbox_waiting()

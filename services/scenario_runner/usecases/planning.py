@@ -23,17 +23,25 @@ from scenario_runner.domain.runs import (
     Purpose,
     RunRecord,
     RunState,
+    SessionFailed,
     Stopping,
 )
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.ending import (
+    call_off,
     cancel,
+    close_group,
     conclude,
     end_run,
     end_wait,
+    end_without_trainer,
     on_stopping,
     settle,
-    why_all_failed,
+)
+from scenario_runner.usecases.giving_up import (
+    give_up_if_hopeless,
+    give_up_if_nothing_to_learn,
+    settled_without_step,
 )
 
 log = logging.getLogger(__name__)
@@ -72,6 +80,8 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     touched.
     """
     facts = list(facts)
+    for run_id in sorted({fact.run_id for fact in facts}):
+        unit.run(run_id)  # locks it, before anything that depends on it is read
     unit.prefetch({group for fact in facts if (group := _group_of(fact)) is not None})
     touched: set[str] = set()
     for fact in facts:
@@ -80,6 +90,8 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
             continue
         _apply(unit, run, fact)
         touched.add(run.run_id)
+    for run_id in sorted(settled_without_step(facts)):
+        give_up_if_nothing_to_learn(unit, run_id)
     for run_id in sorted(touched):
         conclude(unit, run_id)
     return touched
@@ -97,6 +109,9 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
             _on_advanced(unit, run, fact)
         case Stopping():
             on_stopping(unit, run, fact)
+        case SessionFailed():
+            text = fact.detail or "no reason given, see its log"
+            end_without_trainer(unit, run, f"the trainer gave up ({fact.failure or 'error'}): {text}")
 
 
 def pause(unit: PlanUnit, run: RunRecord) -> None:
@@ -121,23 +136,41 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
     run = unit.run(run_id)
     if run is None:
         return
-    patience = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.overdue(run_id, unit.now - patience):
-        detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
-        unit.announce_failed(run, episode, OVERDUE, detail)
-        _fail(unit, run, episode, OVERDUE, detail)
-        # One more failure may have ended the run, and an ended run is not refilled.
-        run = unit.run(run_id) or run
-    if queue_is_idle:
-        for episode in unit.never_opened(run_id, unit.now - patience):
-            if episode.num_dispatches == 0:
-                continue  # held back: the run is paused
-            log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
-            unit.dispatch_again(run, episode)
+    _close_left_open(unit, run_id)
+    run = _fail_overdue(unit, run)
+    if queue_is_idle and run.state in LIVELY_RUN_STATES:
+        _dispatch_lost(unit, run)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
         end_wait(unit, run)
     conclude(unit, run_id)
+
+
+def _close_left_open(unit: PlanUnit, run_id: str) -> None:
+    """A group without unsettled members holds its slot in vain. None should be there; if one is, end it."""
+    for group_id in unit.left_open(run_id):
+        log.warning("group_was_left_open", extra={"group_id": group_id})
+        _close_if_empty(unit, run_id, group_id)
+
+
+def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
+    """Returns the run as it is then: one more failure may have ended it, and an ended run is not refilled."""
+    patience = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.overdue(run.run_id, unit.now - patience):
+        detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
+        unit.announce_failed(run, episode, OVERDUE, detail)
+        _fail(unit, run, episode, OVERDUE, detail)
+        run = unit.run(run.run_id) or run
+    return run
+
+
+def _dispatch_lost(unit: PlanUnit, run: RunRecord) -> None:
+    patience = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.never_opened(run.run_id, unit.now - patience):
+        if episode.num_dispatches == 0 and run.state is RunState.PAUSED:
+            continue  # held back until the run is resumed
+        log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
+        unit.dispatch_again(run, episode)
 
 
 def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
@@ -209,9 +242,11 @@ def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fac
     if group is None or not group.is_open or not is_waited_for:
         unit.announce_cancelled(run, episode, "group_settled")
         return
-    newer = [row for row in unit.members(group.group_id) if row.member == episode.member and row.is_unsettled]
+    newer = [row for row in unit.members(group.group_id) if row.member == episode.member]
+    for row in newer:
+        if row.state is EpisodeState.PLANNED:
+            call_off(unit, run, row, "graded_after_all")
     _grade(unit, run, episode, fact)
-    cancel(unit, run, [row for row in newer if row.state is EpisodeState.PLANNED], "graded_after_all")
 
 
 def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
@@ -244,22 +279,11 @@ def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
     group = unit.group(group_id)
     if group is None or not group.is_open or any(row.is_unsettled for row in unit.members(group_id)):
         return
-    outcome = "evaluated" if group.num_graded else "failed"
-    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
     run = unit.run(run_id)
-    if run is not None:
-        _give_up_if_hopeless(unit, run)
-
-
-def _give_up_if_hopeless(unit: PlanUnit, run: RunRecord) -> None:
-    """A training run of which nothing can be graded would otherwise plan for ever."""
-    training = run.spec.training
-    if training is None:
+    if run is None:
         return
-    enough = 2 * training.prompts_per_step
-    if plan.is_hopeless(unit.recent_outcomes(run.run_id, enough), enough):
-        failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run)}"
-        end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
+    close_group(unit, run, group, "evaluated" if group.num_graded else "failed")
+    give_up_if_hopeless(unit, run_id)
 
 
 def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
@@ -274,7 +298,9 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
         settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
     cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
     outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
-    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
+    close_group(unit, run, group, outcome)
+    if not group.num_graded:
+        give_up_if_hopeless(unit, run.run_id)
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
@@ -282,7 +308,7 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     advanced = replace(run, step=step, policy_version=version)
     if advanced != run:
         unit.update_run(advanced)
-    if run.spec.training is None or step < run.spec.training.steps:
+    if run.spec.training is None or not run.spec.training.reached(step):
         return
     if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
         cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
@@ -296,5 +322,5 @@ def _group_of(fact: Fact) -> str | None:
             return plan.group_of(fact.episode_id)
         case GroupSettled():
             return fact.group_id
-        case Advanced() | Stopping():
+        case Advanced() | Stopping() | SessionFailed():
             return None

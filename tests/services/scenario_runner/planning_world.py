@@ -27,6 +27,7 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunSpec,
     RunState,
+    SessionFailed,
     Split,
     Stopping,
     Training,
@@ -113,6 +114,13 @@ class World:
         if heard:
             await self.hear(Stopping(self.run_id))
 
+    async def give_up(self, *, heard: bool = True) -> None:
+        """The trainer fails for good. heard: what the planner says on it came back through the stream."""
+        await self.hear(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
+        if heard and (await self.announced())[f"run.stopping/{self.run_id}/last"]:
+            await self.hear(Stopping(self.run_id, is_last=True))
+            await self.hear(*await self.settled_instead())
+
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))
         assert run is not None
@@ -172,8 +180,12 @@ async def open_database(url: str) -> Database:
     return database
 
 
-def train_spec(group_size: int = 2, prompts: int = 2, staleness: int = 1, steps: int = 100) -> RunSpec:
-    training = Training(steps=steps, prompts_per_step=prompts, max_staleness=staleness)
+def train_spec(
+    group_size: int = 2, prompts: int = 2, staleness: int = 1, steps: int = 100, no_step_groups: int = 0
+) -> RunSpec:
+    training = Training(
+        steps=steps, prompts_per_step=prompts, max_staleness=staleness, no_step_groups=no_step_groups
+    )
     return RunSpec("ts", Purpose.TRAIN, PolicyChoice("m"), group_size, training=training)
 
 
@@ -186,6 +198,8 @@ async def check_conservation(world: World) -> None:
     episodes = await world.episodes()
     counts = await world.do(lambda unit: unit.counts(world.run_id))
     assert counts.requested == counts.settled + counts.in_flight == len(episodes)
+    assert counts.groups_open == len({row.group_id for row in episodes if row.is_unsettled})
+    assert counts.groups_settled == sum(counts.groups_by_outcome.values())
     slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
     assert counts.groups_open <= slots
     announced = await world.announced()

@@ -24,11 +24,12 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 
-LIFE = ("pause", "resume", "pause", "resume", "stop", "halt")
+LIFE = ("pause", "resume", "pause", "resume", "stop", "halt", "give_up", "fall_silent")
+SLOW = ("tick", "open", "time_out", "time_out", "time_out")
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["grade", "fail", "settle", "exclude", "plan", "sweep", "late", "tick", "open", "stray", *LIFE]
+            ["grade", "fail", "settle", "exclude", "plan", "sweep", "late", *SLOW, "stray", *LIFE]
         ),
         st.integers(0, 10_000),
     ),
@@ -37,7 +38,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TRAIN, Purpose.EVAL])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_conservation_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, purpose: Purpose, actions: list[tuple[str, int]]
@@ -48,7 +49,7 @@ def test_conservation_whatever_happens(
 async def _play(folder: Path, purpose: Purpose, actions: list[tuple[str, int]]) -> None:
     world = World(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
     try:
-        await world.submit(train_spec(steps=5) if purpose is Purpose.TRAIN else eval_spec(), num_tasks=4)
+        await world.begin(train_spec(steps=5) if purpose is Purpose.TRAIN else eval_spec(), num_tasks=4)
         for action, pick in actions:
             await _act(world, action, pick)
             await check_conservation(world)
@@ -60,20 +61,38 @@ async def _play(folder: Path, purpose: Purpose, actions: list[tuple[str, int]]) 
 async def _act(world: World, action: str, pick: int) -> None:
     if action == "plan":
         await world.plan_all()
+        waiting = [row for row in await world.episodes() if row.is_unsettled]
+        assert waiting or (await world.run()).state is not RunState.RUNNING
+    elif action == "time_out":
+        await _time_out(world)
     elif action == "tick":
         world.now += timedelta(seconds=pick % 200)
     elif action == "sweep":
         await world.sweep(queue_is_idle=bool(pick % 2))
     elif action in LIFE:
-        if action in ("pause", "resume"):
-            await {"pause": world.pause, "resume": world.resume}[action]()
-        elif (await world.run()).spec.purpose is Purpose.TRAIN:
-            await world.stop(heard=action == "stop")
+        await _steer(world, action)
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
         await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
     else:
         await _act_on_an_episode(world, action, pick)
+
+
+async def _time_out(world: World) -> None:
+    """Everything that was dispatched is opened, and hangs."""
+    waiting = [row.episode_id for row in await world.episodes() if row.state is EpisodeState.PLANNED]
+    await world.do(lambda unit: unit.note_opened(waiting))
+    world.now += timedelta(seconds=121)
+    await world.sweep()
+
+
+async def _steer(world: World, action: str) -> None:
+    if action in ("pause", "resume"):
+        await {"pause": world.pause, "resume": world.resume}[action]()
+    elif action in ("give_up", "fall_silent"):
+        await world.give_up(heard=action == "give_up")
+    elif (await world.run()).spec.purpose is Purpose.TRAIN:
+        await world.stop(heard=action == "stop")
 
 
 async def _act_on_an_episode(world: World, action: str, pick: int) -> None:

@@ -14,6 +14,7 @@ from scenario_runner.domain.explain import (
     World,
     explain,
 )
+from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import (
     Channel,
     Counts,
@@ -184,3 +185,38 @@ def test_an_alarm_of_the_trainer_is_told_last() -> None:
     assert summary == "grpo_trainer: alarm: mismatch KL 0.2 is above 0.1 for 9 updates"
     stuck, _ = explain(world(session=session, engines=[]))
     assert [reason.owner for reason in stuck] == ["policy_engine", "grpo_trainer"]
+
+
+def test_a_run_that_learns_nothing_is_named_before_it_fails() -> None:
+    all_zero = WithoutStep({"excluded(zero_spread)": 50}, {"excluded(zero_spread)": {0.0: 400}})
+    healthy = world(waits=PlanWaits(without_step=all_zero), ledger={})
+    (reason,), summary = explain(healthy)
+    assert (reason.owner, reason.episodes) == ("you", 0)
+    assert summary == "you: alarm: no step yet: 50 of 50 groups had no spread: every reward was 0.000"
+    assert reason.remedy.endswith("(the run fails at 128 such groups in a row)")
+    stopping = replace(healthy.view.run, state=RunState.DRAINING)
+    assert explain(replace(healthy, view=replace(healthy.view, run=stopping)))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "training", "is_named"),
+    [
+        (31, Training(), False),
+        (32, Training(), True),
+        (19, Training(no_step_groups=20), False),
+        (20, Training(no_step_groups=20), True),
+        (32, Training(steps=0), True),
+    ],
+)
+def test_an_alarm_comes_after_two_steps_worth_of_groups(
+    num_groups: int, training: Training, is_named: bool
+) -> None:
+    without = WithoutStep({"excluded(stale)": num_groups}, {"excluded(stale)": {0.5: 8}})
+    healthy = world(waits=PlanWaits(without_step=without), ledger={})
+    run = replace(healthy.view.run, spec=replace(healthy.view.run.spec, training=training), step=4)
+    reasons, _ = explain(replace(healthy, view=replace(healthy.view, run=run)))
+    what = f"alarm: no step since step 4: {num_groups} of {num_groups} groups were excluded(stale)"
+    assert [reason.what for reason in reasons] == ([what] if is_named else [])
+    if is_named:
+        goes_on = "the run goes on until you end it: upcycle runs stop run-1" in reasons[0].remedy
+        assert goes_on is not bool(training.steps)

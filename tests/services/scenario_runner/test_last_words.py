@@ -189,12 +189,19 @@ class Platform:
         await self.relay()
         self.world.now += timedelta(seconds=pick % 3000)
 
+    def give_up(self) -> None:
+        """A second trainer of the run fails for good, while this one goes on."""
+        fact = training_events.SessionFailed(run_id=self.world.run_id, kind="lineage_taken", detail="two")
+        self.stream.publish(f"session.failed/{self.world.run_id}", fact, self.world.now)
+
     async def act(self, action: str, pick: int) -> None:
         world = self.world
         if action in ("step", "land", "die"):
             getattr(self.trainer, action)()
         elif action == "announce":
             self.trainer.announce(world.now)
+        elif action == "give_up":
+            self.give_up()
         elif action in ("cancel", "stop"):
             await {"cancel": world.cancel, "stop": world.stop}[action](heard=False)
         elif action in ("relay", "sweep"):
@@ -214,7 +221,7 @@ class Platform:
 
     async def check(self) -> None:
         """The ledger's view: the first end of an episode in the stream is never denied by a later one."""
-        assert (await self.world.run()).state in (RunState.CANCELLED, RunState.COMPLETED)
+        assert (await self.world.run()).state in (RunState.CANCELLED, RunState.COMPLETED, RunState.FAILED)
         await check_conservation(self.world)
         ends: dict[str, str] = {}
         for fact in self.stream.facts:
@@ -237,7 +244,7 @@ class Platform:
 @given(
     reached=st.integers(0, len(UNDER_WAY)),
     before=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=6),
-    ending=st.lists(st.sampled_from(["cancel", "stop"]), min_size=1, max_size=2),
+    ending=st.lists(st.sampled_from(["cancel", "stop", "give_up"]), min_size=1, max_size=2),
     after=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=40),
 )
 def test_all_agree_whatever_the_order(

@@ -1,0 +1,136 @@
+"""Nothing to learn: what became of the groups that a training run settled without a step. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from scenario_runner.domain.runs import Training
+
+MAX_EXACT_REWARDS = 5
+NUM_BINS = 10
+NO_SPREAD = "zero_spread"
+_REMEDIES = {
+    "stale": "raise max_staleness, or sample fewer groups at once",
+    "short_group": "see why their episodes failed",
+    "held_out": "train on tasks that are not held out",
+    "quarantined": "look at the trajectories that were set aside: upcycle trajectories list",
+}
+_SOLVED = "harder tasks: these are solved"
+_UNSOLVED = (
+    "easier tasks, rewards that tell attempts apart, longer turns or episodes, "
+    "or demonstrations first (upcycle train --sft)"
+)
+_ALIKE = "larger groups, a higher temperature, or rewards that tell attempts apart"
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutStep:
+    """Groups that the trainer settled since the last completed step without training on them, by outcome,
+    and the rewards of their graded episodes: outcome to reward to episodes."""
+
+    groups: Mapping[str, int] = field(default_factory=dict)
+    rewards: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
+
+    @property
+    def num_groups(self) -> int:
+        """All of them."""
+        return sum(self.groups.values())
+
+
+def nothing_to_learn(without: WithoutStep, step: int, num_waiting: int) -> str:
+    """Why a run fails that makes no step. step: the last one. num_waiting: groups that are graded and not
+    settled."""
+    since = f" after step {step}" if step else ""
+    rewards: Counter[float] = Counter()
+    for counted in without.rewards.values():
+        rewards.update(counted)
+    waiting = f"; groups that are graded and not settled: {num_waiting}" if num_waiting else ""
+    return (
+        f"nothing to learn: {without.num_groups} groups in a row were settled without a step{since}: "
+        f"{', '.join(_outcomes(without))}{waiting}; rewards of {sum(rewards.values())} episodes: "
+        f"{histogram(rewards)}; what may help: {remedies(without)}, or a higher no_step_groups"
+    )
+
+
+def alarm(without: WithoutStep, step: int) -> str:
+    """The same in one line, for a run that goes on."""
+    total = without.num_groups
+    since = f"no step since step {step}" if step else "no step yet"
+    parts = []
+    for outcome, count in _by_count(without):
+        if _reason(outcome) == NO_SPREAD:
+            parts.append(f"{count} of {total} groups had no spread: {_rewards_of(without, outcome)}")
+        else:
+            parts.append(f"{count} of {total} groups were {outcome}")
+    return f"{since}: {'; '.join(parts)}"
+
+
+def is_worth_an_alarm(without: WithoutStep, training: Training) -> bool:
+    """Whether so many groups in a row brought no step that people should know."""
+    return without.num_groups >= min(training.max_no_step_groups, 2 * training.prompts_per_step)
+
+
+def remedies(without: WithoutStep) -> str:
+    """What may help, the commonest outcome first."""
+    found = []
+    for outcome, _ in _by_count(without):
+        reason = _reason(outcome)
+        remedy = _remedy_of_no_spread(without, outcome) if reason == NO_SPREAD else _REMEDIES.get(reason)
+        found.append(remedy or f"see what {outcome} means in the log of grpo_trainer")
+    return "; ".join(dict.fromkeys(found))
+
+
+def histogram(rewards: Mapping[float, int]) -> str:
+    """`0.000 x 500, 1.000 x 12`: each value, if there are few; else ten bins over the observed range, of
+    which empty ones are left out."""
+    finite = {reward: count for reward, count in sorted(rewards.items()) if math.isfinite(reward)}
+    if not finite:
+        return "none"
+    if len(finite) <= MAX_EXACT_REWARDS:
+        return ", ".join(f"{_shown(reward)} x {count}" for reward, count in finite.items())
+    low, high = min(finite), max(finite)
+    bins: Counter[int] = Counter()
+    for reward, count in finite.items():
+        bins[min(NUM_BINS - 1, int((reward - low) / (high - low) * NUM_BINS))] += count
+    edges = [low + (high - low) * index / NUM_BINS for index in range(NUM_BINS + 1)]
+    return ", ".join(
+        f"{_shown(edges[index])} to {_shown(edges[index + 1])} x {bins[index]}" for index in sorted(bins)
+    )
+
+
+def _by_count(without: WithoutStep) -> list[tuple[str, int]]:
+    return sorted(without.groups.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _reason(outcome: str) -> str:
+    return outcome.partition("(")[2].rstrip(")")
+
+
+def _outcomes(without: WithoutStep) -> Iterator[str]:
+    for outcome, count in _by_count(without):
+        if _reason(outcome) == NO_SPREAD:
+            yield f"{count} had no spread ({_rewards_of(without, outcome)})"
+        else:
+            yield f"{count} {outcome}"
+
+
+def _rewards_of(without: WithoutStep, outcome: str) -> str:
+    rewards = sorted(without.rewards.get(outcome, {}))
+    if not rewards:
+        return "their rewards are not known"
+    if len(rewards) == 1:
+        return f"every reward was {_shown(rewards[0])}"
+    return f"equal rewards within each group, from {_shown(rewards[0])} to {_shown(rewards[-1])}"
+
+
+def _remedy_of_no_spread(without: WithoutStep, outcome: str) -> str:
+    rewards = without.rewards.get(outcome, {})
+    if len(rewards) != 1:
+        return _ALIKE
+    return _SOLVED if min(rewards) >= 1.0 else _UNSOLVED
+
+
+def _shown(reward: float) -> str:
+    """With three digits, or with as many as it takes to tell it from others."""
+    return f"{reward:.3f}" if abs(reward - round(reward, 3)) < 1e-9 else f"{reward:.6g}"

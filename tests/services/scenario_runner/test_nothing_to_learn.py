@@ -1,0 +1,264 @@
+"""A run that makes no step: it ends and says why, or it goes on and `why` says so."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.services.scenario_runner.conftest import Runner
+from tests.services.scenario_runner.planning_world import World, check_conservation, train_spec
+from tests.services.scenario_runner.support import (
+    TRAIN,
+    announce_graded,
+    arith,
+    explain,
+    finished,
+    register,
+    run_spec,
+    sampling,
+    submit,
+    until,
+)
+
+from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothing_to_learn
+from scenario_runner.domain.runs import Advanced, GroupSettled, RunState, Training
+from scenario_runner.usecases.explaining import _own_facts
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events
+
+ZERO = "excluded(zero_spread)"
+
+
+async def settle(world: World, group: int, rewards: tuple[float, float], reason: str = "zero_spread") -> None:
+    """Grade a group of two, and let the trainer exclude it; then fill the slot."""
+    members = world.members(group)
+    grades = [world.graded(member, reward) for member, reward in zip(members, rewards, strict=True)]
+    word = GroupSettled(world.group_id(group), world.run_id, "excluded", reason, 0, tuple(members))
+    await world.hear(*grades, word)
+    await world.plan_all()
+
+
+async def train(world: World, group: int, step: int) -> None:
+    members = world.members(group)
+    await world.hear(*map(world.graded, members), world.settled(world.group_id(group), members))
+    await world.hear(Advanced(world.run_id, step, step))
+    await world.plan_all()
+
+
+async def without_step(world: World) -> WithoutStep:
+    _, waits, _ = await world.do(lambda unit: _own_facts(unit, world.run_id))
+    return waits.without_step
+
+
+async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=4), num_tasks=3)
+    for group in range(2):
+        await settle(world, group, (0.0, 0.0))
+    await settle(world, 2, (0.0, 1.0), "stale")
+    assert (await world.run()).state is RunState.RUNNING
+    await settle(world, 3, (0.0, 0.0))
+    run = await world.run()
+    assert (run.state, run.ending) == (RunState.DRAINING, RunState.FAILED)
+    assert run.failure == (
+        "nothing to learn: 4 groups in a row were settled without a step: "
+        "3 had no spread (every reward was 0.000), 1 excluded(stale); "
+        "rewards of 8 episodes: 0.000 x 7, 1.000 x 1; what may help: "
+        "easier tasks, rewards that tell attempts apart, longer turns or episodes, or demonstrations first "
+        "(upcycle train --sft); raise max_staleness, or sample fewer groups at once, "
+        "or a higher no_step_groups"
+    )
+    assert (await world.announced())[f"run.stopping/{world.run_id}"] == 1
+    await check_conservation(world)
+
+
+async def test_a_step_begins_the_count_again_and_the_reason_names_it(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=3), num_tasks=3)
+    for group in (0, 1):
+        await settle(world, group, (1.0, 1.0))
+    await train(world, 2, step=1)
+    for group in (3, 4):
+        await settle(world, group, (1.0, 1.0))
+    assert (await world.run()).state is RunState.RUNNING
+    assert dict((await without_step(world)).groups) == {ZERO: 2}
+    await settle(world, 5, (1.0, 1.0))
+    failure = (await world.run()).failure
+    assert "3 groups in a row were settled without a step after step 1: 3 had no spread" in failure
+    assert "what may help: harder tasks: these are solved" in failure
+    await check_conservation(world)
+
+
+async def test_a_step_that_arrives_with_the_last_group_counts(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+    words = [world.settled(world.group_id(group), world.members(group), "excluded") for group in (0, 1)]
+    await world.hear(*words, Advanced(world.run_id, 1, 1))
+    assert (await world.run()).state is RunState.RUNNING
+
+
+async def test_a_run_of_held_out_tasks_ends_too(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+    for group in (0, 1):
+        await settle(world, group, (0.0, 1.0), "held_out")
+    failure = (await world.run()).failure
+    assert "2 excluded(held_out); rewards of 4 episodes: 0.000 x 2, 1.000 x 2" in failure
+    assert "train on tasks that are not held out" in failure
+
+
+async def test_groups_that_wait_for_a_batch_are_told(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await world.hear(*map(world.graded, world.members(3)), world.graded(world.members(2)[0]))
+    for group in (0, 1):
+        await settle(world, group, (0.5, 0.5))
+    assert "; groups that are graded and not settled: 1; rewards of" in (await world.run()).failure
+
+
+async def test_failed_and_cancelled_groups_do_not_count(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await settle(world, 0, (0.0, 0.0))
+    group = world.group_id(1)
+    await world.hear(*(world.failed(f"{group}-e{member:03d}-a{n}") for n in range(3) for member in (0, 1)))
+    counts = await world.do(lambda unit: unit.counts(world.run_id))
+    assert dict(counts.groups_by_outcome) == {ZERO: 1, "failed": 1}
+    assert (await world.run()).state is RunState.RUNNING
+    await world.cancel()
+    assert dict((await without_step(world)).groups) == {ZERO: 1}
+
+
+async def test_a_paused_run_with_nothing_to_learn_ends(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await world.pause()
+    for group in (0, 1):
+        await settle(world, group, (0.0, 0.0))
+    assert (await world.run()).ending is RunState.FAILED
+
+
+async def test_a_run_that_is_stopped_is_not_failed_by_what_its_trainer_excludes(world: World) -> None:
+    await world.begin(train_spec(no_step_groups=1), num_tasks=3)
+    await world.hear(*map(world.graded, world.members(0)))
+    await world.stop()
+    await world.hear(world.settled(world.group_id(0), world.members(0), "excluded"))
+    assert ((await world.run()).state, (await world.run()).failure) == (RunState.COMPLETED, "")
+
+
+async def test_a_run_without_a_limit_goes_on_for_ever(world: World) -> None:
+    await world.begin(train_spec(steps=0, no_step_groups=2), num_tasks=3)
+    for group in range(70):
+        await settle(world, group, (0.0, 0.0))
+    await train(world, 70, step=1_000_000)
+    run = await world.run()
+    assert (run.state, run.step) == (RunState.RUNNING, 1_000_000)
+    await world.hear(*map(world.graded, world.members(71)))
+    await world.stop()
+    assert (await world.run()).state is RunState.DRAINING  # its trainer may still have a step under way
+    await world.hear(world.settled(world.group_id(71), world.members(71), "excluded"))
+    assert (await world.run()).state is RunState.COMPLETED
+    await check_conservation(world)
+
+
+def test_limits_of_groups_without_a_step() -> None:
+    assert Training(prompts_per_step=16).max_no_step_groups == 128
+    assert Training(prompts_per_step=2).max_no_step_groups == 64
+    assert Training(prompts_per_step=2, no_step_groups=5).max_no_step_groups == 5
+
+
+def test_a_step_limit_is_reached_and_none_never_is() -> None:
+    assert [Training(steps=3).reached(step) for step in (2, 3, 4)] == [False, True, True]
+    assert not Training(steps=0).reached(10**9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "shown"),
+    [
+        ({}, "none"),
+        ({0.0: 500, 1.0: 12}, "0.000 x 500, 1.000 x 12"),
+        ({0.25: 1, 1 / 3: 2}, "0.250 x 1, 0.333333 x 2"),
+        ({0.0: 1, 0.1: 2, 0.5: 3, 0.7: 4, 1.0: 5}, "0.000 x 1, 0.100 x 2, 0.500 x 3, 0.700 x 4, 1.000 x 5"),
+        (
+            {0.0: 1, 0.04: 2, 0.15: 4, 0.62: 8, 0.99: 16, 1.0: 32},
+            "0.000 to 0.100 x 3, 0.100 to 0.200 x 4, 0.600 to 0.700 x 8, 0.900 to 1.000 x 48",
+        ),
+        (
+            {0.2: 1, 0.21: 1, 0.25: 1, 0.31: 1, 0.35: 1, 0.4: 1},
+            "0.200 to 0.220 x 2, 0.240 to 0.260 x 1, 0.300 to 0.320 x 1, "
+            "0.340 to 0.360 x 1, 0.380 to 0.400 x 1",
+        ),
+    ],
+)
+def test_a_histogram_is_exact_for_few_values_and_has_ten_bins_for_many(
+    rewards: dict[float, int], shown: str
+) -> None:
+    assert histogram(rewards) == shown
+
+
+def test_groups_without_spread_of_several_rewards_are_told_apart() -> None:
+    without = WithoutStep(
+        {ZERO: 3, "excluded(stale)": 1}, {ZERO: {0.0: 8, 1.0: 16}, "excluded(stale)": {0.5: 4}}
+    )
+    assert alarm(without, 0) == (
+        "no step yet: 3 of 4 groups had no spread: equal rewards within each group, from 0.000 to 1.000; "
+        "1 of 4 groups were excluded(stale)"
+    )
+    assert "rewards of 28 episodes: 0.000 x 8, 0.500 x 4, 1.000 x 16" in nothing_to_learn(without, 0, 0)
+    fifty = WithoutStep({ZERO: 50}, {ZERO: {0.0: 400}})
+    assert alarm(fifty, 7) == "no step since step 7: 50 of 50 groups had no spread: every reward was 0.000"
+
+
+def test_a_group_that_nobody_graded_says_so() -> None:
+    unknown = replace(WithoutStep(), groups={"excluded(odd)": 2, ZERO: 1})
+    text = nothing_to_learn(unknown, 0, 0)
+    assert "1 had no spread (their rewards are not known)" in text
+    assert "rewards of 0 episodes: none" in text
+    assert "see what excluded(odd) means in the log of grpo_trainer" in text
+
+
+class Excluding:
+    """Grades every episode with 0, and excludes each group as a trainer does that finds no spread in it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.members: dict[str, list[str]] = {}
+
+    async def play(self, request: Any) -> None:
+        await announce_graded(self.runner, request, 0.0, success=False)
+        members = self.members.setdefault(request.group_id, [])
+        members.append(request.episode_id)
+        if len(members) < request.group_size:
+            return
+        fact = training_events.GroupSettled(
+            group_id=request.group_id,
+            run_id=request.run_id,
+            model="incident",
+            outcome="excluded",
+            reason="zero_spread",
+            episode_ids=members,
+        )
+        event_id = f"group.settled/{request.group_id}"
+        await self.runner.bus.publish(fact, model="incident", event_id=event_id)
+
+
+async def test_a_run_that_learns_nothing_ends_on_the_running_service(runner: Runner) -> None:
+    await register(runner, arith(3))
+    training = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=1, max_staleness=1, no_step_groups=3)
+    run = await submit(runner, run_spec(TRAIN, 2, training=training))
+    assert run.spec.training.no_step_groups == 3
+    async with sampling(runner, Excluding(runner).play):
+        done = (await finished(runner, run.run_id)).run
+    assert done.state == taskset_pb2.RUN_STATE_FAILED
+    assert "groups in a row were settled without a step: " in done.failure
+    assert "had no spread (every reward was 0.000)" in done.failure
+    assert done.counts.groups_by_outcome[ZERO] >= 3
+    assert done.counts.groups_settled == sum(done.counts.groups_by_outcome.values())
+
+
+async def test_why_names_a_run_without_a_limit_that_learns_nothing(runner: Runner) -> None:
+    await register(runner, arith(3))
+    training = taskset_pb2.TrainingConfig(steps=0, prompts_per_step=1, max_staleness=1, warmup_steps=7)
+    run = await submit(runner, run_spec(TRAIN, 2, training=training))
+    assert (run.spec.training.steps, run.spec.training.no_step_groups) == (0, 0)
+    async with sampling(runner, Excluding(runner).play):
+        await until(runner, run.run_id, lambda counts: counts.groups_by_outcome[ZERO] >= 70)
+        why = await explain(runner, run.run_id)
+    assert why.run.state == taskset_pb2.RUN_STATE_RUNNING
+    (named,) = [reason for reason in why.waiting_for if reason.owner == "you"]
+    assert named.what.startswith("alarm: no step yet: ")
+    assert named.what.endswith(" groups had no spread: every reward was 0.000")
+    assert f"upcycle runs stop {run.run_id}" in named.remedy
+    assert "nothing is stuck" not in why.summary

@@ -124,7 +124,7 @@ class RankGroup:
         except TrainerError:
             self._hear_all()  # a condition that all ranks met: the next command finds them in step
             raise
-        except RuntimeError as error:
+        except Exception as error:  # the others may wait inside a collective: only a new start helps
             if not self._children:
                 raise
             raise self._lost(error) from error

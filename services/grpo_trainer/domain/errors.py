@@ -33,6 +33,15 @@ class Diverged(TrainerError):
     """Loss or gradient is not finite; the batch was not applied."""
 
 
+class OutOfMemory(TrainerError):
+    """The model, or one row of a batch, does not fit in this machine's memory; the weights were not
+    touched."""
+
+
+class KilledInBatch(TrainerError):
+    """The process ended while it computed this batch, again and again, and was not asked to."""
+
+
 class Waiting(TrainerError):
     """Something outside is away for a while; the text names it. The same call may succeed later."""
 

@@ -97,3 +97,7 @@ class ModelBusy(TrainerError):
 class LostRank(TrainerError):
     """A process that shares every step died or is late; what is left is not a model. Only a new start
     helps."""
+
+
+class RanksGone(LostRank):
+    """A rank was lost before: nothing was computed for this call."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from grpo_trainer.domain.attempts import MAX_KILLED, Attempt, next_attempt
-from grpo_trainer.domain.errors import Diverged, KilledInBatch
+from grpo_trainer.domain.errors import Diverged, KilledInBatch, RanksGone
 from grpo_trainer.domain.failures import WAYS_OUT
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup
@@ -47,6 +47,9 @@ class Attempts:
                 yield
             except Diverged:
                 await self._done()
+                raise
+            except RanksGone:  # another session's batch broke the process
+                await self._take_back()
                 raise
             finally:
                 self._computing = False

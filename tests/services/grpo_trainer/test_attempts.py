@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from tests.services.grpo_trainer.processes import (
 
 from event_bus import EventBus
 from grpo_trainer.domain.attempts import Attempt, attempt_from_json, next_attempt
+from grpo_trainer.domain.errors import LostRank, RanksGone
+from grpo_trainer.ports import Tools
 from service_kit.groups import S3Settings
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -144,3 +147,30 @@ async def test_killed_twice_in_one_batch_the_third_start_ends_the_run(
             fact = await failure(around.bus)
             assert (fact.kind, fact.step, fact.run_id) == ("killed", 1, RUN)
             assert await process.end(signal.SIGTERM) == 0
+
+
+async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(world: World) -> None:
+    """The batch that was computed is; the one that waited for it never began."""
+    error: Exception = RanksGone("rank 1 was gone before")
+
+    def change(tools: Tools) -> Tools:
+        def new_learner() -> Any:
+            learner = tools.new_learner()
+
+            async def step(groups: Any) -> Any:
+                raise error
+
+            vars(learner)["step"] = step
+            return learner
+
+        return dataclasses.replace(tools, new_learner=new_learner)
+
+    world.stream.append(submission(prompts_per_step=1))
+    await Episodes(world).group(0, MIXED)
+    async with Trainer(world, change=change) as trainer:
+        assert isinstance(await trainer.death(), RanksGone)
+    assert json.loads(world.store.objects[RECORD])["starts"] == 0
+    error = LostRank("rank 1 is gone")
+    async with Trainer(world, change=change) as trainer:
+        assert isinstance(await trainer.death(), LostRank)
+    assert json.loads(world.store.objects[RECORD])["starts"] == 1

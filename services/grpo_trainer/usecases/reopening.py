@@ -31,7 +31,9 @@ async def newest_of(spec: TrainingSpec, tools: Tools) -> SessionState | FailedRu
     found = await Patience().until_done(lambda: tools.states.find_run(spec.model, spec.run_id))
     if found.broken:
         raise BrokenArtifact(found.broken[0].detail)
-    return next(iter((*found.failed, *found.states)), None)
+    if found.failed:
+        return found.failed[0]
+    return found.states[0] if found.states else None
 
 
 def may_go_on(session: TrainingSession, newest: SessionState | None, error: Exception) -> bool:

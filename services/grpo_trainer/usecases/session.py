@@ -13,9 +13,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from grpo_trainer.domain.contexts import context_counts
@@ -33,6 +32,8 @@ from grpo_trainer.usecases.intake import Fact, Intake
 from grpo_trainer.usecases.opening import first_state, load_state
 from grpo_trainer.usecases.patience import Patience
 from grpo_trainer.usecases.persisting import Persistence
+from grpo_trainer.usecases.phases import Phase as Phase  # others read it from here
+from grpo_trainer.usecases.phases import Turn, at_once
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +45,6 @@ _MAX_HISTORY: Final = 512
 """Steps whose metrics can be asked for."""
 _QUALITY: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm")
 _SAID: Final = (*_QUALITY, "learner_s", "stall_s", "idle_s")
-
-
-Turn = Callable[[], Awaitable[None]]
-"""See TrainingSession."""
-
-
-async def _at_once() -> None:
-    """Nobody else is there."""
-
-
-class Phase(StrEnum):
-    """What a session is doing."""
-
-    OPENING = "opening"
-    WAITING = "waiting"
-    STEPPING = "stepping"
-    PUBLISHING = "publishing"
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +64,7 @@ class TrainingSession:
         horizon: Horizon,
         state: SessionState | None = None,
         *,
-        turn: Turn = _at_once,
+        turn: Turn = at_once,
     ) -> None:
         """state: the newest durable one; None for a run that was just submitted. turn: returns when nobody
         else adds versions to the model, and raises Waiting until then; asked before the first version."""

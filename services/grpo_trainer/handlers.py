@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import CursorBeyondStream, Delivery
+from event_bus import BusUnavailable, CursorBeyondStream, Delivery
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.usecases.intake import GroupShortened, RunOver, RunStopping
+from grpo_trainer.domain.errors import InvalidTrainingSpec, Waiting
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.usecases.intake import Fact, GroupShortened, RunOver, RunStopping
 from grpo_trainer.usecases.sessions import Sessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -36,6 +37,11 @@ class Stream(Protocol):
     def replay(self, events: Sequence[type[Message]], *, after_sequence: int) -> AsyncIterator[Delivery[Any]]:
         """Facts in stream order, endless. Raises CursorBeyondStream."""
 
+    async def stored(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+    ) -> Sequence[Delivery[Any]]:
+        """Facts that the stream holds now, in order. Raises BusUnavailable."""
+
 
 class FactReader:
     """Reads the stream of facts into the sessions."""
@@ -44,6 +50,7 @@ class FactReader:
         self._bus = bus
         self._sessions = sessions
         self._reading = False
+        sessions.recall = self.recall
 
     async def run(self, stop: asyncio.Event) -> None:
         """Resume, then read until `stop`; steps under way end durable."""
@@ -75,26 +82,30 @@ class FactReader:
         async for delivery in self._bus.replay(EVENTS, after_sequence=after):
             self.on_fact(delivery)
 
+    async def recall(self, spec: TrainingSpec, after: int) -> list[Fact]:
+        """See reopening.Recall."""
+        kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
+        try:
+            stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
+        except BusUnavailable as error:
+            raise Waiting(f"the bus: {error}") from error
+        facts: list[Fact] = []
+
+        def keep(run_id: str, fact: Fact) -> None:
+            if run_id == spec.run_id:
+                facts.append(fact)
+
+        for delivery in stored:
+            _route(delivery, keep)
+        return facts
+
     def on_fact(self, delivery: Delivery[Any]) -> None:
         """One fact. A repeat is harmless."""
-        event, sequence = delivery.message, delivery.sequence
-        match event:
-            case taskset.RunSubmitted():
-                self._submitted(event, delivery)
-            case TrajectoryGraded():
-                graded = wire.graded_from_wire(event, sequence, delivery.headers)
-                self._sessions.put(event.run_id, graded)
-            case taskset.GroupShortened():
-                short = GroupShortened(event.group_id, event.expected_members, sequence)
-                self._sessions.put(event.run_id, short)
-            case taskset.RunStopping():
-                saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
-                self._sessions.put(event.run_id, RunStopping(sequence, saves))
-            case taskset.RunFinished():
-                self._sessions.put(event.run_id, RunOver(sequence))
-            case _:
-                raise TypeError(f"{type(event).__name__} was not asked for")
-        self._sessions.handled(sequence)
+        if isinstance(delivery.message, taskset.RunSubmitted):
+            self._submitted(delivery.message, delivery)
+        else:
+            _route(delivery, self._sessions.put)
+        self._sessions.handled(delivery.sequence)
 
     def _submitted(self, event: taskset.RunSubmitted, delivery: Delivery[Any]) -> None:
         if not wire.is_training(event):
@@ -102,7 +113,7 @@ class FactReader:
         try:
             spec = wire.spec_from_wire(event)
         except InvalidTrainingSpec as error:
-            self._sessions.refuse(event.run_id, error)
+            self._sessions.refuse(event.run_id, event.spec.policy.model, delivery.sequence, error)
             return
         self._sessions.submit(spec, delivery.sequence, wire.trace_headers(delivery.headers))
 
@@ -111,3 +122,20 @@ class FactReader:
         if not self._reading:
             return self._sessions.waiting_for() or "resuming"
         return self._sessions.waiting_for()
+
+
+def _route(delivery: Delivery[Any], put: Callable[[str, Fact], None]) -> None:
+    """Give a fact about a run to `put`, as the domain sees it."""
+    event, sequence = delivery.message, delivery.sequence
+    match event:
+        case TrajectoryGraded():
+            put(event.run_id, wire.graded_from_wire(event, sequence, delivery.headers))
+        case taskset.GroupShortened():
+            put(event.run_id, GroupShortened(event.group_id, event.expected_members, sequence))
+        case taskset.RunStopping():
+            saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
+            put(event.run_id, RunStopping(sequence, saves))
+        case taskset.RunFinished():
+            put(event.run_id, RunOver(sequence))
+        case _:
+            raise TypeError(f"{type(event).__name__} was not asked for")

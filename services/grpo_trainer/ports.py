@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
+from grpo_trainer.domain.attempts import Attempt
 from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure
 from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
 from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
 from grpo_trainer.domain.spec import TrainingSpec
@@ -78,19 +81,20 @@ class Learner(Protocol):
     """Model, optimizer and random state of one session; heavy work happens in its own thread."""
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
-        """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec."""
+        """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec,
+        OutOfMemory."""
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
-        """As it was when the folder `tensors` was saved. Raises BrokenArtifact."""
+        """As it was when the folder `tensors` was saved. Raises BrokenArtifact, OutOfMemory."""
 
     def check(self, group: BatchGroup) -> None:
         """Raises UnusableTrajectory where this model cannot take the tokens."""
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        """One optimizer step. Raises Diverged with the weights untouched."""
+        """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
 
     async def snapshot(self) -> Snapshot:
-        """The session as it is now, copied to the host."""
+        """The session as it is now, copied to the host. Raises OutOfMemory."""
 
     async def close(self) -> None:
         """Let the memory go."""
@@ -105,10 +109,12 @@ class Bodies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoundStates:
-    """broken: runs whose newest state cannot be read, and why."""
+    """states: of runs that did not fail. broken: runs whose newest state cannot be read. failed: runs that
+    are known to have failed."""
 
-    states: tuple[SessionState, ...]
-    broken: Mapping[str, str]
+    states: tuple[SessionState, ...] = ()
+    broken: tuple[BrokenRun, ...] = ()
+    failed: tuple[FailedRun, ...] = ()
 
 
 class States(Protocol):
@@ -116,6 +122,9 @@ class States(Protocol):
 
     async def find(self) -> FoundStates:
         """The newest state of every run, finished ones included."""
+
+    async def find_run(self, model: str, run_id: str) -> FoundStates:
+        """As `find`, of one run."""
 
     async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
         """Write the files of the folder `tensors`, then the marker. Raises LineageTaken where another marker
@@ -132,6 +141,18 @@ class States(Protocol):
 
     async def close(self, state: SessionState) -> None:
         """Remember that the run is over; of its states, the newest and those that a checkpoint names stay."""
+
+    async def fail(self, failure: Failure) -> Failure:
+        """Remember that the run failed; returns what is remembered, the first failure of the run."""
+
+    async def close_failed(self, failure: Failure) -> None:
+        """As `close`, of a run that failed, with or without a state."""
+
+    async def attempt(self, model: str, run_id: str) -> Attempt | None:
+        """The batch that was begun last; None where nothing is recorded, or nothing that can be read."""
+
+    async def note_attempt(self, model: str, run_id: str, attempt: Attempt) -> None:
+        """Record which batch is begun, or that it was computed."""
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """Delete old states, except the `newest` and those that a checkpoint names."""
@@ -190,6 +211,9 @@ class Facts(Protocol):
     ) -> None:
         """A version asks to be judged."""
 
+    async def failed(self, failure: Failure) -> None:
+        """A session ended without success."""
+
 
 class Instruments(Protocol):
     """Spans and metrics of training."""
@@ -213,7 +237,7 @@ class Instruments(Protocol):
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Everything a session works with. new_learner: one learner per session. keep_states: newest states
-    kept. alarm_limits: what steps are compared with."""
+    kept. alarm_limits: what steps are compared with. computing: held while a batch is computed."""
 
     new_learner: Callable[[], Learner]
     bodies: Bodies
@@ -226,6 +250,7 @@ class Tools:
     work_dir: Path
     keep_states: int = 2
     alarm_limits: AlarmLimits = DEFAULT_LIMITS
+    computing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class HandLearner(Learner, Protocol):

@@ -39,6 +39,7 @@ STATUS_OF: Final[StatusTable] = {
     errors.NothingAccumulated: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LostGradients: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelBusy: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Diverged: grpc.StatusCode.FAILED_PRECONDITION,
     errors.HeadMoved: grpc.StatusCode.ABORTED,
     errors.LineageTaken: grpc.StatusCode.ABORTED,

@@ -8,6 +8,7 @@ from typing import Final
 from grpo_trainer import wire
 from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
+from grpo_trainer.domain.failures import FailedRun
 from grpo_trainer.domain.hands import HandSession, hand_run_id
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.usecases.session import Phase, TrainingSession
@@ -60,18 +61,25 @@ def _point(
 
 
 def every(sessions: Sessions, by_hand: Sequence[HandSession] = ()) -> list[training.TrainingSession]:
-    """All sessions: runs of earlier processes, of this one, those that were refused, and models trained by
-    hand."""
-    refused = [
-        training.TrainingSession(
-            run_id=run_id, kind=training.SESSION_KIND_RUN, state=training.SESSION_STATE_FAILED, failure=why
-        )
-        for run_id, why in sessions.refused.items()
-    ]
+    """All sessions: runs of earlier processes, of this one, those that failed, and models trained by hand."""
     limits = sessions.alarm_limits
     past = [_past(state, limits) for state in sessions.past]
     present = [_present(session, limits) for session in sessions.all]
-    return [*past, *present, *refused, *map(_by_hand, by_hand)]
+    failed = [_failed(run, limits) for run in sessions.failed]
+    return [*past, *present, *failed, *map(_by_hand, by_hand)]
+
+
+def _failed(run: FailedRun, limits: AlarmLimits) -> training.TrainingSession:
+    """A run without a session in this process."""
+    failure, state = run.failure, run.state
+    view = training.TrainingSession(run_id=failure.run_id, model=failure.model, step=failure.step)
+    if state is not None:
+        view = _described(state, limits)
+        view.settled.update(state.settled_counts)
+    view.kind = training.SESSION_KIND_RUN
+    view.state = training.SESSION_STATE_FAILED
+    view.failure, view.failure_kind = failure.detail, failure.kind.value
+    return view
 
 
 def _by_hand(session: HandSession) -> training.TrainingSession:
@@ -111,7 +119,8 @@ def _present(session: TrainingSession, limits: AlarmLimits) -> training.Training
     view.groups_ready = session.intake.cutter.num_ready
     view.groups_open = session.intake.assembler.num_open
     view.settled.update(session.intake.counts)
-    view.failure = session.failure
+    if session.failed is not None:
+        view.failure, view.failure_kind = session.failed.detail, session.failed.kind.value
     view.stopping = session.intake.stopping
     view.waiting_s = session.waiting_s
     return view

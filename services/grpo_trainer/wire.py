@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
+from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord, checkpoint_id
@@ -244,6 +245,19 @@ def checkpoint_saved(
         saved_at=_timestamp(record.completed_at),
     )
     return event, f"checkpoint.saved/{identity}"
+
+
+def session_failed(failure: Failure) -> tuple[events.SessionFailed, str]:
+    """The fact, and its event id."""
+    event = events.SessionFailed(
+        run_id=failure.run_id,
+        model=failure.model,
+        kind=failure.kind.value,
+        detail=failure.detail,
+        step=failure.step,
+        failed_at=_timestamp(failure.failed_at),
+    )
+    return event, f"session.failed/{failure.run_id}"
 
 
 def canary_rows(rows: Iterable[tuple[list[int], list[float]]]) -> tuple[training.CanaryRow, ...]:

@@ -12,6 +12,7 @@ from event_bus import Delivery
 from event_bus.errors import BusUnavailable
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import Waiting
+from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement, StoredBody
@@ -39,16 +40,16 @@ class BusFacts:
         self._bus = bus
         self._now = now
 
-    async def _publish(self, spec: TrainingSpec, fact: tuple[Message, str]) -> None:
+    async def _publish(self, model: str, fact: tuple[Message, str]) -> None:
         event, event_id = fact
         try:
-            await self._bus.publish(event, model=spec.model, event_id=event_id)
+            await self._bus.publish(event, model=model, event_id=event_id)
         except BusUnavailable as error:
             raise Waiting(f"the bus: {error}") from error
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """See ports.Facts."""
-        await self._publish(spec, wire.group_settled(spec, settlement, self._now()))
+        await self._publish(spec.model, wire.group_settled(spec, settlement, self._now()))
 
     async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
         """See ports.Facts."""
@@ -66,7 +67,7 @@ class BusFacts:
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Facts."""
-        await self._publish(spec, wire.step_completed(spec, record))
+        await self._publish(spec.model, wire.step_completed(spec, record))
 
     async def published(
         self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
@@ -75,7 +76,7 @@ class BusFacts:
         fact = wire.policy_published(
             spec, version=policy.version, step=step, digest=policy.digest, manifest=policy.manifest, at=at
         )
-        await self._publish(spec, fact)
+        await self._publish(spec.model, fact)
 
     async def saved(
         self, spec: TrainingSpec, record: StepRecord, policy: PublishedPolicy, state: StoredBody
@@ -84,4 +85,8 @@ class BusFacts:
         fact = wire.checkpoint_saved(
             spec, record, digest=policy.digest, manifest=policy.manifest, state=state
         )
-        await self._publish(spec, fact)
+        await self._publish(spec.model, fact)
+
+    async def failed(self, failure: Failure) -> None:
+        """See ports.Facts."""
+        await self._publish(failure.model, wire.session_failed(failure))

@@ -79,9 +79,11 @@ class SharedBase:
     @contextmanager
     def bare(self) -> Iterator[None]:
         """Inside, no adapter takes part."""
-        with self._peft.disable_adapter():
-            yield
-        self.activate(self._active, again=True)
+        try:
+            with self._peft.disable_adapter():
+                yield
+        finally:
+            self.activate(self._active, again=True)
 
     def remove(self, name: str) -> None:
         """The session is over."""

@@ -6,6 +6,7 @@ not matter.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +21,13 @@ from grpo_math.errors import GrpoMathError
 from grpo_math.objective import Objective, entropy_threshold
 from grpo_math.packing import Microbatch, TrainingRow, microbatches, pack
 from grpo_math.tokens import TrainedTokens
+from grpo_trainer.adapters.memory import is_out_of_memory, let_go, out_of_memory
 from grpo_trainer.adapters.packed_model import PolicyModel
 from grpo_trainer.adapters.ranks import ALONE, Ranks
 from grpo_trainer.adapters.sharding import whole
 from grpo_trainer.domain.errors import Diverged
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,48 @@ def mismatch_metrics(sums: MismatchSums) -> dict[str, float]:
     return {**report, "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"]}
 
 
+def accumulate_in_memory(
+    model: PolicyModel,
+    optimizer: Optimizer,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    ranks: Ranks = ALONE,
+) -> tuple[Gradient | None, int]:
+    """As `accumulate`; where memory does not suffice, again with half the tokens per pass, down to one row at
+    a time. Denominators are of the whole step, so the gradient is the same. Returns it, and how often that
+    was necessary.
+
+    Several ranks compute in step, and one that failed has left the others inside a collective: there the
+    error of the allocator goes on. Raises OutOfMemory where not even one row fits.
+    """
+    splits = 0
+    while True:
+        try:
+            return accumulate(model, rows, options, ranks), splits
+        except (MemoryError, RuntimeError) as error:
+            if ranks.size > 1 or not is_out_of_memory(error):
+                raise
+            said = str(error)
+        # Outside of the handler: the error held every tensor of the failed try.
+        optimizer.zero_grad(set_to_none=True)
+        let_go()
+        options, splits = _smaller(rows, options, said), splits + 1
+        log.warning("batch_split", extra={"microbatch_tokens": options.microbatch_tokens, "said": said})
+
+
+def _smaller(rows: Sequence[TrainingRow], options: StepOptions, said: str) -> StepOptions:
+    """Options under which the largest pass that holds several rows is cut. Raises OutOfMemory where each pass
+    holds one row."""
+    rows = [row for row in rows if row.num_trained]
+    cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
+    several = [cut.num_unique_tokens for cut in cuts if cut.num_rows > 1]
+    if not several:
+        longest = max(row.token_ids.shape[0] for row in rows)
+        what = f"{len(rows)} rows do not fit in memory one at a time, the longest has {longest} tokens"
+        raise out_of_memory(what, said)
+    return replace(options, microbatch_tokens=max(1, min(options.microbatch_tokens, max(several)) // 2))
+
+
 def optimize(
     model: PolicyModel,
     optimizer: Optimizer,
@@ -225,11 +271,12 @@ def optimize(
     """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
     move. rows: of this rank.
 
-    Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite.
+    Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite, and
+    OutOfMemory, with the weights untouched.
     """
     began = time.perf_counter()
     optimizer.zero_grad(set_to_none=True)
-    gradient = accumulate(model, rows, options, ranks)
+    gradient, splits = accumulate_in_memory(model, optimizer, rows, options, ranks)
     if gradient is None:
         return None
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -249,6 +296,7 @@ def optimize(
         "tokens": float(gradient.num_trained),
         "row_tokens": float(gradient.num_row_tokens),
         "unique_tokens": float(gradient.num_unique_tokens),
+        "oom_splits": float(splits),
         "learner_s": elapsed,
         "tokens_per_s": gradient.num_row_tokens / elapsed,
     }

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from grpo_trainer.adapters.learner_core import LearnerCore, LearnerOptions
 from grpo_trainer.adapters.lora import Bases
 from grpo_trainer.adapters.ranks import ALONE, Ranks
-from grpo_trainer.domain.errors import LostRank, TrainerError
+from grpo_trainer.domain.errors import LostRank, RanksGone, TrainerError
 from service_kit.leash import leashed
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class RankGroup:
         except TrainerError:
             self._hear_all()  # a condition that all ranks met: the next command finds them in step
             raise
-        except RuntimeError as error:
+        except Exception as error:  # the others may wait inside a collective: only a new start helps
             if not self._children:
                 raise
             raise self._lost(error) from error
@@ -152,7 +152,7 @@ class RankGroup:
 
     def _started(self) -> Cores:
         if self._broken:
-            raise LostRank(self._broken)
+            raise RanksGone(self._broken)
         if self._cores is None:
             self._cores = Cores(self._options, self._gather() if self._options.ranks > 1 else ALONE)
         return self._cores

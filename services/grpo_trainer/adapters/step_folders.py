@@ -31,6 +31,11 @@ def step_folder(line: str, step: int) -> str:
     return f"{line}/step-{step:08d}"
 
 
+def step_of(key: str) -> int:
+    """The step whose folder is named in a key."""
+    return int(key.rpartition("step-")[2].partition("/")[0])
+
+
 def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
     """Keys below step folders, by folder. keys: as a store lists them, sorted, and so are the folders."""
     folders: dict[str, list[str]] = {}

@@ -19,6 +19,7 @@ from grpo_trainer.adapters.learner_core import (
     canary,
     new_optimizer,
 )
+from grpo_trainer.adapters.memory import memory_for
 from grpo_trainer.adapters.packed_model import PackedModel
 from grpo_trainer.adapters.rank_group import RankGroup
 from grpo_trainer.adapters.rows import batch_rows
@@ -87,7 +88,8 @@ class TorchLearner:
     def _load(
         self, spec: TrainingSpec, base: Path, tensors: Path | None = None
     ) -> tuple[PackedModel, torch.optim.Optimizer]:
-        self._thread.group.same(self._session, "load", spec, base, tensors)
+        with memory_for(f"model {spec.model!r} does not fit in memory"):
+            self._thread.group.same(self._session, "load", spec, base, tensors)
         model, optimizer = self._loaded()
         self._spec, self._config = spec, model.module.config
         return model, optimizer
@@ -108,9 +110,10 @@ class TorchLearner:
     def _step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         if self._spec is None:
             raise RuntimeError("the learner was not begun")
-        rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
-        shares = [(share,) for share in self._shares(rows)]
-        values = self._thread.group.call(self._session, "step", shares)
+        with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
+            rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
+            shares = [(share,) for share in self._shares(rows)]
+            values = self._thread.group.call(self._session, "step", shares)
         return StepNumbers(values or {}, applied=values is not None)
 
     def _shares(self, rows: Sequence[TrainingRow]) -> list[StepShare]:
@@ -130,7 +133,8 @@ class TorchLearner:
     def _snapshot(self) -> HostSnapshot:
         others: list[tuple[None]] = [(None,)] * (self._thread.options.ranks - 1)
         shares = [(self._thread.writer,), *others]
-        snapshot: HostSnapshot = self._thread.group.call(self._session, "snapshot", shares)
+        with memory_for("the host copy of a step does not fit in memory"):
+            snapshot: HostSnapshot = self._thread.group.call(self._session, "snapshot", shares)
         return snapshot
 
     def _loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:

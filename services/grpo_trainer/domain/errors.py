@@ -33,6 +33,15 @@ class Diverged(TrainerError):
     """Loss or gradient is not finite; the batch was not applied."""
 
 
+class OutOfMemory(TrainerError):
+    """The model, or one row of a batch, does not fit in this machine's memory; the weights were not
+    touched."""
+
+
+class KilledInBatch(TrainerError):
+    """The process ended while it computed this batch, again and again, and was not asked to."""
+
+
 class Waiting(TrainerError):
     """Something outside is away for a while; the text names it. The same call may succeed later."""
 
@@ -88,3 +97,7 @@ class ModelBusy(TrainerError):
 class LostRank(TrainerError):
     """A process that shares every step died or is late; what is left is not a model. Only a new start
     helps."""
+
+
+class RanksGone(LostRank):
+    """A rank was lost before: nothing was computed for this call."""

@@ -96,6 +96,11 @@ class Intake:
         return self._stop_sequence is not None
 
     @property
+    def run_over(self) -> bool:
+        """The planner ended the run, whether or not that fact was handled."""
+        return self.over or any(isinstance(fact, RunOver) for fact in self._inbox)
+
+    @property
     def first_unsettled_sequence(self) -> int | None:
         """Sequence of the earliest fact that a replay must find again; None when there is none."""
         found = (self.assembler.first_unsettled_sequence, self._stop_sequence)

@@ -43,3 +43,6 @@ class Patience:
                 self.waiting_for = str(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._max_pause_s)
+            except BaseException:
+                self.waiting_for = None  # it was answered, or is given up
+                raise

@@ -36,6 +36,7 @@ class Persistence:
         self._durable = durable
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
+        self._is_durable = False
 
     @property
     def in_flight(self) -> bool:
@@ -46,6 +47,7 @@ class Persistence:
         """Send a state on its way. The one before must have landed."""
         if self._task is not None:
             raise RuntimeError(f"a state before step {state.step} of {state.spec.run_id} is still in flight")
+        self._is_durable = False
         work = self._persist(state, snapshot)
         self._task = asyncio.create_task(work, name=f"persist/{state.spec.run_id}/{state.step}")
         self._task.add_done_callback(lambda _: self._ended.set())
@@ -63,6 +65,16 @@ class Persistence:
             task.result()
             self._task = None
 
+    async def wind_up(self, *, within_s: float) -> None:
+        """The session failed: what is durable by then is announced, what is not is abandoned."""
+        if self._task is None:
+            return
+        await asyncio.wait({self._task}, timeout=within_s)
+        if self._is_durable:
+            await asyncio.wait({self._task})
+        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            log.info("state_not_announced", extra={"error": str(error)})
+
     async def close(self) -> None:
         """Abandon the state in flight, as a crash would."""
         if self._task is not None:
@@ -75,6 +87,7 @@ class Persistence:
             path = Path(folder) / "state"
             await snapshot.save(path)
             durable = await self._patience.until_done(lambda: tools.states.commit(state, path))
+        self._is_durable = True
         durable_s = time.monotonic() - began
         await confirm(durable, tools, self._patience)
         await self._durable(durable)

@@ -13,67 +13,38 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from grpo_trainer.domain.contexts import context_counts
-from grpo_trainer.domain.errors import (
-    BrokenArtifact,
-    Diverged,
-    InvalidTrainingSpec,
-    LineageTaken,
-    Overruled,
-    UnusableTrajectory,
-)
+from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
+from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
 from grpo_trainer.ports import BatchGroup, Canary, Tools
 from grpo_trainer.usecases.announcing import announce, announce_final, confirm
+from grpo_trainer.usecases.attempts import Attempts
 from grpo_trainer.usecases.horizon import Horizon
 from grpo_trainer.usecases.intake import Fact, Intake
 from grpo_trainer.usecases.opening import first_state, load_state
 from grpo_trainer.usecases.patience import Patience
 from grpo_trainer.usecases.persisting import Persistence
+from grpo_trainer.usecases.phases import Phase as Phase  # others read it from here
+from grpo_trainer.usecases.phases import Turn, at_once
 
 log = logging.getLogger(__name__)
 
 _MAX_DIVERGED: Final = 3
 """Batches in a row whose loss is not finite before the session gives up."""
+_LANDING_S: Final = 1.0
+"""How long a session that failed waits for the state in flight to become durable."""
 _MAX_HISTORY: Final = 512
 """Steps whose metrics can be asked for."""
-_SAID: Final = (
-    "loss",
-    "reward_mean",
-    "success_rate",
-    "mismatch_kl",
-    "grad_norm",
-    "learner_s",
-    "stall_s",
-    "idle_s",
-)
-
-
-Turn = Callable[[], Awaitable[None]]
-"""See TrainingSession."""
-
-
-async def _at_once() -> None:
-    """Nobody else is there."""
-
-
-class Phase(StrEnum):
-    """What a session is doing."""
-
-    OPENING = "opening"
-    WAITING = "waiting"
-    STEPPING = "stepping"
-    PUBLISHING = "publishing"
-    FINISHED = "finished"
-    FAILED = "failed"
+_QUALITY: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm")
+_SAID: Final = (*_QUALITY, "learner_s", "stall_s", "idle_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +64,21 @@ class TrainingSession:
         horizon: Horizon,
         state: SessionState | None = None,
         *,
-        turn: Turn = _at_once,
+        turn: Turn = at_once,
     ) -> None:
         """state: the newest durable one; None for a run that was just submitted. turn: returns when nobody
         else adds versions to the model, and raises Waiting until then; asked before the first version."""
         self.spec = submission.spec
         self.state = state
         self.phase = Phase.OPENING
-        self.failure = ""
+        self.failed: Failure | None = None
+        self.lost_in_a_row = 0
+        self.took_steps = False
         self.changed = asyncio.Condition()
         self.history: deque[StepRecord] = deque(maxlen=_MAX_HISTORY)
         if state is not None and state.last_step is not None:
             self.history.append(state.last_step)
-        self._submission = submission
+        self.submission = submission
         self._tools = tools
         self._horizon = horizon
         self._patience = Patience()
@@ -115,6 +88,7 @@ class TrainingSession:
         self._persistence = Persistence(
             tools, self._patience, durable=self._became_durable, ended=self.intake.changed
         )
+        self._attempts = Attempts(self.spec, tools, self._patience)
         self._stopping = False
         self._overruled = False
         self._diverged = 0
@@ -127,7 +101,13 @@ class TrainingSession:
     def stop(self) -> None:
         """Finish the step under way, then return from `run`."""
         self._stopping = True
+        self._attempts.leave()
         self.intake.changed.set()
+
+    @property
+    def failure(self) -> str:
+        """Why the run failed, for people; empty where it did not."""
+        return "" if self.failed is None else self.failed.detail
 
     @property
     def waiting_s(self) -> float:
@@ -140,29 +120,44 @@ class TrainingSession:
         return self._patience.waiting_for or self.intake.patience.waiting_for
 
     async def run(self) -> None:
-        """From the first or the newest state until the run is over, or `stop`. A run that fails is a
-        phase."""
+        """From the first or the newest state until the run is over, or `stop`. Raises what the run failed of,
+        once everything that is durable was announced; nothing is said after it."""
         intake: asyncio.Task[None] | None = None
         try:
             await self._begin()
             intake = asyncio.create_task(self.intake.run(), name=f"intake/{self.spec.run_id}")
             await self._work_beside(intake)
-        except (InvalidTrainingSpec, BrokenArtifact, LineageTaken, Diverged) as error:
-            log.error("training_failed", extra={"run_id": self.spec.run_id, "error": str(error)})
-            self.failure = str(error)
-            self._horizon.opened(self.spec.run_id)
-            await self._enter(Phase.FAILED)
+        except Exception as error:
+            if not isinstance(error, ENDS_PROCESS):
+                await self._persistence.wind_up(within_s=_LANDING_S)
+            raise
         finally:
             if intake is not None:
                 intake.cancel()
+                await asyncio.wait({intake})
             self.intake.close()
             await self._persistence.close()
-            await self._learner.close()
+            await self._attempts.close()
+
+    async def close(self) -> None:
+        """Let the memory go, once the learner's thread comes to it."""
+        await self._learner.close()
+
+    async def fail(self, failure: Failure) -> None:
+        """The failure is durable; what follows is said by others."""
+        self.failed = failure
+        await self._enter(Phase.FAILED)
+
+    async def end(self, state: SessionState) -> None:
+        """Another trainer brought the run to its end, with this state."""
+        self.state, self.intake.retired = state, True
+        self._horizon.opened(self.spec.run_id)
+        await self._enter(Phase.FINISHED)
 
     async def _begin(self) -> None:
         if self.state is None:
             await self._patience.until_done(self._turn)
-            self.state = await first_state(self._submission, self._tools, self._learner, self._patience)
+            self.state = await first_state(self.submission, self._tools, self._learner, self._patience)
         else:
             await load_state(self.state, self._tools, self._learner, self._patience)
         self._horizon.opened(self.spec.run_id)
@@ -185,6 +180,7 @@ class TrainingSession:
             await work
         finally:
             work.cancel()
+            await asyncio.wait({work})
 
     async def _work(self) -> None:
         """Steps until there are enough of them, then nothing until the run is over."""
@@ -305,7 +301,7 @@ class TrainingSession:
         members = [member for group in batch.groups for member in group.members]
         span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
         with span as traceparent:
-            learned = await self._learn(batch)
+            learned = await self._learn(batch, plan.step)
             if learned is None:
                 return state
             stalled = time.monotonic()
@@ -320,18 +316,22 @@ class TrainingSession:
         self._waiting_since = time.monotonic()
         return following
 
-    async def _learn(self, batch: _Batch) -> dict[str, float] | None:
+    async def _learn(self, batch: _Batch, step: int) -> dict[str, float] | None:
         """Metrics of the optimizer step; None where the batch could not be applied, and its groups were
         excluded."""
         await self._enter(Phase.STEPPING)
         try:
-            numbers = await self._learner.step(batch.contents)
+            async with self._attempts.at(step, batch.groups):
+                numbers = await self._learner.step(batch.contents)
         except Diverged as error:
             self._diverged += 1
             for group in batch.groups:
                 await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
             if self._diverged >= _MAX_DIVERGED:
-                raise
+                raise Diverged(
+                    f"{_MAX_DIVERGED} batches in a row could not be applied, the last for step {step}: "
+                    f"{error}; lower the learning rate, or begin from an earlier checkpoint"
+                ) from error
             return None
         self._diverged = 0
         members = (member.tokens for group in batch.contents for member in group.members)
@@ -356,7 +356,7 @@ class TrainingSession:
         )
 
     async def _became_durable(self, state: SessionState) -> None:
-        self.state = state
+        self.state, self.took_steps = state, True
         if state.last_step is not None:
             self.history.append(state.last_step)
         await self._enter(self.phase)

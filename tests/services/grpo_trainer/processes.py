@@ -60,8 +60,10 @@ class Registry(RegistryServiceServicer):
 class Process:
     """`upcycle-grpo-trainer` as a child process; none outlives the context."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, *, module: str = "grpo_trainer.app") -> None:
+        """module: what python runs."""
         self._environment = environment
+        self._module = module
         self._log = log
         self._child: asyncio.subprocess.Process | None = None
 
@@ -75,7 +77,7 @@ class Process:
         """Returns when it is ready: before, a signal would meet a process that listens to none."""
         with self._log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "grpo_trainer.app", env=self._environment, stdout=log, stderr=log
+                sys.executable, "-m", self._module, env=self._environment, stdout=log, stderr=log
             )
         url = f"http://127.0.0.1:{self._environment['GRPO_TRAINER_HTTP_PORT']}/readyz"
         async with asyncio.timeout(60), aiohttp.ClientSession() as client:

@@ -63,6 +63,12 @@ class Stream:
             self._more.clear()
             await self._more.wait()
 
+    async def stored(
+        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+    ) -> list[Delivery[Any]]:
+        """What was appended so far, of whichever model."""
+        return [one for one in self.facts[after_sequence:] if isinstance(one.message, tuple(events))]
+
 
 class Recorder:
     """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see."""

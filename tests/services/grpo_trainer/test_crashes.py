@@ -102,7 +102,7 @@ async def test_a_trainer_that_dies_all_the_time_still_gets_there(tmp_path: Path)
     lives = 0
     while lives < 40:
         lives += 1
-        async with Trainer(world, change=wired(Fuse(9))) as trainer:
+        async with Trainer(world, change=wired(Fuse(16))) as trainer:  # less repeats itself
             dying = asyncio.create_task(trainer.death())
             ending = asyncio.create_task(world.published(LAST))
             await asyncio.wait({dying, ending}, return_when=asyncio.FIRST_COMPLETED)

@@ -19,7 +19,7 @@ from tests.services.grpo_trainer.learners import (
 
 from grpo_trainer.adapters.packed_model import ModelOptions
 from grpo_trainer.adapters.torch_learner import TorchLearner
-from grpo_trainer.domain.errors import InvalidTrainingSpec, LostRank
+from grpo_trainer.domain.errors import InvalidTrainingSpec, LostRank, RanksGone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,6 +58,23 @@ async def test_a_lost_rank_fails_the_step(number: signal.Signals, deadline_s: fl
         await learner.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+async def test_a_rank_without_memory_is_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait inside a collective, so nothing can be split: the process ends."""
+    with thread_of(options(2)) as thread:
+        learner = TorchLearner(thread)
+        await learner.begin(spec(), policy(tmp_path / "base"))
+
+        def fail(*_: object) -> None:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr("grpo_trainer.adapters.optimization.accumulate", fail)
+        with pytest.raises(LostRank, match="no room"):
+            await learner.step(rollouts(1))
+        with pytest.raises(RanksGone):
+            await learner.step(rollouts(1))
+        await learner.close()
 
 
 async def test_ranks_and_compiled_layers_are_refused_together() -> None:

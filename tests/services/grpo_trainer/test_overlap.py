@@ -131,7 +131,8 @@ async def test_a_state_that_cannot_be_written_fails_the_run_though_no_batch_is_r
         door.open.set()
         await door.until(lambda: bool(trainer.sessions.get(RUN).failure))
         assert "another trainer was faster" in trainer.sessions.get(RUN).failure
-    assert not world.recorder.order
+        await world.published(f"session.failed/{RUN}")
+    assert world.recorder.order == [f"session.failed/{RUN}"]
 
 
 async def test_what_a_new_version_finds_stale_is_settled_once_that_version_is_durable(tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""What a session is doing, and when it may begin."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns when it is the session's turn, see TrainingSession."""
+
+
+async def at_once() -> None:
+    """Nobody else is there."""
+
+
+class Phase(StrEnum):
+    """What a session is doing."""
+
+    OPENING = "opening"
+    WAITING = "waiting"
+    STEPPING = "stepping"
+    PUBLISHING = "publishing"
+    FINISHED = "finished"
+    FAILED = "failed"

@@ -25,6 +25,7 @@ EVENTS: Final[tuple[type[Message], ...]] = (
     taskset.RunStopping,
     taskset.RunFinished,
     taskset.GroupShortened,
+    taskset.GroupOffered,
     TrajectoryGraded,
 )
 """What training is made of."""
@@ -87,6 +88,8 @@ class FactReader:
             case taskset.GroupShortened():
                 short = GroupShortened(event.group_id, event.expected_members, sequence)
                 self._sessions.put(event.run_id, short)
+            case taskset.GroupOffered():
+                self._sessions.put(event.run_id, wire.offer_from_wire(event, sequence, delivery.headers))
             case taskset.RunStopping():
                 saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
                 self._sessions.put(event.run_id, RunStopping(sequence, saves))

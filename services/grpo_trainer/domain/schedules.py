@@ -15,7 +15,7 @@ SCHEDULES: Final = (CONSTANT, COSINE, LINEAR)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A curve over a run of `steps` optimizer steps.
+    """A curve over a run of `steps` optimizer steps, 0 for a run without a limit, whose rate cannot fall.
 
     The first warmup_steps rise evenly towards the full rate, which the step after them has; none has a rate
     of 0, because a version that equals the one before proves no reload. After that the rate stays, or falls
@@ -37,7 +37,12 @@ class Schedule:
         wrong = []
         if self.name not in SCHEDULES:
             wrong.append(f"lr_schedule {self.name!r} does not exist; known: {', '.join(SCHEDULES)}")
-        if self.warmup_steps < 0 or self.warmup_steps >= max(self.steps, 1):
+        if self.name in (LINEAR, COSINE) and self.steps == 0:
+            wrong.append(
+                f"lr_schedule {self.name} needs a number of steps to fall over, and steps is 0 (until the "
+                f"run is stopped): say steps, or lr_schedule={CONSTANT}"
+            )
+        if self.warmup_steps < 0 or (self.steps and self.warmup_steps >= self.steps):
             wrong.append(
                 f"warmup_steps must be >= 0 and below steps ({self.steps}), got {self.warmup_steps}: "
                 "some step must have the full rate"

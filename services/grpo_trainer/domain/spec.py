@@ -43,6 +43,7 @@ class TrainingSpec:
     model: str
     group_size: int
     steps: int = 100
+    """Optimizer steps; 0: until the run is stopped."""
     prompts_per_step: int = 16
     max_staleness: int = 4
     learning_rate: float = 1e-5
@@ -79,12 +80,16 @@ class TrainingSpec:
     """What linear and cosine fall towards, as a share of learning_rate."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("steps", "prompts_per_step", "checkpoint_every_steps")
+        at_least_one = ("prompts_per_step", "checkpoint_every_steps")
         wrong = [
             f"{name} must be >= 1, got {getattr(self, name)}"
             for name in at_least_one
             if getattr(self, name) < 1
         ]
+        if self.steps < 0:
+            wrong.append(
+                f"steps must be >= 1, or 0 for a run that trains until it is stopped, got {self.steps}"
+            )
         positive = ("learning_rate", "max_grad_norm")
         wrong += [
             f"{n} must be finite and > 0, got {getattr(self, n):g}"
@@ -126,6 +131,15 @@ class TrainingSpec:
         if not (math.isfinite(self.lora_alpha) and self.lora_alpha >= 0):
             wrong.append(f"lora_alpha must be finite and >= 0, got {self.lora_alpha:g}")
         return wrong
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the run ends by itself; else it trains until it is stopped."""
+        return self.steps > 0
+
+    def is_last(self, step: int) -> bool:
+        """Whether the run is over with that step."""
+        return self.has_limit and step >= self.steps
 
     @property
     def schedule(self) -> Schedule:

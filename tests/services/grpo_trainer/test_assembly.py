@@ -151,7 +151,7 @@ def test_no_cut_batch_holds_a_token_older_than_the_bound(
     for index, version in enumerate(versions):
         cutter.add(complete(index, version))
     cut = cutter.cut(training)
-    assert all(training - group.oldest_version <= bound for group in cut.groups)
+    assert all(training - group.effective_version <= bound for group in cut.groups)
     fresh = [index for index, version in enumerate(versions) if training - version <= bound]
     assert len(cut.stale) == len(versions) - len(fresh)
     assert {one.reason for one in cut.stale} <= {Reason.STALE}
@@ -172,7 +172,7 @@ def test_a_group_is_as_old_as_its_oldest_member() -> None:
     ("change", "said"),
     [
         ({"group_size": 1}, "group_size must be >= 2"),
-        ({"steps": 0}, "steps must be >= 1"),
+        ({"steps": -1}, "steps must be >= 1, or 0 for a run that trains until it is stopped, got -1"),
         ({"learning_rate": float("nan")}, "learning_rate must be finite"),
         ({"adam_beta2": 1.0}, r"adam_beta2 must be in \[0, 1\)"),
         ({"max_staleness": -1}, "max_staleness must be >= 0"),

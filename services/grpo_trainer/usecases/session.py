@@ -283,7 +283,9 @@ class TrainingSession:
 
     async def _exclude(self, settlement: Settlement) -> None:
         """Settle what the version in training does not take; that version must be durable first."""
+        phase = self.phase
         await self._landed()
+        await self._enter(phase)
         await self.intake.settle(settlement)
 
     async def _landed(self) -> None:

@@ -16,6 +16,7 @@ from policy_files.manifest import (
     manifest_key,
     manifest_ref,
     policy_digest,
+    tokenizer_files,
 )
 from policy_files.publishing import PolicyFacts, load, publish
 from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
@@ -41,5 +42,6 @@ __all__ = [
     "publish",
     "read_tensors",
     "tensors_of_directory",
+    "tokenizer_files",
     "verify",
 ]

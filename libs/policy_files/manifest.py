@@ -15,6 +15,19 @@ from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 MANIFEST_NAME = "manifest.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _MAX_FILES = 4096
+_TOKENIZER_FILES = frozenset(
+    {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+    }
+)
+"""With chat templates, which stand in files of their own or in tokenizer_config.json."""
 
 
 def policy_digest(sha256_of: Mapping[str, str]) -> str:
@@ -58,6 +71,16 @@ def manifest_from_bytes(data: bytes) -> PolicyManifest:
         raise InvalidManifest(f"the manifest is not a PolicyManifest in JSON: {error}") from error
     check_manifest(manifest)
     return manifest
+
+
+def tokenizer_files(manifest: PolicyManifest) -> dict[str, str]:
+    """Name -> sha256 of the files that decide which text a token is: equal for two versions means that the
+    tokens of one are those of the other."""
+    return {file.name: file.blob.sha256 for file in manifest.files if _is_of_tokenizer(file.name)}
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name in _TOKENIZER_FILES or "chat_template" in name
 
 
 def check_manifest(manifest: PolicyManifest) -> None:

@@ -26,6 +26,7 @@ EVENTS: Final[tuple[type[Message], ...]] = (
     taskset.RunStopping,
     taskset.RunFinished,
     taskset.GroupShortened,
+    taskset.GroupOffered,
     TrajectoryGraded,
 )
 """What training is made of."""
@@ -132,6 +133,8 @@ def _route(delivery: Delivery[Any], put: Callable[[str, Fact], None]) -> None:
             put(event.run_id, wire.graded_from_wire(event, sequence, delivery.headers))
         case taskset.GroupShortened():
             put(event.run_id, GroupShortened(event.group_id, event.expected_members, sequence))
+        case taskset.GroupOffered():
+            put(event.run_id, wire.offer_from_wire(event, sequence, delivery.headers))
         case taskset.RunStopping():
             saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
             put(event.run_id, RunStopping(sequence, saves))

@@ -16,6 +16,7 @@ from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure
 from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
 from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
+from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -167,6 +168,10 @@ class Policies(Protocol):
     async def newest_version(self, model: str) -> int:
         """Largest version that was ever published."""
 
+    async def ancestors(self, base: BasePolicy, limit: int) -> tuple[Ancestor, ...]:
+        """The versions that the base was trained from, newest first, at most `limit`, as far as their
+        manifests are kept. Raises Waiting."""
+
     async def fetch(self, base: BasePolicy) -> Path:
         """A HF directory with exactly these weights."""
 
@@ -207,9 +212,14 @@ class Facts(Protocol):
         """A version is durable and latest."""
 
     async def saved(
-        self, spec: TrainingSpec, record: StepRecord, policy: PublishedPolicy, state: StoredBody
+        self,
+        spec: TrainingSpec,
+        record: StepRecord,
+        policy: PublishedPolicy,
+        state: StoredBody,
+        sources: Mapping[str, int],
     ) -> None:
-        """A version asks to be judged."""
+        """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
 
     async def failed(self, failure: Failure) -> None:
         """A session ended without success."""

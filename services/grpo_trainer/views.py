@@ -144,6 +144,7 @@ def _described(state: SessionState, limits: AlarmLimits) -> training.TrainingSes
         step=state.step,
         target_steps=state.spec.steps,
         version=state.version,
+        sources=state.sources,
     )
     if state.last_step is not None:
         view.alarms.extend(_alarm(alarm) for alarm in alarms_of(state.last_step.metrics, limits))

@@ -12,13 +12,15 @@ from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
+from grpo_trainer.domain.offers import OfferedGroup
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as registry
-from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
+from upcycle.api.taskset.v1.events_pb2 import GroupOffered, RunSubmitted
+from upcycle.api.taskset.v1.taskset_pb2 import OfferedTrajectory
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
@@ -96,6 +98,43 @@ def graded_from_wire(
     )
 
 
+def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, str]) -> OfferedGroup:
+    """A group of an evaluation as the assembler sees it."""
+    trace = trace_headers(headers)
+    return OfferedGroup(
+        group_id=message.group_id,
+        source_run_id=message.source_run_id,
+        group_size=message.group_size,
+        before_start=message.before_start,
+        members=tuple(_offered(message, one, sequence, trace) for one in message.members),
+        sequence=sequence,
+    )
+
+
+def _offered(
+    group: GroupOffered, member: OfferedTrajectory, sequence: int, trace: Mapping[str, str]
+) -> GradedTrajectory:
+    return GradedTrajectory(
+        trajectory_id=member.trajectory_id,
+        episode_id=member.episode_id,
+        run_id=group.source_run_id,
+        group_id=group.group_id,
+        member=member.member,
+        group_size=group.group_size,
+        reward=member.reward,
+        success=member.success,
+        body=body_from_wire(member.body),
+        oldest_version=member.sampled_by.oldest,
+        newest_version=member.sampled_by.newest,
+        task_digest=group.task_digest,
+        may_train=group.split == common.SPLIT_TRAIN,
+        sequence=sequence,
+        trace_headers=trace,
+        cut_off=member.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
+        offered=True,
+    )
+
+
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The W3C trace context among the headers of a message."""
     return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
@@ -138,7 +177,7 @@ def tokens_from_body(
         graded.task_digest,
         graded.may_train,
     )
-    trains = body.purpose == common.PURPOSE_TRAIN and body.split == common.SPLIT_TRAIN
+    trains = _offered_body_trains(body) if graded.offered else _own_body_trains(body)
     holds = (body.trajectory_id, body.run_id, body.group_id, body.member, body.task_digest, trains)
     if said != holds:
         raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
@@ -150,6 +189,16 @@ def tokens_from_body(
             f"{(graded.oldest_version, graded.newest_version)}: staleness cannot be trusted"
         )
     return tokens
+
+
+def _own_body_trains(body: trajectory.TrajectoryBody) -> bool:
+    return body.purpose == common.PURPOSE_TRAIN and body.split == common.SPLIT_TRAIN
+
+
+def _offered_body_trains(body: trajectory.TrajectoryBody) -> bool:
+    """A task that was unassigned when it was evaluated may be one to train on since: the offer says so."""
+    was_allowed = body.split in (common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED)
+    return body.purpose == common.PURPOSE_EVAL and was_allowed
 
 
 def tokens_of_body(body: trajectory.TrajectoryBody, *, train_parse_errors: bool) -> EpisodeTokens:
@@ -184,8 +233,11 @@ def group_settled(
         step=settlement.step,
         episode_ids=settlement.episode_ids,
         settled_at=_timestamp(at),
+        source_run_id=settlement.source_run_id,
     )
-    return event, f"group.settled/{settlement.group_id}"
+    # One group may be offered to several runs, one after the other: each of them settles it once.
+    about = f"{spec.run_id}/{settlement.group_id}" if settlement.source_run_id else settlement.group_id
+    return event, f"group.settled/{about}"
 
 
 def metrics_to_wire(values: Mapping[str, float], staleness: Mapping[int, int]) -> training.TrainingMetrics:
@@ -226,7 +278,13 @@ def policy_published(
 
 
 def checkpoint_saved(
-    spec: TrainingSpec, record: StepRecord, *, digest: str, manifest: StoredBody, state: StoredBody
+    spec: TrainingSpec,
+    record: StepRecord,
+    *,
+    digest: str,
+    manifest: StoredBody,
+    state: StoredBody,
+    sources: Mapping[str, int],
 ) -> tuple[events.CheckpointSaved, str]:
     """The fact, and its event id."""
     identity = checkpoint_id(spec.model, record.version)
@@ -243,6 +301,7 @@ def checkpoint_saved(
         is_final=record.is_final,
         metrics=metrics_to_wire(record.metrics, record.staleness),
         saved_at=_timestamp(record.completed_at),
+        sources=sources,
     )
     return event, f"checkpoint.saved/{identity}"
 

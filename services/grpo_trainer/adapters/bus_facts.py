@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -79,11 +79,16 @@ class BusFacts:
         await self._publish(spec.model, fact)
 
     async def saved(
-        self, spec: TrainingSpec, record: StepRecord, policy: PublishedPolicy, state: StoredBody
+        self,
+        spec: TrainingSpec,
+        record: StepRecord,
+        policy: PublishedPolicy,
+        state: StoredBody,
+        sources: Mapping[str, int],
     ) -> None:
         """See ports.Facts."""
         fact = wire.checkpoint_saved(
-            spec, record, digest=policy.digest, manifest=policy.manifest, state=state
+            spec, record, digest=policy.digest, manifest=policy.manifest, state=state, sources=sources
         )
         await self._publish(spec.model, fact)
 

@@ -12,17 +12,21 @@ from blob_store import BlobStore
 from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
+from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import checkpoint_id, version_of
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
 from policy_files import (
+    InvalidManifest,
     PolicyFacts,
+    UnknownPolicy,
     fetch,
     load,
     manifest_from_bytes,
     manifest_ref,
     publish,
+    tokenizer_files,
 )
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -56,6 +60,26 @@ class RegistryPolicies:
             keys = await self._store.list(f"policy/{quote(model, safe='')}/v")
         found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
         return max(found, default=0)
+
+    async def ancestors(self, base: BasePolicy, limit: int) -> tuple[Ancestor, ...]:
+        """See ports.Policies."""
+        found: list[Ancestor] = []
+        with object_store(f"ancestors of base policy v{base.version}"):
+            manifest = await self._manifest(base.manifest)
+            tokenizer = tokenizer_files(manifest)
+            while len(found) < limit and (parent := await self._kept_parent(manifest)) is not None:
+                manifest = parent
+                found.append(Ancestor(parent.version, tokenizer_files(parent) == tokenizer))
+        return tuple(found)
+
+    async def _kept_parent(self, manifest: PolicyManifest) -> PolicyManifest | None:
+        """The manifest of the parent; None for a base model, and where nobody needed the parent any more."""
+        if not manifest.HasField("parent_version") or manifest.parent_version >= manifest.version:
+            return None
+        try:
+            return await load(self._store, manifest.model, manifest.parent_version)
+        except (UnknownPolicy, InvalidManifest):
+            return None
 
     async def fetch(self, base: BasePolicy) -> Path:
         """See ports.Policies."""

@@ -17,10 +17,12 @@ from grpo_trainer.ports import BatchGroup
 def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int) -> list[TrainingRow]:
     """Rows of a batch, one per context; every row of a rollout carries its advantage.
 
-    The order is by group and member, whatever the order of arrival, so that equal batches are equal bits.
+    group_size: of the run; groups of evaluations may be larger, each is compared within itself. The order is
+    by group and member, whatever the order of arrival, so that equal batches are equal bits.
     """
     ordered = sorted(groups, key=lambda group: group.group_id)
-    rewards = torch.full((len(ordered), group_size), torch.nan, dtype=torch.float64)
+    width = max([group_size, *(len(group.members) for group in ordered)])
+    rewards = torch.full((len(ordered), width), torch.nan, dtype=torch.float64)
     for index, group in enumerate(ordered):
         for member, rollout in enumerate(group.members):
             rewards[index, member] = rollout.reward

@@ -25,8 +25,9 @@ class AlarmKind(StrEnum):
 class AlarmLimits:
     """updates: in a row, or averaged over, before an alarm is raised. mismatch_kl: k3 of sampler to trainer,
     nats per token.
-    entropy_share: of the run's first entropy, checked during the first `entropy_early` of its steps;
-    entropy_floor: nats per token, checked always. no_eos: share of trajectories that a token budget cut off.
+    entropy_share: of the run's first entropy, checked during the first `entropy_early` of its steps, and
+    during the first ten of a run without a limit; entropy_floor: nats per token, checked always. no_eos:
+    share of trajectories that a token budget cut off.
     """
 
     updates: int = 8
@@ -38,6 +39,8 @@ class AlarmLimits:
 
 
 DEFAULT_LIMITS: Final = AlarmLimits()
+_EARLY_STEPS: Final = 10
+"""Of a run without a limit: a tenth of the 100 steps that a run has unless it says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def watched(
     limits: AlarmLimits = DEFAULT_LIMITS,
 ) -> dict[str, float]:
     """What to add to the metrics of step `step`. before: all metrics of the step before, empty for the first;
-    now: what this step measured. `alarm_<kind>` is the step at which the alarm was raised, 0 while it is not.
+    now: what this step measured. target_steps: 0 for a run without a limit. `alarm_<kind>` is the step at
+    which the alarm was raised, 0 while it is not.
     """
     kl, entropy = now.get("mismatch_kl", 0.0), now.get("entropy")
     cut_off = now.get("no_eos_fraction", 0.0)
@@ -70,7 +74,7 @@ def watched(
     }
     if entropy is not None:
         start = before.get("entropy_start", entropy)
-        is_early = step <= limits.entropy_early * target_steps
+        is_early = step <= (limits.entropy_early * target_steps if target_steps else _EARLY_STEPS)
         is_low = entropy < limits.entropy_floor or (is_early and entropy < limits.entropy_share * start)
         memory["entropy_start"] = start
         memory["entropy_low_streak"] = _streak(before, "entropy_low_streak", holds=is_low)

@@ -37,7 +37,7 @@ class BatchCutter:
         fresh: deque[CompleteGroup] = deque()
         stale: list[Settlement] = []
         for group in self._ready:
-            staleness = version - group.oldest_version
+            staleness = version - group.effective_version
             if staleness > self._spec.max_staleness:
                 detail = (
                     f"staleness {staleness} > max_staleness {self._spec.max_staleness} at version {version}"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from grpo_trainer.domain.errors import UnusableTrajectory
+from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,10 @@ def episode_tokens(
     trajectory_id: str, turns: Sequence[SampledTurn], *, temperature: float, train_parse_errors: bool
 ) -> EpisodeTokens:
     """The rows of an episode. Raises UnusableTrajectory where the arrays cannot be what was sampled."""
+    if temperature == 0:
+        raise Untrainable(
+            f"{trajectory_id}: sampled greedily, at temperature 0; ratios need a temperature > 0"
+        )
     if not temperature > 0:
         raise UnusableTrajectory(
             f"{trajectory_id}: sampled at temperature {temperature:g}; ratios need a temperature > 0"

@@ -9,6 +9,11 @@ class UnusableTrajectory(TrainerError):
     """The stored body cannot be trained on and never will be; its group is quarantined."""
 
 
+class Untrainable(UnusableTrajectory):
+    """The stored body is sound, and nothing in it can train: it was sampled greedily, or all of it is
+    masked."""
+
+
 class InvalidTrainingSpec(TrainerError):
     """The run asks for something that this trainer cannot do; the session fails before it begins."""
 

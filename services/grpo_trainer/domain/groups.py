@@ -1,7 +1,8 @@
 """Group assembler: facts about trajectories in stream order in, complete groups and exclusions out.
 
 Guarantees: a pure function of the facts in stream order; a repeated fact changes nothing; a group leaves
-once, when its last expected member arrives; what may not train never leaves as a group to train.
+once, when its last expected member arrives, or at once where it is offered whole; what may not train never
+leaves as a group to train.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
+from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup, OfferRules
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import (
     CompleteGroup,
     GradedTrajectory,
     Reason,
-    Settlement,
     excluded,
 )
 
@@ -28,20 +29,22 @@ class _OpenGroup:
     members: dict[int, GradedTrajectory] = field(default_factory=dict)
 
 
-Completion = CompleteGroup | Settlement
-"""A group to train on, or the reason why not."""
-
-
 class GroupAssembler:
     """Collects the members of each group of one run."""
 
     def __init__(
-        self, spec: TrainingSpec, settled: SettledGroups, held_out_tasks: Container[str] = ()
+        self,
+        spec: TrainingSpec,
+        settled: SettledGroups,
+        held_out_tasks: Container[str] = (),
+        lineage: Lineage | None = None,
     ) -> None:
-        """held_out_tasks: digests of the tasks that the promotion gate measures on."""
+        """held_out_tasks: digests of the tasks that the promotion gate measures on. lineage: where the run's
+        weights came from; None: from version 0, which has no parent."""
         self._spec = spec
         self._settled = settled
         self._held_out_tasks = held_out_tasks
+        self._offers = OfferRules(spec, held_out_tasks, lineage or Lineage(0, 0))
         self._open: dict[str, _OpenGroup] = {}
         self._left: dict[str, int] = {}
 
@@ -60,6 +63,13 @@ class GroupAssembler:
         group = self._group(group_id, sequence)
         group.expected = min(group.expected, expected_members)
         return self._complete(group_id, group)
+
+    def offer(self, offered: OfferedGroup) -> Completion | None:
+        """A whole group of an evaluation. One that was offered before, settled or not: nothing."""
+        if self._is_past(offered.group_id):
+            return None
+        self._left[offered.group_id] = offered.sequence
+        return self._offers.judged(offered)
 
     def settle(self, group_id: str) -> None:
         """The end of a group is known to the world; facts about it are ignored from now on."""

@@ -14,7 +14,7 @@ COSINE: Final = "cosine"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A curve over a run of `steps` optimizer steps.
+    """A curve over a run of `steps` optimizer steps, 0 for a run without a limit, whose rate cannot fall.
 
     The first warmup_steps rise evenly towards the full rate, which the step after them has; none has a rate
     of 0, because a version that equals the one before proves no reload. After that the rate stays, or falls

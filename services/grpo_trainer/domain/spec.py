@@ -39,6 +39,7 @@ class TrainingSpec:
     model: str
     group_size: int
     steps: int = 100
+    """Optimizer steps; 0: until the run is stopped."""
     prompts_per_step: int = 16
     max_staleness: int = 4
     learning_rate: float = 1e-5
@@ -78,6 +79,15 @@ class TrainingSpec:
         wrong = refusals(self, group_size=self.group_size)
         if wrong:
             raise InvalidTrainingSpec(f"run {self.run_id}: " + "; ".join(wrong))
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the run ends by itself; else it trains until it is stopped."""
+        return self.steps > 0
+
+    def is_last(self, step: int) -> bool:
+        """Whether the run is over with that step."""
+        return self.has_limit and step >= self.steps
 
     @property
     def schedule(self) -> Schedule:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from grpo_trainer.domain.offers import Ancestor, Lineage
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord, step_from_json
 from grpo_trainer.domain.trajectories import StoredBody
@@ -31,7 +32,8 @@ class SessionState:
     waiting group.
     seen: sequence of the newest fact that was handled. first_version: version whose weights are the base's.
     tensors: files with model, optimizer and random state; none before the first step. canary: of the
-    version. last_step: what the last step announced.
+    version. last_step: what the last step announced. ancestors: versions that the base was trained from,
+    newest first. sources: groups of evaluations that the run trained on, by evaluation.
     """
 
     spec: TrainingSpec
@@ -53,6 +55,13 @@ class SessionState:
     tensors: tuple[StoredBody, ...] = ()
     canary: tuple[tuple[list[int], list[float]], ...] = ()
     last_step: StepRecord | None = None
+    ancestors: tuple[Ancestor, ...] = ()
+    sources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where the run's weights came from."""
+        return Lineage(self.base.version, self.first_version, self.ancestors)
 
     def closed(self, seen: int) -> SessionState:
         """The same session, over."""
@@ -62,6 +71,9 @@ class SessionState:
         """Plain values, in a stable order."""
         plain = asdict(self)
         del plain["stopped"]
+        for later in ("ancestors", "sources"):
+            if not plain[later]:
+                del plain[later]  # a state is read back to the bytes that were written
         plain["schema_version"] = SCHEMA_VERSION
         plain["opened_at"] = self.opened_at.isoformat()
         plain["config_digest"] = self.spec.digest()
@@ -99,4 +111,6 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         canary=tuple((list(ids), list(logprobs)) for ids, logprobs in plain["canary"]),
         tensors=tuple(StoredBody(**one) for one in plain["tensors"]),
         last_step=None if plain["last_step"] is None else step_from_json(plain["last_step"]),
+        ancestors=tuple(Ancestor(**one) for one in plain.get("ancestors", ())),
+        sources=dict(plain.get("sources", {})),
     )

@@ -34,7 +34,15 @@ class StepRecord:
         plain = asdict(self)
         plain["completed_at"] = self.completed_at.isoformat()
         plain["staleness"] = {str(key): value for key, value in self.staleness.items()}
+        for settlement in plain["settlements"]:
+            if not settlement["source_run_id"]:
+                del settlement["source_run_id"]  # a state is read back to the bytes that were written
         return plain
+
+    @property
+    def sources(self) -> Counter[str]:
+        """Groups that it trained, by the evaluation that they were drawn from."""
+        return Counter(one.source_run_id for one in self.settlements if one.source_run_id)
 
 
 def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
@@ -47,6 +55,7 @@ def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
             tuple(one["episode_ids"]),
             one["step"],
             one["detail"],
+            one.get("source_run_id", ""),
         )
         for one in plain["settlements"]
     )
@@ -92,8 +101,8 @@ class StepPlan:
     def record(self, learned: Mapping[str, float], *, at: datetime, traceparent: str) -> StepRecord:
         """The record of this step. learned: metrics of the optimizer step."""
         members = [member for group in self.groups for member in group.members]
-        staleness = Counter(self.version - member.oldest_version for member in members)
-        is_final = self.step == self.spec.steps
+        staleness = Counter(self.version - member.effective_version for member in members)
+        is_final = self.spec.is_last(self.step)
         metrics = {**learned, **self._metrics(learned)}
         metrics |= watched(
             self.before, metrics, step=self.step, target_steps=self.spec.steps, limits=self.limits
@@ -102,10 +111,7 @@ class StepPlan:
             step=self.step,
             version=self.version + 1,
             trajectory_ids=tuple(member.trajectory_id for member in members),
-            settlements=tuple(
-                Settlement(group.group_id, Outcome.TRAINED, Reason.NONE, group.episode_ids, self.step)
-                for group in self.groups
-            ),
+            settlements=tuple(self._trained(group) for group in self.groups),
             metrics=metrics,
             staleness=dict(sorted(staleness.items())),
             completed_at=at,
@@ -115,13 +121,23 @@ class StepPlan:
             parent_checkpoint_id=self.parent_checkpoint_id,
         )
 
+    def _trained(self, group: CompleteGroup) -> Settlement:
+        return Settlement(
+            group.group_id,
+            Outcome.TRAINED,
+            Reason.NONE,
+            group.episode_ids,
+            self.step,
+            source_run_id=group.source_run_id,
+        )
+
     def _metrics(self, learned: Mapping[str, float]) -> dict[str, float]:
         members = [member for group in self.groups for member in group.members]
         busy_s = learned.get("learner_s", 0.0) + learned.get("stall_s", 0.0)
         return {
             "reward_mean": sum(member.reward for member in members) / len(members),
             "success_rate": sum(member.success for member in members) / len(members),
-            "staleness_max": float(max(self.version - member.oldest_version for member in members)),
+            "staleness_max": float(max(self.version - member.effective_version for member in members)),
             "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
             "trajectories": float(len(members)),
             "idle_s": self.idle_s,

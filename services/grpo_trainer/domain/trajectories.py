@@ -36,11 +36,20 @@ class GradedTrajectory:
     newest_version: int
     task_digest: str
     may_train: bool
-    """Purpose is train and split is not held-out."""
+    """Its task may train: of split train, and asked for by the run, or by an evaluation that is on offer."""
     sequence: int
     trace_headers: Mapping[str, str]
     cut_off: bool = False
     """A token budget ended it, not the policy."""
+    offered: bool = False
+    """An evaluation asked for it: run_id is the evaluation's."""
+    counts_as: int | None = None
+    """The version that its oldest token counts as where staleness is measured; None: oldest_version."""
+
+    @property
+    def effective_version(self) -> int:
+        """What its staleness is counted from."""
+        return self.oldest_version if self.counts_as is None else self.counts_as
 
 
 class Outcome(StrEnum):
@@ -48,10 +57,12 @@ class Outcome(StrEnum):
 
     TRAINED = "trained"
     EXCLUDED = "excluded"
+    RELEASED = "released"
+    """Of an evaluation, and not trained: its episodes stay evaluated."""
 
 
 class Reason(StrEnum):
-    """Why a group was excluded; `NONE` for a trained one."""
+    """Why a group was excluded or released; `NONE` for a trained one."""
 
     NONE = ""
     STALE = "stale"
@@ -60,6 +71,10 @@ class Reason(StrEnum):
     HELD_OUT = "held_out"
     QUARANTINED = "quarantined"
     RUN_OVER = "run_over"
+    VERSION = "version"
+    TOKENIZER = "tokenizer"
+    TOO_LARGE = "too_large"
+    UNTRAINABLE = "untrainable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +85,13 @@ class CompleteGroup:
     members: tuple[GradedTrajectory, ...]
     first_sequence: int
     """Sequence of the earliest fact about it: a replay from before it sees the whole group."""
+    source_run_id: str = ""
+    """The evaluation that it was drawn from; empty: the run planned it."""
 
     @property
-    def oldest_version(self) -> int:
-        return min(member.oldest_version for member in self.members)
+    def effective_version(self) -> int:
+        """What its staleness is counted from."""
+        return min(member.effective_version for member in self.members)
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
@@ -90,16 +108,25 @@ class Settlement:
     episode_ids: tuple[str, ...]
     step: int = 0
     detail: str = ""
+    source_run_id: str = ""
+    """The evaluation that the group belongs to; empty: the run planned it."""
 
     @property
     def label(self) -> str:
-        """`trained`, `excluded(stale)`, ..."""
+        """`trained`, `excluded(stale)`, `released(zero_spread)`, ..."""
         return f"{self.outcome.value}({self.reason.value})" if self.reason else self.outcome.value
 
 
 def excluded(group: CompleteGroup, reason: Reason, detail: str = "") -> Settlement:
-    """The settlement of a group that is not trained."""
-    return Settlement(group.group_id, Outcome.EXCLUDED, reason, group.episode_ids, detail=detail)
+    """The settlement of a group that is not trained: a group of an evaluation is released."""
+    return Settlement(
+        group.group_id,
+        Outcome.RELEASED if group.source_run_id else Outcome.EXCLUDED,
+        reason,
+        group.episode_ids,
+        detail=detail,
+        source_run_id=group.source_run_id,
+    )
 
 
 @dataclass(frozen=True, slots=True)

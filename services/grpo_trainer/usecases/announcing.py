@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from grpo_trainer.domain.errors import Overruled
@@ -56,7 +57,7 @@ async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patien
     if record is not None and record.saves_checkpoint:
         saved = record
         marker = await tools.states.marker_of(state)
-        await patience.until_done(lambda: facts.saved(spec, saved, policy, marker))
+        await patience.until_done(lambda: facts.saved(spec, saved, policy, marker, state.sources))
 
 
 async def _settle(state: SessionState, record: StepRecord, tools: Tools, patience: Patience) -> None:
@@ -81,7 +82,8 @@ async def announce_final(state: SessionState, tools: Tools, snapshot: Snapshot, 
     final = replace(record, saves_checkpoint=True, is_final=True)
     policy = await _publish(state, tools, snapshot, patience)
     marker = await tools.states.marker_of(state)
-    await patience.until_done(lambda: tools.facts.saved(state.spec, final, policy, marker))
+    saved = partial(tools.facts.saved, state.spec, final, policy, marker, state.sources)
+    await patience.until_done(saved)
 
 
 async def _publish(

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from grpo_trainer.domain.batches import BatchCutter
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.domain.errors import UnusableTrajectory
-from grpo_trainer.domain.groups import Completion, GroupAssembler
+from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
+from grpo_trainer.domain.groups import GroupAssembler
+from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
@@ -51,7 +52,7 @@ class RunStopping:
     saves: bool = True
 
 
-Fact = GradedTrajectory | GroupShortened | RunStopping | RunOver
+Fact = GradedTrajectory | GroupShortened | OfferedGroup | RunStopping | RunOver
 
 
 class Intake:
@@ -81,9 +82,10 @@ class Intake:
         self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
         self._fetching = asyncio.Semaphore(32)
 
-    def refuse_tasks(self, held_out_tasks: tuple[str, ...]) -> None:
-        """Digests of tasks that must never train; before the first fact is handled."""
-        self.assembler = GroupAssembler(self.spec, self.settled, frozenset(held_out_tasks))
+    def begin(self, held_out_tasks: tuple[str, ...], lineage: Lineage) -> None:
+        """Digests of tasks that must never train, and where the weights came from; before the first fact is
+        handled."""
+        self.assembler = GroupAssembler(self.spec, self.settled, frozenset(held_out_tasks), lineage)
 
     def put(self, fact: Fact) -> None:
         """A fact about this run, in stream order."""
@@ -134,6 +136,8 @@ class Intake:
                 await self._take(self.assembler.add(fact))
             case GroupShortened(group_id, expected_members, sequence):
                 await self._take(self.assembler.shorten(group_id, expected_members, sequence))
+            case OfferedGroup():
+                await self._take(self.assembler.offer(fact))
             case RunStopping(sequence, saves):
                 self._stop_sequence, self.saves = sequence, saves
             case RunOver():
@@ -157,8 +161,9 @@ class Intake:
         return asyncio.create_task(work(), name=f"fetch/{member.trajectory_id}")
 
     async def settle(self, settlement: Settlement) -> None:
-        """Announce an exclusion, then remember it."""
-        log.info("group_excluded", extra={"group_id": settlement.group_id, "reason": settlement.reason.value})
+        """Announce an exclusion or a release, then remember it."""
+        said = {"group_id": settlement.group_id, "reason": settlement.reason.value}
+        log.info(f"group_{settlement.outcome.value}", extra=said)
         await self.patience.until_done(lambda: self._facts.settled(self.spec, settlement))
         self.remember(settlement)
 
@@ -180,7 +185,7 @@ class Intake:
                 raise tokens
             members.append(BatchMember(tokens, member.reward, member.success))
         if not any(member.tokens.num_trained for member in members):
-            raise UnusableTrajectory(f"{group.group_id}: no token of it may be trained")
+            raise Untrainable(f"{group.group_id}: no token of it may be trained")
         return BatchGroup(group.group_id, tuple(members))
 
     def close(self) -> None:

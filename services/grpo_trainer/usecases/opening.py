@@ -25,6 +25,7 @@ async def first_state(
     newest = await patience.until_done(lambda: policies.newest_version(spec.model))
     taskset = spec.held_out_taskset
     held_out = await patience.until_done(lambda: tools.held_out.digests(taskset)) if taskset else ()
+    ancestors = await patience.until_done(lambda: policies.ancestors(base, spec.max_staleness))
     directory = await patience.until_done(lambda: policies.fetch(base))
     await learner.begin(spec, directory)
     first = base.version if newest <= base.version else newest + 1
@@ -43,6 +44,7 @@ async def first_state(
         parent_checkpoint_id=base.checkpoint_id,
         trace_headers=submission.trace_headers,
         canary=(await learner.snapshot()).canary,
+        ancestors=ancestors,
     )
     return await patience.until_done(lambda: tools.states.commit(state, None))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +20,7 @@ from typing import Final
 from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
+from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
@@ -161,7 +162,7 @@ class TrainingSession:
         else:
             await load_state(self.state, self._tools, self._learner, self._patience)
         self._horizon.opened(self.spec.run_id)
-        self.intake.refuse_tasks(self.state.held_out_tasks)
+        self.intake.begin(self.state.held_out_tasks, self.state.lineage)
         self.intake.seen = self.state.cursor
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
         try:
@@ -194,7 +195,7 @@ class TrainingSession:
 
     async def _train(self) -> None:
         trained = self.state
-        while trained is not None and trained.step < self.spec.steps and not trained.stopped:
+        while trained is not None and not self.spec.is_last(trained.step) and not trained.stopped:
             batch = await self._next_batch(trained.version)
             if batch is None:
                 break
@@ -207,8 +208,9 @@ class TrainingSession:
         self._overruled = True
 
     async def _finish(self) -> None:
-        if self.state is not None and self.state.step < self.spec.steps and not self._overruled:
-            await self._end_early(self.state)
+        state = self.state
+        if state is not None and not self.spec.is_last(state.step) and not self._overruled:
+            await self._end_early(state)
         self.intake.retired = True
         await self._enter(Phase.FINISHED)
         while not (self.intake.over or self._stopping):
@@ -272,12 +274,14 @@ class TrainingSession:
                 contents.append(content)
             except UnusableTrajectory as error:
                 whole = False
-                await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
+                await self._exclude(unusable(group, error))
         return tuple(contents) if whole else None
 
     async def _exclude(self, settlement: Settlement) -> None:
         """Settle what the version in training does not take; that version must be durable first."""
+        phase = self.phase
         await self._landed()
+        await self._enter(phase)
         await self.intake.settle(settlement)
 
     async def _landed(self) -> None:
@@ -350,6 +354,7 @@ class TrainingSession:
             seen=self._horizon.handled,
             settled=self.intake.settled.to_json(),
             settled_counts=dict(self.intake.counts),
+            sources=dict(Counter(state.sources) + record.sources),
             parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
             canary=canary,
             last_step=record,

@@ -151,7 +151,7 @@ def test_no_cut_batch_holds_a_token_older_than_the_bound(
     for index, version in enumerate(versions):
         cutter.add(complete(index, version))
     cut = cutter.cut(training)
-    assert all(training - group.oldest_version <= bound for group in cut.groups)
+    assert all(training - group.effective_version <= bound for group in cut.groups)
     fresh = [index for index, version in enumerate(versions) if training - version <= bound]
     assert len(cut.stale) == len(versions) - len(fresh)
     assert {one.reason for one in cut.stale} <= {Reason.STALE}

@@ -12,7 +12,7 @@ from typing import Protocol
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
-from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
+from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample, Split
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -256,7 +256,7 @@ class StoredTrajectory:
     tokens: EpisodeTokens
     reward: float | None
     task_digest: str
-    held_out: bool
+    split: Split
 
 
 class Trajectories(Protocol):
@@ -264,6 +264,13 @@ class Trajectories(Protocol):
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
         """Raises UnknownTrajectory; Waiting while the store is away."""
+
+
+class TaskClaims(Protocol):
+    """Tasks that no taskset has put on a side yet."""
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        """Make them training data. Raises HeldOutInput when one is held out by now; InvalidInput; Waiting."""
 
 
 class Conversations(Protocol):
@@ -321,6 +328,7 @@ class HandTools:
 
     new_learner: Callable[[], HandLearner]
     trajectories: Trajectories
+    claims: TaskClaims
     conversations: Conversations
     heads: Heads
     states: HandStates

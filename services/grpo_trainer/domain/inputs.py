@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
@@ -15,6 +16,14 @@ from grpo_trainer.domain.errors import InvalidInput, PartialGroup
 
 CLONING: Final = "cross_entropy"
 """The loss that compares nothing: every trained token weighs the same, or as its row says."""
+
+
+class Split(StrEnum):
+    """Which side of the line a task was on when its episode was asked for. UNASSIGNED: on neither."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+    UNASSIGNED = "unassigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,8 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known."""
+    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known;
+    is_unassigned: its task is to be claimed as training data first."""
 
     name: str
     rows: tuple[PreparedRow, ...]
@@ -98,6 +108,7 @@ class PreparedInput:
     task: str = ""
     trajectory_id: str = ""
     oldest_version: int | None = None
+    is_unassigned: bool = False
 
     @property
     def needs_reward(self) -> bool:

@@ -65,8 +65,8 @@ def _refuse_another_kind(newest: RegisteredTaskset, taskset: RegisteredTaskset) 
     if was != asked:
         raise AlreadyTaken(
             f"taskset {taskset.name!r} is registered with split {was[0]} and environment {was[1]!r}, this "
-            f"one has split {asked[0]} and environment {asked[1]!r}; a new revision keeps both: choose another "
-            "name"
+            f"one has split {asked[0]} and environment {asked[1]!r}; a new revision keeps both: choose "
+            "another name"
         )
 
 

@@ -94,7 +94,7 @@ async def test_a_taskset_in_a_job_with_groups(platform: Addresses) -> None:
             ("1+5", 1.0),
             ("1+5", 0.25),
         ]
-    other = Taskset("my-sums", sums((7, 7)))  # the name is taken: registered beside it
+    other = Taskset("my-sums", sums((7, 7)))  # the name is known: a new revision
     assert [run.task_slug for run in await other.run(agent, runtime=platform)] == ["7+7"]
 
 

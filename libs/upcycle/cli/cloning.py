@@ -127,12 +127,25 @@ async def _claim(platform: Platform, chosen: "Sequence[TrajectorySummary]", sour
     from upcycle.api.common.v1.common_pb2 import SPLIT_UNASSIGNED
     from upcycle.api.taskset.v1.service_pb2 import ClaimTasksRequest
 
-    digests = sorted({one.task_digest for one in chosen if one.split == SPLIT_UNASSIGNED})
+    slugs = {one.task_slug for one in chosen if one.split == SPLIT_UNASSIGNED}
+    if not slugs:
+        return
+    digests = await _digests(platform, source, slugs)
     for at in range(0, len(digests), _CLAIMS):
-        request = ClaimTasksRequest(
-            task_digests=digests[at : at + _CLAIMS], claimed_by=f"cloning of {source}"
-        )
-        await platform.tasksets.ClaimTasks(request, timeout=30)
+        some, by = digests[at : at + _CLAIMS], f"cloning of {source}"
+        await platform.tasksets.ClaimTasks(ClaimTasksRequest(task_digests=some, claimed_by=by), timeout=30)
+
+
+async def _digests(platform: Platform, run_id: str, slugs: set[str]) -> list[str]:
+    """Of these tasks of a run, in the revision of the taskset that it played."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, GetTasksetRequest
+    from upcycle.tasks import REVISION_SUFFIX
+
+    run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
+    name = REVISION_SUFFIX.sub("", run.spec.taskset)
+    exact = GetTasksetRequest(name=f"{name}@{run.taskset_revision}")
+    played = (await platform.tasksets.GetTaskset(exact, timeout=30)).taskset
+    return sorted({task.digest for task in played.tasks if task.slug in slugs})
 
 
 async def _summaries(platform: Platform, run_id: str) -> "Any":

@@ -55,7 +55,15 @@ def run_message(state: "taskset.RunState.ValueType", step: int) -> taskset.Run:
         training=taskset.TrainingConfig(steps=3),
         gate=taskset.GateConfig(taskset="incident-held"),
     )
-    return taskset.Run(run_id=RUN, spec=spec, state=state, step=step, policy_version=step, reward_mean=0.5)
+    return taskset.Run(
+        run_id=RUN,
+        spec=spec,
+        state=state,
+        step=step,
+        policy_version=step,
+        reward_mean=0.5,
+        taskset_revision=4,
+    )
 
 
 class Platform(
@@ -78,7 +86,9 @@ class Platform(
         return taskset_service.ListRunsResponse(runs=[run_message(taskset.RUN_STATE_RUNNING, 0)])
 
     async def GetTaskset(self, request: Any, context: Any) -> taskset_service.GetTasksetResponse:
-        return taskset_service.GetTasksetResponse()
+        tasks = [taskset.Task(slug=slug, digest=f"digest of {slug}") for slug in "abcde"]
+        exact = request.name == "incident-train@4"
+        return taskset_service.GetTasksetResponse(taskset=taskset.Taskset(tasks=tasks if exact else ()))
 
     async def ClaimTasks(self, request: Any, context: Any) -> taskset_service.ClaimTasksResponse:
         if any(one in self.held_out for one in request.task_digests):
@@ -359,12 +369,12 @@ async def test_cloning_a_run_claims_tasks_that_are_on_no_side(
     ]
     services.trajectories = [
         trajectory.TrajectorySummary(
-            trajectory_id=name, graded=True, success=success, split=split, task_digest=task
+            trajectory_id=name, graded=True, success=success, split=split, task_slug=task
         )
         for name, task, success, split in rows
     ]
     arguments = ("train", "incident", "--sft-from", RUN, "--batch", "10")
-    services.held_out = {"b"}
+    services.held_out = {"digest of b"}
     status, _, err = await upcycle(environment, *arguments)
     assert status != 0
     assert "task b is held out" in err
@@ -375,7 +385,7 @@ async def test_cloning_a_run_claims_tasks_that_are_on_no_side(
     status, _, err = await upcycle(environment, *arguments)
     assert status == 0, err
     assert [(list(one.task_digests), one.claimed_by) for one in services.claims] == [
-        (["a", "b"], f"cloning of {RUN}")
+        (["digest of a", "digest of b"], f"cloning of {RUN}")
     ]
     (step,) = services.asked
     assert sorted(one.trajectory_id for one in step.batch.inputs) == ["one", "sure", "three", "two"]

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -21,7 +21,10 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, Tas
 _CHUNK: Final = 500
 _DIGESTS: Final = 10_000  # in one statement; SQLite binds at most 32,766 values, Postgres 65,535
 _REVISION: Final = re.compile(r"(?P<name>.+)@(?P<revision>[1-9][0-9]{0,8})", re.DOTALL)
-_INSERTS: Final = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_INSERTS: Final[Mapping[str, Callable[[sa.Table], Any]]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
 
 
 class SqlTasksets:
@@ -95,7 +98,7 @@ class SqlTasksets:
     def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
         # What another transaction has inserted and not committed is waited for here, and read below. In order
         # of digests: two transactions that claim the same tasks then wait in the same order.
-        insert: Any = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
+        insert = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
         shared = {"split": split.value, "claimed_by": claimed_by, "claimed_at": self.now}
         against: TaskClaim | None = None
         for chunk in _chunks(digests):

@@ -45,7 +45,7 @@ def main() -> None:
     asked = parser.parse_args()
     path, _, name = asked.taskset.partition(":")
     whole = Taskset.load(Path(path), name or None)
-    few = Taskset(f"{whole.name}-{asked.tasks}", list(whole)[: asked.tasks])
+    few = Taskset(f"{whole.name}-{asked.tasks}", list(whole)[: asked.tasks], whole.split)
     asyncio.run(
         train(asked.model, few, steps=asked.steps, group=asked.group, learning_rate=asked.learning_rate)
     )

@@ -29,8 +29,6 @@ INDEX_WAIT_S = 15.0
 # Registering imports the environment on the runner's side.
 REGISTER_TIMEOUT_S = 120.0
 
-_DIGEST_CHARS = 8
-
 
 class EvaluationFailed(UpcycleError):
     """The run ended without a result for every episode, or was cancelled."""
@@ -117,13 +115,14 @@ def evaluation_of(
 
 
 def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
-    """One task, several, or a taskset, as a taskset."""
+    """One task, several, or a taskset, as a taskset. Bare tasks are unassigned: an evaluation does not decide
+    whether they may train.
+    """
     if isinstance(tasks, Taskset):
         return tasks
     rows = [tasks] if isinstance(tasks, Task) else list(tasks)
-    digest = Taskset("tasks", rows, split="held_out").digest
-    # Never drawn by a trainer: what somebody just evaluates must not become training data unasked.
-    return Taskset(f"adhoc-{digest[:12]}", rows, split="held_out")
+    digest = Taskset("tasks", rows, split="unassigned").digest
+    return Taskset(f"adhoc-{digest[:12]}", rows, split="unassigned")
 
 
 async def evaluate(
@@ -143,7 +142,7 @@ async def evaluate(
     """
     async with connected(runtime) as platform:
         name = await register(platform, taskset)
-        run_id = await _submit(platform, agent.run_spec(name, group, label))
+        run_id = await _submit(platform, agent.run_spec(name, group, label), taskset.digest)
         results = await _wait(platform, run_id, timeout_s)
         runs = [_run(result) for result in results]
         if trajectories:
@@ -154,22 +153,18 @@ async def evaluate(
 
 
 async def register(platform: "Platform", taskset: Taskset) -> str:
-    """Register a taskset; returns its name, which carries the digest where the plain name is taken."""
-    from grpc_edge import RemoteConflict, remote_errors
+    """Register a taskset; returns its name. Other tasks under a known name become its newest revision.
+
+    Raises RemoteConflict for a name of another split or environment, RemoteRefused for a task that is on the
+    other side (held out, or training data); both say what to change.
+    """
+    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2
 
-    names = (taskset.name, f"{taskset.name}-{taskset.digest[:_DIGEST_CHARS]}")
-    for name in names:
-        message = taskset.to_wire()
-        message.name = name
-        try:
-            with remote_errors(f"register taskset {name!r}"):
-                request = service_pb2.RegisterTasksetRequest(taskset=message)
-                await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
-        except RemoteConflict:
-            continue
-        return name
-    raise EvaluationFailed(f"the names {names} are taken by other tasksets", "rename the taskset")
+    with remote_errors(f"register taskset {taskset.name!r}"):
+        request = service_pb2.RegisterTasksetRequest(taskset=taskset.to_wire())
+        await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
+    return taskset.name
 
 
 @asynccontextmanager
@@ -184,13 +179,21 @@ async def connected(runtime: "Platform | Addresses | None") -> AsyncIterator["Pl
         yield runtime
 
 
-async def _submit(platform: "Platform", spec: "RunSpec") -> str:
+async def _submit(platform: "Platform", spec: "RunSpec", digest: str) -> str:
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2
 
     with remote_errors(f"submit a run of {spec.policy.model!r}"):
         request = service_pb2.SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
-        return (await platform.tasksets.SubmitRun(request)).run.run_id
+        run = (await platform.tasksets.SubmitRun(request)).run
+        if run.taskset_digest != digest:
+            reason = "another revision than the one that was registered"
+            await platform.tasksets.CancelRun(service_pb2.CancelRunRequest(run_id=run.run_id, reason=reason))
+            raise EvaluationFailed(
+                f"taskset {spec.taskset!r} got revision {run.taskset_revision} from another client meanwhile",
+                "evaluate again, or give the taskset a name of its own",
+            )
+        return run.run_id
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequence[EpisodeResult]":

@@ -6,6 +6,7 @@ in every taskset and on every machine; `taskset.digest` covers the ordered task 
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from upcycle.evaluation import Job, Run
     from upcycle.scenario import Scenario
 
-Split = Literal["train", "held_out"]
+Split = Literal["train", "held_out", "unassigned"]
 
 # Limits of the platform, checked here first so that a taskset fails on the author's machine.
 MAX_ARGS_BYTES = 64 * 1024
 MAX_TASKS = 100_000
 MAX_NAME_CHARS = 200
 DEFAULT_FAMILY = "default"
+# `name@2` is the second revision of `name`: the platform numbers them.
+REVISION_SUFFIX = re.compile(r"@\d+$")
 
 _ROW_FIELDS = frozenset({"slug", "scenario", "args", "family", "environment"})
 
@@ -105,14 +108,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Taskset:
-    """Tasks in order, with unique slugs, all of one environment. split: "train" or "held_out"."""
+    """Tasks in order, with unique slugs, all of one environment.
+
+    split: "train", "held_out", or "unassigned" (the tasks neither train in runs nor judge a candidate, until
+    another taskset decides).
+    """
 
     name: str
     tasks: tuple[Task, ...] = field(repr=False)
     split: Split = "train"
 
     def __init__(self, name: str, tasks: Iterable[Task], split: Split = "train") -> None:
-        object.__setattr__(self, "name", _check_name("taskset name", name))
+        object.__setattr__(self, "name", _check_taskset_name(name))
         object.__setattr__(self, "tasks", tuple(tasks))
         object.__setattr__(self, "split", split)
         self._check()
@@ -172,7 +179,8 @@ class Taskset:
     def _check(self) -> None:
         if self.split not in get_args(Split):
             raise TasksetInvalid(
-                f"taskset {self.name!r}: split {self.split!r} is unknown", "use 'train' or 'held_out'"
+                f"taskset {self.name!r}: split {self.split!r} is unknown",
+                "use 'train' or 'held_out', or 'unassigned' for neither",
             )
         if not 0 < len(self.tasks) <= MAX_TASKS:
             raise TasksetInvalid(
@@ -203,7 +211,7 @@ def task_digest(environment: str, scenario: str, args_json: str) -> str:
 
 
 def taskset_digest(split: str, task_digests: Iterable[str]) -> str:
-    """sha256 (hex) over the split ("train" or "held_out") and the task digests in order."""
+    """sha256 (hex) over the split ("train", "held_out" or "unassigned") and the task digests in order."""
     return hashlib.sha256("\n".join([split, *task_digests]).encode()).hexdigest()
 
 
@@ -270,6 +278,16 @@ def _check_name(what: str, value: Any) -> str:
             f"{what} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
         )
     return value
+
+
+def _check_taskset_name(value: Any) -> str:
+    name = _check_name("taskset name", value)
+    if REVISION_SUFFIX.search(name):
+        raise TasksetInvalid(
+            f"taskset name {name!r:.80} ends like a revision",
+            "leave the suffix out: the platform adds it",
+        )
+    return name
 
 
 def named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:

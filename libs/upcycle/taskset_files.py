@@ -1,7 +1,8 @@
 """Tasksets on disk: `tasks.py`, `.json`, `.jsonl`.
 
 JSON:  {"name", "split", "environment"?, "tasks": [row…]}.   JSONL: the same object without "tasks" on the
-first line, then one row per line. A row is {"slug", "scenario", "args", "family", "environment"?}.
+first line, then one row per line. A row is {"slug", "scenario", "args", "family", "environment"?}; split is
+train, held_out or unassigned.
 """
 
 import json

@@ -7,6 +7,7 @@ from upcycle.tasks import EnvironmentRef, Split, Task, Taskset
 _SPLITS: dict[Split, "common_pb2.Split.ValueType"] = {
     "train": common_pb2.SPLIT_TRAIN,
     "held_out": common_pb2.SPLIT_HELD_OUT,
+    "unassigned": common_pb2.SPLIT_UNASSIGNED,
 }
 
 

@@ -304,9 +304,8 @@ def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
 
 def taskset_from_wire(taskset: taskset_pb2.Taskset) -> TasksetView:
     """What the gate asks about a taskset."""
-    return TasksetView(
-        taskset.name, taskset.digest, taskset.split == common_pb2.SPLIT_HELD_OUT, len(taskset.tasks)
-    )
+    is_held_out = taskset.split == common_pb2.SPLIT_HELD_OUT
+    return TasksetView(taskset.name, taskset.digest, is_held_out, len(taskset.tasks), taskset.revision)
 
 
 def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunRequest:

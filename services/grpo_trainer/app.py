@@ -13,7 +13,13 @@ from grpo_trainer.adapters.heads import RegistryHeads
 from grpo_trainer.adapters.interactive_learner import InteractiveLearner
 from grpo_trainer.adapters.interactive_states import InteractiveStates
 from grpo_trainer.adapters.packed_model import ModelOptions
-from grpo_trainer.adapters.policies import IDEMPOTENT, BranchPolicies, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.policies import (
+    IDEMPOTENT,
+    BranchPolicies,
+    HeldOutTasks,
+    PlannerClaims,
+    RegistryPolicies,
+)
 from grpo_trainer.adapters.stored_trajectories import IDEMPOTENT as READ_AGAIN
 from grpo_trainer.adapters.stored_trajectories import PlatformTrajectories
 from grpo_trainer.adapters.stores import BlobBodies, BlobStates
@@ -130,6 +136,7 @@ def _hand_tools(
     return HandTools(
         new_learner=lambda: InteractiveLearner(thread),
         trajectories=PlatformTrajectories(peers.trajectories, train_parse_errors=settings.train_parse_errors),
+        claims=PlannerClaims(peers.tasksets),
         conversations=ChatConversations(),
         heads=RegistryHeads(peers.registry),
         states=InteractiveStates(blobs),

@@ -15,7 +15,7 @@ from grpo_trainer.domain.attempts import Attempt
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure
 from grpo_trainer.domain.hands import Adam, DatumValues, HandState, Head, Measured, StepDone
-from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample
+from grpo_trainer.domain.inputs import ConversationInput, LossSpec, PreparedBatch, Sample, Split
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
@@ -291,7 +291,7 @@ class StoredTrajectory:
     tokens: EpisodeTokens
     reward: float | None
     task_digest: str
-    held_out: bool
+    split: Split
 
 
 class Trajectories(Protocol):
@@ -299,6 +299,13 @@ class Trajectories(Protocol):
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
         """Raises UnknownTrajectory; Waiting while the store is away."""
+
+
+class TaskClaims(Protocol):
+    """Tasks that no taskset has put on a side yet."""
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        """Make them training data. Raises HeldOutInput when one is held out by now; InvalidInput; Waiting."""
 
 
 class Conversations(Protocol):
@@ -356,6 +363,7 @@ class HandTools:
 
     new_learner: Callable[[], HandLearner]
     trajectories: Trajectories
+    claims: TaskClaims
     conversations: Conversations
     heads: Heads
     states: HandStates

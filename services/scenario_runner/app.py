@@ -18,6 +18,7 @@ from scenario_runner.ports import Patience
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.tasksets import TasksetServicer
 from scenario_runner.settings import ScenarioRunnerSettings
+from scenario_runner.usecases.claiming import ClaimTasks
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
@@ -147,6 +148,7 @@ def _add_planner(
         SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake),
         Runs(plan, wake=loop.wake),
         ExplainRun(plan, surroundings, fleet=lambda: (leases.num_alive, settings.max_environments)),
+        ClaimTasks(plan),
     )
     bus = EventBus(settings.bus, client_name=NAME)
     bus.subscribe_batch(SCENARIO_RUNNER_PLAN, loop.on_events)

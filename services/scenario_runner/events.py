@@ -18,12 +18,13 @@ from scenario_runner.domain.runs import (
     Graded,
     GroupRow,
     GroupSettled,
-    RunnableTask,
     RunRecord,
     RunState,
     SessionFailed,
+    Split,
     Stopping,
 )
+from scenario_runner.domain.tasksets import RunnableTask
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
@@ -85,9 +86,10 @@ def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_event
 
 
 def episode_requested(
-    run: RunRecord, episode: EpisodeRow, task: RunnableTask, now: datetime
+    run: RunRecord, episode: EpisodeRow, task: RunnableTask, split: Split, now: datetime
 ) -> taskset_events.EpisodeRequested:
-    """Fact and command; id `episode.requested/<episode_id>`, for a command dispatched again `…/d<n>`."""
+    """Fact and command; id `episode.requested/<episode_id>`, for a command dispatched again `…/d<n>`. split:
+    of the task, which may be another than that of the run's taskset."""
     seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
     return taskset_events.EpisodeRequested(
         episode_id=episode.episode_id,
@@ -97,7 +99,7 @@ def episode_requested(
         attempt=episode.attempt,
         group_size=run.spec.group_size,
         purpose=wire.PURPOSES[run.spec.purpose],
-        split=wire.SPLITS[run.split],
+        split=wire.SPLITS[split],
         policy=wire.policy_to_wire(run.spec.policy),
         sampling=wire.sampling_to_wire(run.spec.sampling, seed=seed),
         task_slug=task.slug,

@@ -16,16 +16,8 @@ from scenario_runner.domain.environments import (
 )
 from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, SessionFact
 from scenario_runner.domain.learning import WithoutStep
-from scenario_runner.domain.runs import (
-    Counts,
-    EpisodeRow,
-    GroupRow,
-    PolicyChoice,
-    Purpose,
-    RegisteredTaskset,
-    RunnableTask,
-    RunRecord,
-)
+from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, PolicyChoice, Purpose, RunRecord, Split
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
 
 T = TypeVar("T")
 
@@ -90,18 +82,29 @@ class PlanUnit(Protocol):
         """The moment of the transaction."""
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
-        """Without its tasks."""
+        """Without its tasks: the newest revision of a name, or exactly that of `name@n`."""
 
     def tasksets(self) -> list[RegisteredTaskset]:
-        """All, without their tasks."""
+        """The newest revision of each, without its tasks."""
 
-    def add_taskset(self, taskset: RegisteredTaskset) -> None: ...
+    def lock_name(self, name: str) -> None:
+        """Until the end of the transaction no other one registers tasks under this name."""
 
-    def move_taskset(self, name: str, source: EnvironmentSource) -> None:
+    def add_taskset(self, taskset: RegisteredTaskset) -> None:
+        """A revision with its tasks."""
+
+    def move_taskset(self, key: str, source: EnvironmentSource) -> None:
         """The same tasks, found elsewhere."""
 
-    def tasks(self, taskset: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
-        """By position; all of them without positions."""
+    def tasks(self, key: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
+        """Of the revision with this key, by position; all of them without positions."""
+
+    def splits(self, digests: Collection[str]) -> Mapping[str, Split]:
+        """Which side each of these tasks is on."""
+
+    def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
+        """Put tasks that are on no side on this one. Returns a claim of one of them for the other side, upon
+        which the transaction must fail; of two transactions that claim a task, one sees the other."""
 
     def run(self, run_id: str) -> RunRecord | None: ...
 

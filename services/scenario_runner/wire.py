@@ -18,8 +18,6 @@ from scenario_runner.domain.runs import (
     InvalidRequest,
     PolicyChoice,
     Purpose,
-    RegisteredTaskset,
-    RunnableTask,
     RunSpec,
     RunState,
     RunView,
@@ -27,13 +25,18 @@ from scenario_runner.domain.runs import (
     Split,
     Training,
 )
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 
 V = TypeVar("V")
 
 PURPOSES = {Purpose.TRAIN: common_pb2.PURPOSE_TRAIN, Purpose.EVAL: common_pb2.PURPOSE_EVAL}
-SPLITS = {Split.TRAIN: common_pb2.SPLIT_TRAIN, Split.HELD_OUT: common_pb2.SPLIT_HELD_OUT}
+SPLITS = {
+    Split.TRAIN: common_pb2.SPLIT_TRAIN,
+    Split.HELD_OUT: common_pb2.SPLIT_HELD_OUT,
+    Split.UNASSIGNED: common_pb2.SPLIT_UNASSIGNED,
+}
 CHANNELS = {
     Channel.LATEST: common_pb2.CHANNEL_LATEST,
     Channel.HEAD: common_pb2.CHANNEL_HEAD,
@@ -60,7 +63,8 @@ def taskset_from_wire(message: taskset_pb2.Taskset) -> RegisteredTaskset:
         RunnableTask(row.slug, row.scenario, row.args_json or "{}", row.family or "default", row.digest)
         for row in message.tasks
     )
-    split = _named(SPLITS, message.split, "taskset.split", "SPLIT_TRAIN or SPLIT_HELD_OUT")
+    known = "SPLIT_TRAIN, SPLIT_HELD_OUT or SPLIT_UNASSIGNED"
+    split = _named(SPLITS, message.split, "taskset.split", known)
     source = source_from_wire(message.environment)
     return RegisteredTaskset(message.name, message.digest, split, source, len(tasks), tasks)
 
@@ -71,6 +75,7 @@ def taskset_to_wire(taskset: RegisteredTaskset) -> taskset_pb2.Taskset:
         name=taskset.name,
         digest=taskset.digest,
         split=SPLITS[taskset.split],
+        revision=taskset.revision,
         environment=source_to_wire(taskset.source),
         tasks=[
             taskset_pb2.Task(
@@ -200,6 +205,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         success_rate=run.success_rate,
         trace_id=run.trace_id,
         step=run.step,
+        taskset_revision=run.taskset_revision,
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(moment(run.finished_at))

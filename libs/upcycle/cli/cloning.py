@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
+_CLAIMS: Final = 10_000
 
 
 class CloningRefused(UpcycleError, ValueError):
@@ -61,8 +62,12 @@ async def clone(model: str, recipe: "Recipe", cloning: "Cloning", view: "View") 
     if view.detach:
         raise CloningRefused("--detach: behaviour cloning is driven from here", "leave --detach out")
     async with Platform() as platform, remote_errors():
-        inputs, source = await _inputs(platform, cloning)
-        plan = planned(inputs, source, recipe, cloning)
+        source, chosen = await _chosen(platform, cloning)
+        inputs = (
+            [one.trajectory_id for one in chosen] if cloning.sft is None else conversations_in(cloning.sft)
+        )
+        plan = planned(list(inputs), source, recipe, cloning)
+        await _claim(platform, chosen, source)
         client = TrainingClient(model, runtime=platform, timeout_s=view.timeout_s)
         with shown(plan, model, as_json=view.as_json) as show:
             last = await run_plan(client, plan, recipe.learning_rate, show)
@@ -107,14 +112,40 @@ def loss_of(result: "StepResult") -> float:
     return float(result.metrics.get("loss", float("nan")))
 
 
-async def _inputs(platform: Platform, cloning: "Cloning") -> "tuple[list[str | Conversation], str]":
+async def _chosen(platform: Platform, cloning: "Cloning") -> "tuple[str, Sequence[TrajectorySummary]]":
+    """What is learnt from, and its trajectories; a file has none."""
     if cloning.sft is not None:
-        return list(conversations_in(cloning.sft)), str(cloning.sft)
+        return str(cloning.sft), ()
     from upcycle.cli.runs import resolve_run
 
     run_id = await resolve_run(platform, cloning.sft_from or "last")
-    summaries = [one async for one in _summaries(platform, run_id)]
-    return list(successes(summaries, run_id)), run_id
+    return run_id, successes([one async for one in _summaries(platform, run_id)], run_id)
+
+
+async def _claim(platform: Platform, chosen: "Sequence[TrajectorySummary]", source: str) -> None:
+    """Tasks that are on no side yet become training data before anything is imitated."""
+    from upcycle.api.common.v1.common_pb2 import SPLIT_UNASSIGNED
+    from upcycle.api.taskset.v1.service_pb2 import ClaimTasksRequest
+
+    slugs = {one.task_slug for one in chosen if one.split == SPLIT_UNASSIGNED}
+    if not slugs:
+        return
+    digests = await _digests(platform, source, slugs)
+    for at in range(0, len(digests), _CLAIMS):
+        some, by = digests[at : at + _CLAIMS], f"cloning of {source}"
+        await platform.tasksets.ClaimTasks(ClaimTasksRequest(task_digests=some, claimed_by=by), timeout=30)
+
+
+async def _digests(platform: Platform, run_id: str, slugs: set[str]) -> list[str]:
+    """Of these tasks of a run, in the revision of the taskset that it played."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, GetTasksetRequest
+    from upcycle.tasks import REVISION_SUFFIX
+
+    run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
+    name = REVISION_SUFFIX.sub("", run.spec.taskset)
+    exact = GetTasksetRequest(name=f"{name}@{run.taskset_revision}")
+    played = (await platform.tasksets.GetTaskset(exact, timeout=30)).taskset
+    return sorted({task.digest for task in played.tasks if task.slug in slugs})
 
 
 async def _summaries(platform: Platform, run_id: str) -> "Any":
@@ -130,20 +161,20 @@ async def _summaries(platform: Platform, run_id: str) -> "Any":
         request.page_token = page.next_page_token
 
 
-def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> list[str]:
-    """Ids of what may and should be imitated, in a stable order. Raises CloningRefused for none."""
+def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[TrajectorySummary]":
+    """What may and should be imitated, in a stable order. Raises CloningRefused for none."""
     from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
 
     listed = list(summaries)
     graded = [one for one in listed if one.graded and one.success and not one.quarantine_reason]
-    allowed = sorted(one.trajectory_id for one in graded if one.split != SPLIT_HELD_OUT)
+    allowed = [one for one in graded if one.split != SPLIT_HELD_OUT]
     if not allowed:
         raise CloningRefused(
             f"none of the {len(listed)} trajectories of {run_id} can be imitated: {len(graded)} succeeded, "
             f"{len(graded) - len(allowed)} of these are of held-out tasks, which never train",
-            "name a run over a taskset of split train",
+            "name a run over a taskset of split train, or over tasks that no taskset holds",
         )
-    return allowed
+    return sorted(allowed, key=lambda one: one.trajectory_id)
 
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from upcycle.cli.output import human
 from upcycle.errors import UpcycleError
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ def state_word(run: "Run") -> str:
 
 
 async def register(platform: "Platform", source: str, name: str | None = None) -> str:
-    """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
+    """Register the taskset(s) of a tasks file, or take `source` as a registered name (`name@2`: exactly that
+    revision); the name to run. Tasks that changed since they were registered are a new revision.
 
     Raises AmbiguousTaskset when the file defines several and `name` says nothing.
     """
     from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest, RegisterTasksetRequest
+    from upcycle.evaluation import REGISTER_TIMEOUT_S
     from upcycle.wire import taskset_to_wire
 
     path = Path(source)
@@ -50,7 +53,9 @@ async def register(platform: "Platform", source: str, name: str | None = None) -
     found = load_all(path)
     for taskset in found.values():
         request = RegisterTasksetRequest(taskset=taskset_to_wire(taskset))
-        await platform.tasksets.RegisterTaskset(request, timeout=60)
+        done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
+        if done.created and done.revision > 1:
+            human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
     if name is None and len(found) > 1:
         raise AmbiguousTaskset(
             f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}"

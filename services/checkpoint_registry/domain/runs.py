@@ -51,12 +51,13 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class TasksetView:
-    """A registered taskset."""
+    """A registered taskset: the newest revision of its name, or the one that was asked for."""
 
     name: str
     digest: str
     is_held_out: bool
     num_tasks: int
+    revision: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import grpc
+
 from blob_store import BlobStore
-from grpc_edge import Peer
+from grpc_edge import Peer, RemoteError, RemoteUnavailable, remote_errors
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, Waiting
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import checkpoint_id, version_of
@@ -35,7 +39,8 @@ from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
 _VERSION: Final = re.compile(r"/v(\d{8})/manifest\.json$")
-IDEMPOTENT: Final = ("GetModel", "GetTaskset")
+_MAX_DIGESTS: Final = 10_000
+IDEMPOTENT: Final = ("GetModel", "GetTaskset", "ClaimTasks")
 """Calls that may be repeated while a peer is away."""
 
 
@@ -139,3 +144,26 @@ class HeldOutTasks:
         with lookup(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
             reply = await self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
         return tuple(sorted(task.digest for task in reply.taskset.tasks))
+
+
+class PlannerClaims:
+    """See ports.TaskClaims."""
+
+    def __init__(self, tasksets: Peer) -> None:
+        self._stub = TasksetServiceStub(tasksets.channel)
+        self._address = tasksets.address
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        """See ports.TaskClaims."""
+        for at in range(0, len(digests), _MAX_DIGESTS):
+            request = taskset_pb2.ClaimTasksRequest(
+                task_digests=digests[at : at + _MAX_DIGESTS], claimed_by=claimed_by
+            )
+            try:
+                with remote_errors(f"the planner at {self._address}"):
+                    await self._stub.ClaimTasks(request)
+            except RemoteUnavailable as error:
+                raise Waiting(str(error)) from error
+            except RemoteError as error:
+                is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION
+                raise (HeldOutInput if is_held_out else InvalidInput)(str(error)) from error

@@ -7,13 +7,15 @@ from typing import Final
 from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnknownTrajectory, Waiting
+from grpo_trainer.domain.inputs import Split
 from grpo_trainer.ports import StoredTrajectory
-from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
+from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT, SPLIT_UNASSIGNED
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 
 IDEMPOTENT: Final = ("GetTrajectory",)
 """Calls that may be repeated while the store is away."""
+_SPLITS: Final = {SPLIT_HELD_OUT: Split.HELD_OUT, SPLIT_UNASSIGNED: Split.UNASSIGNED}
 
 
 class PlatformTrajectories:
@@ -40,5 +42,5 @@ class PlatformTrajectories:
             tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
             reward=summary.reward if summary.graded else None,
             task_digest=reply.body.task_digest,
-            held_out=reply.body.split == SPLIT_HELD_OUT,
+            split=_SPLITS.get(reply.body.split, Split.TRAIN),
         )

@@ -8,11 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
 from run_config import CLONING
+
+
+class Split(StrEnum):
+    """Which side of the line a task was on when its episode was asked for. UNASSIGNED: on neither."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+    UNASSIGNED = "unassigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,8 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known.
+    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known;
+    is_unassigned: its task is to be claimed as training data first.
 
     Without rows no token of it may be trained: its reward counts in its group, and it teaches nothing."""
 
@@ -98,6 +108,7 @@ class PreparedInput:
     task: str = ""
     trajectory_id: str = ""
     oldest_version: int | None = None
+    is_unassigned: bool = False
 
     @property
     def needs_reward(self) -> bool:

@@ -173,7 +173,15 @@ class ModelByHand:
 
     async def _prepared(self, asked: Pass, policy: Path) -> PreparedBatch:
         prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
-        return prepared_batch(prepared, asked.options, asked.loss)
+        batch = prepared_batch(prepared, asked.options, asked.loss)
+        await self._claim(sorted({one.task for one in prepared if one.is_unassigned}))
+        return batch
+
+    async def _claim(self, digests: Sequence[str]) -> None:
+        """Tasks that were on no side are training data before anything is computed on them."""
+        if digests:
+            claims, by = self._tools.claims, f"interactive training of {self.model}"
+            await self.patience.until_done(lambda: claims.claim(digests, by))
 
     async def _current(self, lora: Lora | None = None) -> tuple[Path, Head]:
         """Opens the model, or follows a head that was set elsewhere. lora: what is to train from now on.

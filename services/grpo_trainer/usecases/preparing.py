@@ -17,6 +17,7 @@ from grpo_trainer.domain.inputs import (
     PreparedInput,
     RowInput,
     Sample,
+    Split,
     StoredInput,
     TrainingInput,
     row_of,
@@ -94,7 +95,7 @@ class Preparer:
                 if loop.time() > give_up_at:
                     raise
             await asyncio.sleep(_INDEX_PAUSE_S)
-        if found.held_out:
+        if found.split is Split.HELD_OUT:
             raise HeldOutInput(
                 f"{given.trajectory_id} is of a held-out task, which must never train; "
                 "take trajectories of a training taskset"
@@ -107,6 +108,7 @@ class Preparer:
             task=found.task_digest,
             trajectory_id=found.tokens.trajectory_id,
             oldest_version=found.tokens.oldest_version if rows else None,
+            is_unassigned=found.split is Split.UNASSIGNED,
         )
 
 

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK
+from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
 from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
 
 # Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
@@ -26,6 +26,10 @@ RUN_PROGRESS = (
     "num_graded",
     "num_successes",
     "reward_sum",
+    "taskset",
+    "taskset_revision",
+    "taskset_digest",
+    "num_tasks",
 )
 WRITE_RUN = (
     sa.update(RUN)
@@ -131,3 +135,14 @@ TASKS_AT = (
     .order_by(TASK.c.position)
 )
 ALL_TASKS = sa.select(TASK).where(TASK.c.taskset == sa.bindparam("taskset_")).order_by(TASK.c.position)
+
+SPLITS_OF = sa.select(CLAIM.c.digest, CLAIM.c.split).where(
+    CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True))
+)
+CLAIMS_AGAINST = (
+    sa.select(CLAIM.c.digest, CLAIM.c.split, CLAIM.c.claimed_by)
+    .where(
+        CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True)), CLAIM.c.split != sa.bindparam("split_")
+    )
+    .order_by(CLAIM.c.digest)
+)

@@ -16,7 +16,7 @@ _WANTED = (
     sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
     .join(TASK, (TASK.c.taskset == EPISODE.c.taskset) & (TASK.c.position == EPISODE.c.task_position))
-    .join(TASKSET, TASKSET.c.name == EPISODE.c.taskset)
+    .join(TASKSET, TASKSET.c.storage_key == EPISODE.c.taskset)
     .where(EPISODE.c.episode_id == sa.bindparam("episode_id"))
 )
 

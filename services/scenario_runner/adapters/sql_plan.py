@@ -21,11 +21,9 @@ from scenario_runner.adapters.sql_rows import (
     run_of,
     run_progress,
     slots_of,
-    task_of,
-    taskset_of,
 )
-from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, TASK, TASKSET
-from scenario_runner.domain.environments import EnvironmentSource
+from scenario_runner.adapters.sql_tasksets import SqlTasksets
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.plan import group_of
@@ -36,11 +34,11 @@ from scenario_runner.domain.runs import (
     EpisodeState,
     GroupRow,
     Purpose,
-    RegisteredTaskset,
-    RunnableTask,
     RunRecord,
     RunState,
+    Split,
 )
+from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
 
@@ -69,7 +67,7 @@ class SqlPlan:
         return await self._database.run(transaction)
 
 
-class SqlPlanUnit:
+class SqlPlanUnit(SqlTasksets):
     """Implements PlanUnit on one connection.
 
     Runs, groups and episodes that were read are kept, and what was changed is written in bulk: before the
@@ -77,51 +75,13 @@ class SqlPlanUnit:
     """
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
-        self._sql = connection
-        self.now = now
+        super().__init__(connection, now)
         self._runs: dict[str, RunRecord | None] = {}
         self._groups: dict[str, GroupRow] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
         self._dirty_runs: set[str] = set()
         self._dirty_groups: set[str] = set()
         self._dirty_episodes: dict[str, EpisodeRow] = {}
-
-    def taskset(self, name: str) -> RegisteredTaskset | None:
-        row = self._sql.execute(sa.select(TASKSET).where(TASKSET.c.name == name)).mappings().first()
-        return taskset_of(row) if row else None
-
-    def tasksets(self) -> list[RegisteredTaskset]:
-        rows = self._sql.execute(sa.select(TASKSET).order_by(TASKSET.c.name)).mappings()
-        return [taskset_of(row) for row in rows]
-
-    def add_taskset(self, taskset: RegisteredTaskset) -> None:
-        self._sql.execute(
-            sa.insert(TASKSET).values(
-                name=taskset.name,
-                digest=taskset.digest,
-                split=taskset.split.value,
-                source=wire.source_to_json(taskset.source),
-                num_tasks=taskset.num_tasks,
-                registered_at=self.now,
-            )
-        )
-        rows = [
-            {"taskset": taskset.name, "position": position, **slots_of(task)}
-            for position, task in enumerate(taskset.tasks)
-        ]
-        self._insert(TASK, rows)
-
-    def move_taskset(self, name: str, source: EnvironmentSource) -> None:
-        moved = sa.update(TASKSET).where(TASKSET.c.name == name)
-        self._sql.execute(moved.values(source=wire.source_to_json(source)))
-
-    def tasks(self, taskset: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
-        if positions is None or len(set(positions)) > _CHUNK:
-            rows = self._sql.execute(statements.ALL_TASKS, {"taskset_": taskset})
-        else:
-            wanted = {"taskset_": taskset, "positions": sorted(set(positions))}
-            rows = self._sql.execute(statements.TASKS_AT, wanted)
-        return {row["position"]: task_of(row) for row in rows.mappings()}
 
     def run(self, run_id: str) -> RunRecord | None:
         if run_id not in self._runs:
@@ -153,9 +113,6 @@ class SqlPlanUnit:
             "purpose": run.spec.purpose.value,
             "split": run.split.value,
             "spec": wire.spec_to_json(run.spec),
-            "taskset": run.spec.taskset,
-            "taskset_digest": run.taskset_digest,
-            "num_tasks": run.num_tasks,
             "trace_id": run.trace_id,
             "trace": json.dumps(dict(run.trace)),
             "submitted_at": run.submitted_at,
@@ -289,18 +246,18 @@ class SqlPlanUnit:
         return self._episodes(statements.NEVER_OPENED, {"run_id_": run_id, "before": dispatched_before})
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
-        tasks = self.tasks(run.spec.taskset, [episode.task_position for episode in episodes])
+        tasks = self._tasks_of(episodes)
         is_held = run.state is RunState.PAUSED
         num_dispatches = 0 if is_held else 1
         dispatched = [replace(row, dispatched_at=self.now, num_dispatches=num_dispatches) for row in episodes]
-        shared = {"taskset": run.spec.taskset, "requested_at": self.now}
+        shared = {"requested_at": self.now}
         self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in dispatched])
         for row in dispatched:
             if row.group_id in self._members:
                 self._members[row.group_id][row.episode_id] = row
         with self._trace_of(run):
             for row in dispatched:
-                request = events.episode_requested(run, row, tasks[row.task_position], self.now)
+                request = events.episode_requested(run, row, *tasks[row.taskset, row.task_position], self.now)
                 event_id = f"episode.requested/{row.episode_id}"
                 enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
                 if not is_held:
@@ -310,11 +267,20 @@ class SqlPlanUnit:
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         number = episode.num_dispatches + 1
         self.update_episode(replace(episode, num_dispatches=number, dispatched_at=self.now))
-        task = self.tasks(run.spec.taskset, [episode.task_position])[episode.task_position]
+        task, split = self._tasks_of([episode])[episode.taskset, episode.task_position]
         with self._trace_of(run):
-            request = events.episode_requested(run, episode, task, self.now)
+            request = events.episode_requested(run, episode, task, split, self.now)
             event_id = f"episode.requested/{episode.episode_id}/d{number}"
             enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id)
+
+    def _tasks_of(self, episodes: Sequence[EpisodeRow]) -> dict[tuple[str, int], tuple[RunnableTask, Split]]:
+        """By key of the taskset and position in it: what is played, and the side that it is on now."""
+        found: dict[tuple[str, int], RunnableTask] = {}
+        for key in {episode.taskset for episode in episodes}:
+            positions = [episode.task_position for episode in episodes if episode.taskset == key]
+            found |= {(key, at): task for at, task in self.tasks(key, positions).items()}
+        splits = self.splits({task.digest for task in found.values()})
+        return {where: (task, splits[task.digest]) for where, task in found.items()}
 
     def note_opened(self, episode_ids: Sequence[str]) -> None:
         rows = [{"episode_id_": episode_id, "moment": self.now} for episode_id in episode_ids]
@@ -379,7 +345,3 @@ class SqlPlanUnit:
     def _episodes(self, statement: sa.Select[Any], wanted: Mapping[str, Any]) -> list[EpisodeRow]:
         self.flush()
         return [episode_of(row) for row in self._sql.execute(statement, wanted)]
-
-    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        if rows:
-            self._sql.execute(sa.insert(table), list(rows))

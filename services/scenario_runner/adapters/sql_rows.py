@@ -9,16 +9,8 @@ import sqlalchemy as sa
 from scenario_runner import wire
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.tables import EPISODE
-from scenario_runner.domain.runs import (
-    EpisodeRow,
-    EpisodeState,
-    GroupRow,
-    RegisteredTaskset,
-    RunnableTask,
-    RunRecord,
-    RunState,
-    Split,
-)
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState, Split
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 
 
 def in_states(states: Iterable[EpisodeState]) -> sa.ColumnElement[bool]:
@@ -50,8 +42,14 @@ def slots_of(value: Any) -> dict[str, Any]:
 
 def taskset_of(row: Any) -> RegisteredTaskset:
     """Without its tasks."""
-    source = wire.source_from_json(row["source"])
-    return RegisteredTaskset(row["name"], row["digest"], Split(row["split"]), source, row["num_tasks"])
+    return RegisteredTaskset(
+        name=row["name"],
+        digest=row["digest"],
+        split=Split(row["split"]),
+        source=wire.source_from_json(row["source"]),
+        num_tasks=row["num_tasks"],
+        revision=row["revision"],
+    )
 
 
 def task_of(row: Any) -> RunnableTask:
@@ -67,7 +65,7 @@ def run_progress(run: RunRecord) -> dict[str, Any]:
 
 def run_of(row: Any) -> RunRecord:
     """One row of `run`."""
-    names = ("run_id", "request_id", "taskset_digest", "submitted_at", "num_tasks", "trace_id")
+    names = ("run_id", "request_id", "submitted_at", "trace_id")
     progress = {name: row[name] for name in statements.RUN_PROGRESS}
     progress["state"] = RunState(row["state"])
     progress["ending"] = RunState(row["ending"]) if row["ending"] else None

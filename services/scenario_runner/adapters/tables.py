@@ -20,8 +20,8 @@ def _times(names: str) -> list[sa.Column[Any]]:
 TASKSET = sa.Table(
     "taskset",
     METADATA,
-    *_columns("name digest split source", sa.String),
-    *_columns("num_tasks", sa.BigInteger),
+    *_columns("storage_key name digest split source", sa.String),
+    *_columns("revision num_tasks", sa.BigInteger),
     *_times("registered_at"),
 )
 TASK = sa.Table(
@@ -30,19 +30,27 @@ TASK = sa.Table(
     *_columns("taskset slug scenario args_json family digest", sa.String),
     *_columns("position", sa.Integer),
 )
+CLAIM = sa.Table(
+    "task_claim",
+    METADATA,
+    sa.Column("digest", sa.String, primary_key=True),
+    *_columns("split claimed_by", sa.String),
+    *_times("claimed_at"),
+)
 RUN = sa.Table(
     "run",
     METADATA,
     *_columns("run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String),
     *_columns("trace_id trace failure", sa.String),
-    *_columns("num_tasks step policy_version next_position num_graded num_successes", sa.BigInteger),
+    *_columns("taskset_revision num_tasks step policy_version next_position", sa.BigInteger),
+    *_columns("num_graded num_successes", sa.BigInteger),
     *_columns("reward_sum", sa.Float),
     *_times("submitted_at ending_since finished_at"),
 )
 GROUP = sa.Table(
     "task_group",
     METADATA,
-    *_columns("group_id run_id outcome", sa.String),
+    *_columns("group_id run_id taskset outcome", sa.String),
     *_columns("position task_position expected_members num_graded at_step", sa.BigInteger),
     *_columns("is_open", sa.Boolean),
     *_times("settled_at"),

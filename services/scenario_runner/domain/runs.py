@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from scenario_runner.domain.environments import EnvironmentSource, RunnerError
+from scenario_runner.domain.environments import RunnerError
 
 DEFAULT_EPISODE_DEADLINE_S = 120
 
@@ -18,10 +18,11 @@ class Purpose(StrEnum):
 
 
 class Split(StrEnum):
-    """Which side of the line a taskset is on."""
+    """Which side of the line a task is on. UNASSIGNED: on neither; it does not train in runs, nor judge."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
+    UNASSIGNED = "unassigned"
 
 
 class Channel(StrEnum):
@@ -125,6 +126,11 @@ class Training:
         """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
         return 0 < self.steps <= step
 
+    @property
+    def is_standing(self) -> bool:
+        """Trains until it is stopped, and takes the newest revision of its taskset."""
+        return self.steps == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -150,29 +156,6 @@ class RunSpec:
     gate: Gate | None = None
     label: str = ""
     episode_deadline_s: int = DEFAULT_EPISODE_DEADLINE_S
-
-
-@dataclass(frozen=True, slots=True)
-class RunnableTask:
-    """One task of a registered taskset."""
-
-    slug: str
-    scenario: str
-    args_json: str
-    family: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredTaskset:
-    """A taskset as registered. `tasks` may be left out where only the header is needed."""
-
-    name: str
-    digest: str
-    split: Split
-    source: EnvironmentSource
-    num_tasks: int
-    tasks: tuple[RunnableTask, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +186,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run and its progress. step, policy_version: newest that the trainer told of."""
+    """A run and its progress. step, policy_version: newest that the trainer told of.
+
+    taskset: key of the revision that new groups are drawn from; with digest, number of tasks and revision it
+    changes only in a training run without a step limit."""
 
     run_id: str
     request_id: str
@@ -228,6 +214,18 @@ class RunRecord:
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
+    taskset: str = ""
+    taskset_revision: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.taskset:
+            object.__setattr__(self, "taskset", self.spec.taskset)
+
+    @property
+    def taskset_name(self) -> str:
+        """Its taskset without the revision."""
+        is_first = self.taskset_revision == 1
+        return self.taskset if is_first else self.taskset.removesuffix(f"@{self.taskset_revision}")
 
     @property
     def ends_early(self) -> bool:
@@ -261,13 +259,15 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One task's rollouts. expected_members: without those that failed for good. at_step: when it ended."""
+    """One task's rollouts. expected_members: without those that failed for good. taskset: key of the revision
+    that the task is of. at_step: when it ended."""
 
     group_id: str
     run_id: str
     position: int
     task_position: int
     expected_members: int
+    taskset: str
     num_graded: int = 0
     is_open: bool = True
     outcome: str = ""
@@ -285,6 +285,7 @@ class EpisodeRow:
     member: int
     attempt: int
     task_position: int
+    taskset: str
     state: EpisodeState = EpisodeState.PLANNED
     reason: str = ""
     detail: str = ""

@@ -14,6 +14,7 @@ from scenario_runner import wire
 from scenario_runner.domain.explain import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, InvalidRequest
 from scenario_runner.servicer.statuses import STATUS_OF
+from scenario_runner.usecases.claiming import ClaimTasks
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
@@ -38,12 +39,14 @@ class TasksetServicer(TasksetServiceServicer):
         submit: SubmitRun,
         runs: Runs,
         explain: ExplainRun,
+        claim: ClaimTasks,
     ) -> None:
         self._register = register
         self._tasksets = tasksets
         self._submit = submit
         self._runs = runs
         self._explain = explain
+        self._claim = claim
 
     async def RegisterTaskset(
         self, request: pb.RegisterTasksetRequest, context: Context
@@ -52,8 +55,19 @@ class TasksetServicer(TasksetServiceServicer):
         async with domain_errors_as_status(context, STATUS_OF):
             taskset, created = await self._register(wire.taskset_from_wire(request.taskset))
             return pb.RegisterTasksetResponse(
-                name=taskset.name, digest=taskset.digest, num_tasks=taskset.num_tasks, created=created
+                name=taskset.name,
+                digest=taskset.digest,
+                num_tasks=taskset.num_tasks,
+                created=created,
+                revision=taskset.revision,
             )
+        raise AssertionError("context.abort returned")
+
+    async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
+        """Mark tasks as training data before a gradient is taken on them."""
+        async with domain_errors_as_status(context, STATUS_OF):
+            claimed = await self._claim(request.task_digests, request.claimed_by)
+            return pb.ClaimTasksResponse(claimed=claimed)
         raise AssertionError("context.abort returned")
 
     async def GetTaskset(self, request: pb.GetTasksetRequest, context: Context) -> pb.GetTasksetResponse:

@@ -43,6 +43,7 @@ from scenario_runner.usecases.giving_up import (
     give_up_if_nothing_to_learn,
     settled_without_step,
 )
+from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots)
     count = min(wanted, rules.groups_per_transaction)
     if count:
-        _add_groups(unit, run, count)
+        _add_groups(unit, take_revision(unit, run), count)
     return count
 
 
@@ -177,7 +178,12 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
     seed = plan.run_seed(run)
     groups = [
         GroupRow(
-            plan.group_id_of(run.run_id, position), run.run_id, position, task_position, run.spec.group_size
+            group_id=plan.group_id_of(run.run_id, position),
+            run_id=run.run_id,
+            position=position,
+            task_position=task_position,
+            expected_members=run.spec.group_size,
+            taskset=run.taskset,
         )
         for position, task_position in plan.tasks_from(seed, run.num_tasks, run.next_position, count)
     ]
@@ -189,7 +195,9 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
 
 def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
     episode_id = plan.episode_id_of(group.group_id, member, attempt)
-    return EpisodeRow(episode_id, group.run_id, group.group_id, member, attempt, group.task_position)
+    return EpisodeRow(
+        episode_id, group.run_id, group.group_id, member, attempt, group.task_position, group.taskset
+    )
 
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:

@@ -14,19 +14,16 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     TcpEnvironment,
 )
-from scenario_runner.domain.runs import (
-    AlreadyTaken,
-    InvalidRequest,
-    NotFound,
-    RegisteredTaskset,
-    RunnableTask,
-)
+from scenario_runner.domain.runs import InvalidRequest, NotFound
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost, Plan, PlanUnit
+from scenario_runner.usecases.revisions import store
 from upcycle.errors import TasksetInvalid
 from upcycle.tasks import (
     MAX_ARGS_BYTES,
     MAX_NAME_CHARS,
     MAX_TASKS,
+    REVISION_SUFFIX,
     canonical_json,
     task_digest,
     taskset_digest,
@@ -51,9 +48,10 @@ class RegisterTaskset:
         self._rules = rules
 
     async def __call__(self, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset, bool]:
-        """(the taskset as stored, whether it is new). The same content again is not an error.
+        """(the taskset as stored, whether it is new). The same content again is not an error, other tasks
+        under the same name are a new revision.
 
-        Raises InvalidRequest naming the task and the limit, EnvironmentBroken, AlreadyTaken.
+        Raises InvalidRequest naming the task and the limit, EnvironmentBroken, AlreadyTaken, Refused.
         """
         # In a thread: 100,000 tasks take seconds, and environments are being driven meanwhile.
         checked = await asyncio.to_thread(self._checked, taskset)
@@ -62,11 +60,15 @@ class RegisterTaskset:
         except EnvironmentBroken as error:
             raise InvalidRequest(f"environment cannot be loaded: {error}") from error
         await asyncio.to_thread(check_fits, checked.tasks, description)
-        created = await self._plan.transact(lambda unit: _store(unit, checked))
-        return checked, created
+        return await self._plan.transact(lambda unit: store(unit, checked))
 
     def _checked(self, taskset: RegisteredTaskset) -> RegisteredTaskset:
         _check_name("taskset.name", taskset.name)
+        if REVISION_SUFFIX.search(taskset.name):
+            raise InvalidRequest(
+                f"taskset.name {taskset.name!r:.80} ends like a revision; revisions are numbered here: leave "
+                "the suffix out"
+            )
         _check_name("environment.name", taskset.source.name)
         source = self._checked_source(taskset.source)
         if not 0 < len(taskset.tasks) <= MAX_TASKS:
@@ -118,19 +120,19 @@ class Tasksets:
         self._plan = plan
 
     async def get(self, name: str) -> RegisteredTaskset:
-        """With its tasks. Raises NotFound."""
+        """With its tasks: the newest revision of a name, or that of `name@n`. Raises NotFound."""
 
         def read(unit: PlanUnit) -> RegisteredTaskset:
             taskset = unit.taskset(name)
             if taskset is None:
                 raise NotFound(f"no taskset {name!r} is registered; it has {known_tasksets(unit)}")
-            tasks = unit.tasks(name)
+            tasks = unit.tasks(taskset.key)
             return replace(taskset, tasks=tuple(tasks[position] for position in sorted(tasks)))
 
         return await self._plan.transact(read)
 
     async def all(self) -> list[RegisteredTaskset]:
-        """Without their tasks."""
+        """The newest revisions, without their tasks."""
         return await self._plan.transact(lambda unit: unit.tasksets())
 
 
@@ -217,18 +219,3 @@ def _check_name(field: str, value: str) -> None:
         raise InvalidRequest(
             f"{field} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
         )
-
-
-def _store(unit: PlanUnit, taskset: RegisteredTaskset) -> bool:
-    known = unit.taskset(taskset.name)
-    if known is None:
-        unit.add_taskset(taskset)
-        return True
-    if (known.digest, known.split) != (taskset.digest, taskset.split):
-        raise AlreadyTaken(
-            f"taskset {taskset.name!r} is registered with other content (digest {known.digest[:12]}…, "
-            f"{known.split.value}); tasksets are immutable: choose another name"
-        )
-    if known.source != taskset.source:
-        unit.move_taskset(taskset.name, taskset.source)
-    return False

@@ -15,8 +15,6 @@ from scenario_runner.domain.runs import (
     PolicyChoice,
     Purpose,
     Refused,
-    RegisteredTaskset,
-    RunnableTask,
     RunRecord,
     RunSpec,
     RunState,
@@ -25,6 +23,7 @@ from scenario_runner.domain.runs import (
     Split,
     Training,
 )
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Plan, PlanUnit, Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
@@ -87,6 +86,8 @@ class SubmitRun:
             request_id=request_id,
             spec=spec,
             split=taskset.split,
+            taskset=taskset.key,
+            taskset_revision=taskset.revision,
             taskset_digest=taskset.digest,
             state=RunState.RUNNING,
             submitted_at=unit.now,
@@ -115,9 +116,12 @@ class Runs:
 
         def read(unit: PlanUnit) -> list[tuple[EpisodeRow, RunnableTask]]:
             run = find_run(unit, run_id)
-            rows = unit.results(run_id)
-            tasks = unit.tasks(run.spec.taskset, [row.task_position for row in rows])
-            return [(row, tasks[row.task_position]) for row in rows]
+            rows = unit.results(run.run_id)
+            tasks = {
+                key: unit.tasks(key, [row.task_position for row in rows if row.taskset == key])
+                for key in {row.taskset for row in rows}
+            }
+            return [(row, tasks[row.taskset][row.task_position]) for row in rows]
 
         return await self._plan.transact(read)
 
@@ -224,17 +228,24 @@ def check_spec(spec: RunSpec) -> None:
 
 
 def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
-    """The run's taskset. Raises NotFound, and Refused where held-out tasks would train or train
-    tasks judge.
+    """The run's taskset. Raises NotFound, and Refused where other tasks than those of split train would
+    train, or others than held-out ones judge.
     """
     taskset = _registered(unit, spec.taskset)
+    if spec.purpose is Purpose.TRAIN and taskset.split is Split.UNASSIGNED:
+        raise Refused(
+            f"taskset {taskset.name!r} is unassigned: it neither trains nor judges; register its tasks under "
+            "another name with split train"
+        )
     if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
         raise Refused(
             f"taskset {taskset.name!r} is held out: it never trains; use it with purpose EVAL or as the gate"
         )
-    if spec.gate is not None and _registered(unit, spec.gate.taskset).split is not Split.HELD_OUT:
+    judges = _registered(unit, spec.gate.taskset) if spec.gate is not None else None
+    if judges is not None and judges.split is not Split.HELD_OUT:
         raise Refused(
-            f"gate taskset {spec.gate.taskset!r} is of split train; a gate judges on held-out tasks"
+            f"gate taskset {judges.name!r} is of split {judges.split.value}; a gate judges on held-out tasks "
+            "only: register some under another name with split held_out"
         )
     return taskset
 

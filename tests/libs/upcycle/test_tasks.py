@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from upcycle import Environment, Task, Taskset
+from upcycle.api.common.v1 import common_pb2
 from upcycle.environment import load_environment
 from upcycle.errors import ArgumentsInvalid, TasksetInvalid, UnknownName
+from upcycle.evaluation import as_taskset
 from upcycle.tasks import EnvironmentRef, task_digest, taskset_digest
 from upcycle.wire import taskset_from_wire
 
@@ -88,11 +90,15 @@ def test_a_taskset_has_unique_slugs_one_environment_and_a_split(env: Environment
         ([], "train", "0 tasks"),
         ([one, elsewhere], "train", "one taskset per environment"),
         ([one, "two"], "train", "not a Task"),
-        ([one], "test", "'train' or 'held_out'"),
+        ([one], "test", "'train' or 'held_out', or 'unassigned'"),
     ]
     for tasks, split, text in bad:
         with pytest.raises(TasksetInvalid, match=text):
             Taskset("mine", tasks, split=split)  # type: ignore[arg-type]
+    for name in ("mine@2", "mine@0", "@1"):
+        with pytest.raises(TasksetInvalid, match="ends like a revision"):
+            Taskset(name, [one])
+    assert Taskset("a@b", [one]).name == "a@b"
     with pytest.raises(dataclasses.FrozenInstanceError):
         taskset.split = "train"  # type: ignore[misc]
 
@@ -108,6 +114,19 @@ def test_files_of_every_kind_hold_the_same_taskset(env: Environment, tmp_path: P
     bare = tmp_path / "bare.jsonl"
     bare.write_text("".join(json.dumps(task.to_json()) + "\n" for task in tasks))
     assert [task.slug for task in Taskset.load(bare)] == ["q0", "q1", "q2"]
+
+
+def test_bare_tasks_are_evaluated_as_unassigned(env: Environment, tmp_path: Path) -> None:
+    one, two = env.scenarios["investigate"](query="1"), env.scenarios["investigate"](query="2")
+    made = as_taskset([one, two])
+    assert (made.split, made.name) == ("unassigned", f"adhoc-{made.digest[:12]}")
+    assert made.name != as_taskset(one).name
+    assert made.to_wire().split == common_pb2.SPLIT_UNASSIGNED
+    assert taskset_from_wire(made.to_wire()) == made
+    made.save(tmp_path / "t.jsonl")
+    assert Taskset.load(tmp_path / "t.jsonl").split == "unassigned"
+    mine = Taskset("mine", [one])
+    assert as_taskset(mine) is mine
 
 
 def test_a_tasks_py_offers_its_tasksets_tasks_and_lists(environment_file: Path) -> None:

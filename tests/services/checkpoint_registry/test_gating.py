@@ -2,7 +2,7 @@
 
 import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, START, Bench, checkpoint
-from tests.services.checkpoint_registry.planner_double import GATE, PROFILE, evaluation_run, graded
+from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT, PROFILE, evaluation_run, graded
 
 from checkpoint_registry.domain.errors import CheckpointConflict, PeerUnavailable, UnknownModel
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState
@@ -174,6 +174,27 @@ async def test_a_failed_evaluation_is_tried_again_later(bench: Bench, outcome: R
     bench.clock.forward(1.1)
     await bench.drive()
     assert bench.planner.order_of(1) != first
+    await bench.finish(1, 0.9)
+    await bench.finish(0, 0.3)
+    assert await bench.head() == 1
+
+
+async def test_a_candidate_is_judged_on_the_revision_that_its_job_began_with(bench: Bench) -> None:
+    await bench.save(1)
+    await bench.drive()
+    first = bench.planner.order_of(1)
+    newest = TasksetView("held-out", "e" * 64, True, 50, revision=3)
+    bench.planner.tasksets = {
+        "held-out": newest,
+        "held-out@2": TasksetView("held-out", "f" * 64, True, 45, revision=2),
+        "held-out@1": HELD_OUT,
+    }
+    bench.planner.fail(first, RunOutcome.FAILED, "engine lost")
+    await bench.report(first)
+    bench.clock.forward(1.1)
+    await bench.drive()
+    again = bench.planner.orders[bench.planner.order_of(1)]
+    assert (again.taskset, bench.planner.orders[first].taskset) == ("held-out@1", "held-out")
     await bench.finish(1, 0.9)
     await bench.finish(0, 0.3)
     assert await bench.head() == 1

@@ -21,7 +21,7 @@ from grpo_trainer.adapters.interactive_states import InteractiveStates
 from grpo_trainer.adapters.policies import BranchPolicies
 from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread
 from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
-from grpo_trainer.domain.errors import UnknownModel, UnknownTrajectory
+from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory, Waiting
 from grpo_trainer.domain.hands import Adam, Head, Measured, StepDone, Update
 from grpo_trainer.domain.inputs import (
     BatchOptions,
@@ -30,6 +30,7 @@ from grpo_trainer.domain.inputs import (
     Pass,
     RowInput,
     Sample,
+    Split,
     TrainingInput,
 )
 from grpo_trainer.domain.states import BasePolicy
@@ -102,7 +103,7 @@ class Library:
         name: str,
         reward: float | None,
         *,
-        held_out: bool = False,
+        split: Split = Split.TRAIN,
         task: str = "t",
         version: int = 0,
         unreadable: bool = False,
@@ -117,8 +118,26 @@ class Library:
             temperature=1.0,
             train_parse_errors=False,
         )
-        self.known[name] = StoredTrajectory(tokens, reward, task, held_out)
+        self.known[name] = StoredTrajectory(tokens, reward, task, split)
         return name
+
+
+@dataclass
+class Claims:
+    """Which tasks were claimed by whom, in order, and which of them the planner refuses."""
+
+    made: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    held_out: set[str] = field(default_factory=set)
+    absences: int = 0
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        if self.absences:
+            self.absences -= 1
+            raise Waiting("the planner is away")
+        for digest in digests:
+            if digest in self.held_out:
+                raise HeldOutInput(f"task {digest} is held out: it must never train")
+        self.made.append((tuple(digests), claimed_by))
 
 
 @dataclass
@@ -130,6 +149,7 @@ class Hands:
     registry: Registry
     library: Library
     runs: dict[str, str]
+    claims: Claims
 
     async def forward_backward(
         self, request_id: str, inputs: Sequence[TrainingInput], *, model: str = MODEL, **how: Any
@@ -172,12 +192,13 @@ async def hands(world: World, **changes: Any) -> Any:
     """A fresh process over what outlives one."""
     thread = LearnerThread(LearnerOptions(num_threads=1))
     registry = changes.pop("registry", None) or Registry(world)
-    library, runs = Library(), changes.pop("runs", {})
+    library, claims, runs = Library(), Claims(), changes.pop("runs", {})
     work = world.folder / "work"
     work.mkdir(exist_ok=True)
     tools = HandTools(
         new_learner=lambda: InteractiveLearner(thread),
         trajectories=library,
+        claims=claims,
         conversations=ChatConversations(),
         heads=registry,
         states=InteractiveStates(world.store),
@@ -190,7 +211,7 @@ async def hands(world: World, **changes: Any) -> Any:
     )
     models = Models(replace(tools, **changes))
     try:
-        yield Hands(world, models, registry, library, runs)
+        yield Hands(world, models, registry, library, runs, claims)
     finally:
         await models.stop()
         thread.close()

@@ -33,7 +33,7 @@ from grpo_trainer.domain.errors import (
     UnknownTrajectory,
 )
 from grpo_trainer.domain.hands import Update
-from grpo_trainer.domain.inputs import Lora, StoredInput, TrainingInput
+from grpo_trainer.domain.inputs import Lora, Split, StoredInput, TrainingInput
 from grpo_trainer.wire_by_hand import datum_to_wire
 from upcycle.train.custom import weights_of
 from upcycle.train.results import DatumTensors, datum_of
@@ -188,7 +188,7 @@ async def test_a_group_is_of_one_task(world: World) -> None:
 
 async def test_held_out_trajectories_never_train(world: World) -> None:
     async with hands(world) as by:
-        inputs = [StoredInput(by.library.add("traj-1", 1.0, held_out=True)), inline(1, 0.0)]
+        inputs = [StoredInput(by.library.add("traj-1", 1.0, split=Split.HELD_OUT)), inline(1, 0.0)]
         with pytest.raises(HeldOutInput, match="must never train"):
             await by.forward_backward("a", inputs)
 

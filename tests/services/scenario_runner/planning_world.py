@@ -22,8 +22,6 @@ from scenario_runner.domain.runs import (
     GroupSettled,
     PolicyChoice,
     Purpose,
-    RegisteredTaskset,
-    RunnableTask,
     RunRecord,
     RunSpec,
     RunState,
@@ -32,6 +30,7 @@ from scenario_runner.domain.runs import (
     Stopping,
     Training,
 )
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.events import fact_from
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.ending import conclude, end_run, stop_early

@@ -23,12 +23,14 @@ from upcycle.api.trajectory.v1 import trajectory_pb2
 EVAL, TRAIN = common_pb2.PURPOSE_EVAL, common_pb2.PURPOSE_TRAIN
 
 
-def arith(num_tasks: int = 3, name: str = "sums", split: Any = common_pb2.SPLIT_TRAIN) -> taskset_pb2.Taskset:
-    """A taskset of the well-behaved environment."""
+def arith(
+    num_tasks: int = 3, name: str = "sums", split: Any = common_pb2.SPLIT_TRAIN, first: int = 0
+) -> taskset_pb2.Taskset:
+    """A taskset of the well-behaved environment: 1 + first, 1 + (first + 1), …"""
     path = str(ENVIRONMENTS / "arith.py")
     tasks = [
         taskset_pb2.Task(slug=f"t{n}", scenario="sum", args_json=json.dumps({"b": n, "a": 1}), family="small")
-        for n in range(num_tasks)
+        for n in range(first, first + num_tasks)
     ]
     environment = taskset_pb2.EnvironmentSpec(name="arith", python=taskset_pb2.PythonSource(path=path))
     return taskset_pb2.Taskset(name=name, split=split, environment=environment, tasks=tasks)

@@ -77,6 +77,13 @@ def _no_tasks(taskset: taskset_pb2.Taskset) -> None:
     del taskset.tasks[:]
 
 
+def _named(name: str) -> Spoil:
+    def spoil(taskset: taskset_pb2.Taskset) -> None:
+        taskset.name = name
+
+    return spoil
+
+
 def _unknown_field(taskset: taskset_pb2.Taskset) -> None:
     # Field 77 as a varint, as a newer client would send it.
     taskset.tasks[0].MergeFromString(b"\xe8\x04\x01")
@@ -106,6 +113,8 @@ BAD_TASKSETS: list[tuple[Spoil, str]] = [
     (_no_split, "taskset.split"),
     (_wrong_digest, "its content has"),
     (_no_tasks, "has 0 tasks"),
+    (_named("sums@2"), "'sums@2' ends like a revision"),
+    (_named("sums@٣"), "ends like a revision"),
     (_unknown_field, "has field 77"),
 ]
 
@@ -132,14 +141,13 @@ async def test_an_environment_that_fails_to_import_is_refused_by_name(runner: Ru
     assert "no_such_module" in (error.details() or "")
 
 
-async def test_tasksets_are_immutable_and_can_be_read_back(runner: Runner) -> None:
+async def test_a_taskset_keeps_its_split_and_can_be_read_back(runner: Runner) -> None:
     first = await register(runner, arith())
     again = await register(runner, arith())
     assert (again.created, again.digest) == (False, first.digest)
-    error = await refusal(register(runner, arith(4)))
+    error = await refusal(register(runner, arith(4, split=HELD_OUT)))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
-    assert "immutable" in (error.details() or "")
-    assert (await refusal(register(runner, arith(split=HELD_OUT)))).code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "is registered with split train" in (error.details() or "")
     stored = (await runner.tasksets.GetTaskset(service_pb2.GetTasksetRequest(name="sums"))).taskset
     assert stored.digest == first.digest
     assert [(task.slug, task.args_json, task.family) for task in stored.tasks] == [
@@ -223,7 +231,9 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_training(loss_config={"clip": 0.1}), INVALID, "did you mean 'clip_low'?"),
     (_training(loss_config={"clip_low": float("nan")}), INVALID, "loss_config['clip_low']"),
     (_with(purpose=TRAIN, taskset="held"), PRECONDITION, "held out: it never trains"),
+    (_with(purpose=TRAIN, taskset="loose"), PRECONDITION, "'loose' is unassigned: it neither trains nor"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="sums")), PRECONDITION, "judges on held-out"),
+    (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="loose")), PRECONDITION, "split unassigned; a"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="none")), NOT_FOUND, "no taskset 'none'"),
     (
         _with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="held", confidence=1.0)),
@@ -235,7 +245,8 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
 
 async def test_bad_runs_are_refused_and_leave_nothing(runner: Runner) -> None:
     await register(runner, arith())
-    await register(runner, arith(name="held", split=HELD_OUT))
+    await register(runner, arith(name="held", split=HELD_OUT, first=100))
+    await register(runner, arith(name="loose", split=common_pb2.SPLIT_UNASSIGNED))
     for number, (spec, code, text) in enumerate(BAD_RUNS):
         error = await refusal(submit(runner, spec, f"request-{number}"))
         assert error.code() is code, (text, error)

@@ -9,7 +9,8 @@ from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
 from tests.services.scenario_runner.support import play_to_grade, sampling
 
 import upcycle
-from grpc_edge import GrpcServer, RemoteNotFound
+from grpc_edge import GrpcServer, RemoteConflict, RemoteNotFound, RemoteRefused
+from upcycle import evaluation
 from upcycle.agents import create_agent
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import (
@@ -19,7 +20,7 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
 from upcycle.environment import load_environment
 from upcycle.errors import UpcycleError
 from upcycle.eval import EvaluationFailed, Job
-from upcycle.platform import Addresses
+from upcycle.platform import Addresses, Platform
 from upcycle.tasks import Task, Taskset
 
 
@@ -94,8 +95,32 @@ async def test_a_taskset_in_a_job_with_groups(platform: Addresses) -> None:
             ("1+5", 1.0),
             ("1+5", 0.25),
         ]
-    other = Taskset("my-sums", sums((7, 7)))  # the name is taken: registered beside it
+    other = Taskset("my-sums", sums((7, 7)))  # the name is known: a new revision
     assert [run.task_slug for run in await other.run(agent, runtime=platform)] == ["7+7"]
+
+
+async def test_names_and_sides_are_kept(platform: Addresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = create_agent("incident")
+    await Taskset("mine", sums((1, 1))).run(agent, runtime=platform)
+    with pytest.raises(RemoteConflict, match=r"is registered with split train.*choose another name"):
+        await Taskset("mine", sums((1, 2)), split="held_out").run(agent, runtime=platform)
+    with pytest.raises(
+        RemoteRefused, match=r"task '1\+1' of taskset 'judge' .held_out. is training data already"
+    ):
+        await Taskset("judge", sums((1, 1)), split="held_out").run(agent, runtime=platform)
+    bare = sums((1, 1), (5, 5))  # evaluated in any company, and on no side because of it
+    async with upcycle.eval(bare, runtime=platform) as ctx:
+        await agent.run(ctx)
+    await Taskset("judge", sums((5, 5)), split="held_out").run(agent, runtime=platform)
+
+    async def overtaken(client: Platform, taskset: Taskset) -> str:
+        await registered(client, taskset)
+        return await registered(client, Taskset(taskset.name, sums((8, 8))))
+
+    registered = evaluation.register
+    monkeypatch.setattr(evaluation, "register", overtaken)
+    with pytest.raises(EvaluationFailed, match="'mine' got revision 2 from another client meanwhile"):
+        await Taskset("mine", sums((1, 1))).run(agent, runtime=platform)
 
 
 async def test_refusals_reach_the_caller(platform: Addresses) -> None:

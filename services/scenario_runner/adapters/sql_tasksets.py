@@ -1,0 +1,120 @@
+"""Tasksets with their revisions, and which side each task is on: the part of a PlanUnit that runs need."""
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from scenario_runner import wire
+from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.sql_rows import slots_of, task_of, taskset_of
+from scenario_runner.adapters.tables import CLAIM, TASK, TASKSET
+from scenario_runner.domain.environments import EnvironmentSource
+from scenario_runner.domain.runs import Split
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
+
+_CHUNK: Final = 500
+_DIGESTS: Final = 10_000  # in one statement; SQLite binds at most 32,766 values, Postgres 65,535
+_REVISION: Final = re.compile(r"(?P<name>.+)@(?P<revision>[1-9][0-9]{0,8})", re.DOTALL)
+_INSERTS: Final[Mapping[str, Callable[[sa.Table], Any]]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+
+
+class SqlTasksets:
+    """Part of PlanUnit, on one connection."""
+
+    def __init__(self, connection: sa.Connection, now: datetime) -> None:
+        self._sql = connection
+        self.now = now
+
+    def taskset(self, name: str) -> RegisteredTaskset | None:
+        newest = sa.select(TASKSET).where(TASKSET.c.name == name).order_by(TASKSET.c.revision.desc()).limit(1)
+        row = self._sql.execute(newest).mappings().first()
+        if row is None and (exact := _REVISION.fullmatch(name)):
+            of_name, revision = TASKSET.c.name == exact["name"], TASKSET.c.revision == int(exact["revision"])
+            row = self._sql.execute(sa.select(TASKSET).where(of_name, revision)).mappings().first()
+        return taskset_of(row) if row else None
+
+    def tasksets(self) -> list[RegisteredTaskset]:
+        newest = (
+            sa.select(TASKSET.c.name, sa.func.max(TASKSET.c.revision).label("revision"))
+            .group_by(TASKSET.c.name)
+            .subquery()
+        )
+        is_newest = (TASKSET.c.name == newest.c.name) & (TASKSET.c.revision == newest.c.revision)
+        wanted = sa.select(TASKSET).join(newest, is_newest).order_by(TASKSET.c.name)
+        return [taskset_of(row) for row in self._sql.execute(wanted).mappings()]
+
+    def lock_name(self, name: str) -> None:
+        if self._sql.dialect.name == "postgresql":  # SQLite has one writer
+            number = int.from_bytes(hashlib.sha256(f"taskset/{name}".encode()).digest()[:8], signed=True)
+            self._sql.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+    def add_taskset(self, taskset: RegisteredTaskset) -> None:
+        self._sql.execute(
+            sa.insert(TASKSET).values(
+                storage_key=taskset.key,
+                name=taskset.name,
+                revision=taskset.revision,
+                digest=taskset.digest,
+                split=taskset.split.value,
+                source=wire.source_to_json(taskset.source),
+                num_tasks=taskset.num_tasks,
+                registered_at=self.now,
+            )
+        )
+        rows = [
+            {"taskset": taskset.key, "position": position, **slots_of(task)}
+            for position, task in enumerate(taskset.tasks)
+        ]
+        self._insert(TASK, rows)
+
+    def move_taskset(self, key: str, source: EnvironmentSource) -> None:
+        moved = sa.update(TASKSET).where(TASKSET.c.storage_key == key)
+        self._sql.execute(moved.values(source=wire.source_to_json(source)))
+
+    def tasks(self, key: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
+        if positions is None or len(set(positions)) > _CHUNK:
+            rows = self._sql.execute(statements.ALL_TASKS, {"taskset_": key})
+        else:
+            wanted = {"taskset_": key, "positions": sorted(set(positions))}
+            rows = self._sql.execute(statements.TASKS_AT, wanted)
+        return {row["position"]: task_of(row) for row in rows.mappings()}
+
+    def splits(self, digests: Collection[str]) -> Mapping[str, Split]:
+        found = dict.fromkeys(digests, Split.UNASSIGNED)
+        for chunk in _chunks(digests):
+            rows = self._sql.execute(statements.SPLITS_OF, {"digests": chunk})
+            found |= {digest: Split(split) for digest, split in rows}
+        return found
+
+    def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
+        # What another transaction has inserted and not committed is waited for here, and read below. In order
+        # of digests: two transactions that claim the same tasks then wait in the same order.
+        insert = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
+        shared = {"split": split.value, "claimed_by": claimed_by, "claimed_at": self.now}
+        against: TaskClaim | None = None
+        for chunk in _chunks(digests):
+            self._sql.execute(insert, [{"digest": digest, **shared} for digest in chunk])
+            wanted = {"digests": chunk, "split_": split.value}
+            row = self._sql.execute(statements.CLAIMS_AGAINST, wanted).first()
+            if row is not None and against is None:
+                against = TaskClaim(row.digest, Split(row.split), row.claimed_by)
+        return against
+
+    def _insert(self, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            self._sql.execute(sa.insert(table), list(rows))
+
+
+def _chunks(digests: Collection[str]) -> Iterator[list[str]]:
+    rest = iter(sorted(digests))
+    while chunk := list(islice(rest, _DIGESTS)):
+        yield chunk

@@ -1,0 +1,73 @@
+"""Which side of the line a task is on: a task is claimed once, for training or as held out, and stays there.
+
+Claims are made in the transaction that registers a taskset, and before an interactive pass takes a gradient.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from scenario_runner.domain.runs import InvalidRequest, Refused, Split
+from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
+from scenario_runner.ports import Plan, PlanUnit
+from upcycle.tasks import MAX_NAME_CHARS
+
+MAX_DIGESTS: Final = 10_000
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SIDES: Final = {Split.TRAIN: "training data", Split.HELD_OUT: "held out"}
+
+
+class ClaimTasks:
+    """Make tasks that are on no side training data, before a gradient is taken on them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    async def __call__(self, digests: Sequence[str], claimed_by: str) -> int:
+        """How many were unassigned until now; all are training data afterwards. claimed_by: who takes the
+        gradient. Raises InvalidRequest, and Refused when one is held out: then none is claimed."""
+        if not claimed_by.strip() or len(claimed_by) > MAX_NAME_CHARS or not claimed_by.isprintable():
+            raise InvalidRequest(
+                f"claimed_by {claimed_by!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
+            )
+        if len(digests) > MAX_DIGESTS:
+            raise InvalidRequest(
+                f"task_digests has {len(digests)} entries, limit {MAX_DIGESTS}; claim them in several calls"
+            )
+        wrong = [digest for digest in digests if not _DIGEST.fullmatch(digest)]
+        if wrong:
+            raise InvalidRequest(f"task_digests: {wrong[0]!r:.80} is not a sha256 in 64 hex digits")
+        wanted = set(digests)
+        return await self._plan.transact(lambda unit: _claim(unit, wanted, claimed_by))
+
+
+def _claim(unit: PlanUnit, digests: set[str], claimed_by: str) -> int:
+    before = unit.splits(digests)
+    against = unit.claim(digests, Split.TRAIN, f"gradient of {claimed_by}")
+    if against is not None:
+        raise Refused(
+            f"task {against.digest[:12]}… is held out: {against.claimed_by} claimed it, and it must never "
+            "train; leave its trajectories out"
+        )
+    return sum(split is Split.UNASSIGNED for split in before.values())
+
+
+def claim_for(unit: PlanUnit, taskset: RegisteredTaskset) -> None:
+    """Put every task of a taskset on its side; of an unassigned one none. Raises Refused, naming the task,
+    when one is on the other side.
+    """
+    if taskset.split is Split.UNASSIGNED:
+        return
+    digests = {task.digest for task in taskset.tasks}
+    against = unit.claim(digests, taskset.split, f"taskset {taskset.name}")
+    if against is not None:
+        raise Refused(_on_the_other_side(taskset, against))
+
+
+def _on_the_other_side(taskset: RegisteredTaskset, against: TaskClaim) -> str:
+    slug = next(task.slug for task in taskset.tasks if task.digest == against.digest)
+    return (
+        f"task {slug!r} of taskset {taskset.name!r} ({taskset.split.value}) is {_SIDES[against.split]} "
+        f"already: {against.claimed_by} claimed it, and a task is on one side only; leave it out, change its "
+        f"arguments, or register the taskset with split {against.split.value}"
+    )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from scenario_runner.domain.drawn import Draw, DrawLoad, DrawTally, EndedGroup
 from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentSource,
@@ -25,6 +26,7 @@ from scenario_runner.domain.runs import (
     RunnableTask,
     RunRecord,
 )
+from scenario_runner.domain.sources import Offer
 
 T = TypeVar("T")
 
@@ -87,6 +89,10 @@ class PlanUnit(Protocol):
     @property
     def now(self) -> datetime:
         """The moment of the transaction."""
+
+    @property
+    def draws(self) -> "Draws":
+        """What training runs draw from evaluations, in the same transaction."""
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
         """Without its tasks."""
@@ -171,8 +177,13 @@ class PlanUnit(Protocol):
     def announce_stopping(self, run: RunRecord, reason: str, *, is_last: bool = False) -> None:
         """Once of each kind, however often it is asked for."""
 
-    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
-        """A group is excluded, unless the stream holds the trainer's word about it already."""
+    def announce_settled_instead(
+        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
+    ) -> None:
+        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
+        trainer's group.settled for it already."""
+
+    def announce_offered(self, run: RunRecord, offer: Offer) -> None: ...
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None: ...
 
@@ -181,6 +192,41 @@ class PlanUnit(Protocol):
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None: ...
 
     def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None: ...
+
+
+class Draws(Protocol):
+    """Groups of evaluations as training runs draw them; part of a PlanUnit."""
+
+    def load(self, run_id: str) -> DrawLoad: ...
+
+    def one(self, run_id: str, group_id: str) -> Draw | None: ...
+
+    def waiting(self, run_id: str, limit: int) -> list[Draw]:
+        """In the order in which their evaluations were done with them."""
+
+    def offered(self, run_id: str) -> list[Draw]:
+        """Those that the trainer has not answered yet."""
+
+    def taken(self, group_ids: Collection[str]) -> dict[str, str]:
+        """Of groups that are offered to a run, or trained one: that run."""
+
+    def taken_of_source(self, source_run_id: str) -> dict[str, str]:
+        """The same of all groups of an evaluation."""
+
+    def ended_groups(self, source_run_id: str) -> list[EndedGroup]:
+        """All groups that an evaluation is done with, in the order in which they ended."""
+
+    def tallies(self, run_id: str) -> list[DrawTally]: ...
+
+    def add(self, draws: Sequence[Draw]) -> None: ...
+
+    def update(self, draws: Sequence[Draw]) -> None: ...
+
+    def source_run(self, run_id: str) -> RunRecord | None:
+        """A run, without the lock that PlanUnit.run takes: for what never changes of it."""
+
+    def open_runs(self, model: str, purpose: Purpose) -> list[RunRecord]:
+        """Runs of a model that are running or paused, oldest first; not locked."""
 
 
 class Plan(Protocol):
@@ -195,6 +241,9 @@ class Registry(Protocol):
 
     async def check_policy(self, policy: PolicyChoice) -> None:
         """Raises NotFound for an unknown model or version, RegistryAway."""
+
+    async def head_version(self, model: str) -> int:
+        """The promoted version, from which a training run starts. Raises NotFound, RegistryAway."""
 
 
 class QueueGauge(Protocol):

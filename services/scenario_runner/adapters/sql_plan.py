@@ -13,6 +13,7 @@ from opentelemetry import context, propagate
 
 from scenario_runner import events, wire
 from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.sql_draws import SqlDraws
 from scenario_runner.adapters.sql_rows import (
     episode_of,
     episode_progress,
@@ -40,6 +41,7 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
+from scenario_runner.domain.sources import Offer
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
 
@@ -78,6 +80,7 @@ class SqlPlanUnit:
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         self._sql = connection
         self.now = now
+        self.draws = SqlDraws(connection)
         self._runs: dict[str, RunRecord | None] = {}
         self._groups: dict[str, GroupRow] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
@@ -320,9 +323,16 @@ class SqlPlanUnit:
         event_id = f"run.stopping/{run.run_id}/last" if is_last else f"run.stopping/{run.run_id}"
         self._announce(run, events.run_stopping(run, reason, self.now, is_last=is_last), event_id)
 
-    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
-        fact = events.group_settled(run, group_id, episode_ids, self.now)
-        self._announce(run, fact, f"group.settled/{group_id}")
+    def announce_settled_instead(
+        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
+    ) -> None:
+        fact = events.group_settled(run, group_id, episode_ids, self.now, source_run_id)
+        settled = f"{run.run_id}/{group_id}" if source_run_id else group_id
+        self._announce(run, fact, f"group.settled/{settled}")
+
+    def announce_offered(self, run: RunRecord, offer: Offer) -> None:
+        fact = events.group_offered(run, offer, self.now)
+        self._announce(run, fact, f"group.offered/{run.run_id}/{offer.group.group_id}")
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, events.run_finished(run, counts, self.now), f"run.finished/{run.run_id}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from scenario_runner.domain.drawn import ClaimCheck, SourceReport
 from scenario_runner.domain.environments import EnvironmentSource, RunnerError
 
 DEFAULT_EPISODE_DEADLINE_S = 120
@@ -114,6 +115,10 @@ class Training:
     """0: twice the rank."""
     lora_targets: str = "all-linear"
 
+    def reached(self, step: int) -> bool:
+        """Whether the run's last step is done; a run with steps 0 has none."""
+        return 0 < self.steps <= step
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -139,6 +144,12 @@ class RunSpec:
     gate: Gate | None = None
     label: str = ""
     episode_deadline_s: int = DEFAULT_EPISODE_DEADLINE_S
+    source_runs: tuple[str, ...] = ()
+    """Of a training run: finished evaluations whose groups are its first batches."""
+    no_sampling: bool = False
+    """Of a training run: it plans no groups itself."""
+    trainable: bool = False
+    """Of an evaluation: a running training run of the same model and taskset may draw its groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +236,7 @@ class RunRecord:
     def awaits_trainer(self) -> bool:
         """A training run that ends before its last step, so that its trainer may have more to say."""
         training = self.spec.training
-        return self.ending is not None and training is not None and self.step < training.steps
+        return self.ending is not None and training is not None and not training.reached(self.step)
 
     @property
     def reward_mean(self) -> float:
@@ -244,6 +255,7 @@ class RunView:
 
     run: RunRecord
     counts: Counts
+    sources: tuple[SourceReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +296,12 @@ class EpisodeRow:
     opened_at: datetime | None = None
     graded_at: datetime | None = None
     settled_at: datetime | None = None
+    body_key: str = ""
+    """Claim check of the stored trajectory; evaluations only, empty where it is not known."""
+    body_sha256: str = ""
+    body_size: int = 0
+    stop_reason: int = 0
+    """Number of the wire's StopReason, handed on as it was heard."""
 
     @property
     def is_unsettled(self) -> bool:
@@ -302,6 +320,8 @@ class Graded:
     num_turns: int
     oldest_version: int
     newest_version: int
+    body: ClaimCheck | None = None
+    stop_reason: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +336,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettled:
-    """Fact: the trainer is done with a group. outcome: trained or excluded."""
+    """Fact: the trainer is done with a group. outcome: trained, excluded, or for a group of the evaluation
+    source_run_id also released."""
 
     group_id: str
     run_id: str
@@ -324,6 +345,7 @@ class GroupSettled:
     reason: str
     step: int
     episode_ids: tuple[str, ...]
+    source_run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

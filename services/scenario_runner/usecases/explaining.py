@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
-from scenario_runner.domain.explain import PlanWaits, WaitReason, World, explain
+from scenario_runner.domain.explain import Feeding, PlanWaits, WaitReason, World, explain
 from scenario_runner.domain.runs import RunView
 from scenario_runner.ports import Plan, PlanUnit, Surroundings
+from scenario_runner.usecases.feeding import feeding_of
 from scenario_runner.usecases.submitting import find_run, view_of
 
 
@@ -21,7 +22,9 @@ class ExplainRun:
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
-        view, waits, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
+        view, waits, feeding, outbox_waiting = await self._plan.transact(
+            lambda unit: _own_facts(unit, run_id)
+        )
         around = self._surroundings
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
@@ -40,10 +43,11 @@ class ExplainRun:
             planner=durables.get("planner"),
             ledger=ledger,
             session=session,
+            feeding=feeding,
         )
         return view, *explain(world)
 
 
-def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, int]:
+def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Feeding, int]:
     run = find_run(unit, run_id)
-    return view_of(unit, run), unit.waits(run_id), unit.outbox_waiting()
+    return view_of(unit, run), unit.waits(run_id), feeding_of(unit, run), unit.outbox_waiting()

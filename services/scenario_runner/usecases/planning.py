@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from scenario_runner.domain import plan
+from scenario_runner.domain.drawn import NOTHING_DRAWN
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
     Advanced,
@@ -25,7 +26,9 @@ from scenario_runner.domain.runs import (
     RunState,
     Stopping,
 )
+from scenario_runner.domain.sources import RUN_OVER, with_body
 from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.drawing import note_ended, release_offers, settle_drawn
 from scenario_runner.usecases.ending import (
     cancel,
     conclude,
@@ -60,7 +63,8 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if run is None:
         return 0
     slots = plan.group_slots(run, rules.eval_episodes_in_flight)
-    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots)
+    drawn = NOTHING_DRAWN if run.spec.purpose is Purpose.EVAL else unit.draws.load(run_id)
+    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, drawn)
     count = min(wanted, rules.groups_per_transaction)
     if count:
         _add_groups(unit, run, count)
@@ -91,6 +95,8 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
             _on_graded(unit, run, fact)
         case Failed():
             _on_failed(unit, run, fact)
+        case GroupSettled() if fact.source_run_id:
+            settle_drawn(unit, run, fact)
         case GroupSettled():
             _on_group_settled(unit, run, fact)
         case Advanced():
@@ -184,6 +190,8 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
         graded_at=unit.now,
         settled_at=unit.now if is_final else None,
     )
+    if is_final and fact.body is not None:
+        graded = with_body(graded, fact.body, fact.stop_reason)
     unit.update_episode(graded)
     unit.update_run(
         replace(
@@ -248,6 +256,8 @@ def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now))
     run = unit.run(run_id)
     if run is not None:
+        if outcome == "evaluated":
+            note_ended(unit, run, group)
         _give_up_if_hopeless(unit, run)
 
 
@@ -264,7 +274,7 @@ def _give_up_if_hopeless(unit: PlanUnit, run: RunRecord) -> None:
 
 def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
     group = unit.group(fact.group_id)
-    if group is None or not group.is_open:
+    if group is None or group.run_id != run.run_id or not group.is_open:
         return
     unsettled = [row for row in unit.members(fact.group_id) if row.is_unsettled]
     named = [episode for episode in unsettled if episode.episode_id in fact.episode_ids]
@@ -282,10 +292,11 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     advanced = replace(run, step=step, policy_version=version)
     if advanced != run:
         unit.update_run(advanced)
-    if run.spec.training is None or step < run.spec.training.steps:
+    if run.spec.training is None or not run.spec.training.reached(step):
         return
     if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
         cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
+        release_offers(unit, advanced, RUN_OVER)
     else:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
 
@@ -295,6 +306,6 @@ def _group_of(fact: Fact) -> str | None:
         case Graded() | Failed():
             return plan.group_of(fact.episode_id)
         case GroupSettled():
-            return fact.group_id
+            return None if fact.source_run_id else fact.group_id
         case Advanced() | Stopping():
             return None

@@ -283,7 +283,7 @@ def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:
     else:
         what = f"waiting for evaluations, and none is under way: {need}"
         taskset, model = run.spec.taskset, run.spec.policy.model
-        remedy = f"upcycle eval {taskset} --model {model} --group 8 --trainable"
+        remedy = f"upcycle eval {taskset} {model} --group 8 --trainable"
         yield WaitReason("you", what, 0, 0.0, remedy)
 
 

@@ -49,13 +49,14 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
 
 def _why_no_step(unit: PlanUnit, run: RunRecord) -> str:
     left_out: Counter[str] = Counter()
-    made = source_reports(unit, run)
-    for report in made:
+    drawn = source_reports(unit, run)
+    for report in drawn:
         left_out.update(report.left_out)
+    num_groups, num_offered = sum(one.groups for one in drawn), sum(one.offered for one in drawn)
     prompts = run.spec.training.prompts_per_step if run.spec.training is not None else 0
     return (
-        f"no step was made: a step takes {prompts} groups, and of the {sum(one.groups for one in made)} of its "
-        f"evaluations {sum(one.offered for one in made)} are with the trainer; left out: {in_words(left_out)}; "
+        f"no step was made: a step takes {prompts} groups, and of the {num_groups} groups of its evaluations "
+        f"{num_offered} are with the trainer; left out: {in_words(left_out)}; "
         "name more evaluations, or lower spec.training.prompts_per_step"
     )
 

@@ -1,5 +1,7 @@
-"""Two evaluations and two training runs, one after the other, in any order of events: each group is drawn by at
-most one run at a time and trains at most once, and the evaluations measure what they would have measured.
+"""Two evaluations and two training runs in any order of events.
+
+Each group is with at most one run at a time and trains at most once, and the evaluations measure what they
+would have measured without it.
 """
 
 import asyncio

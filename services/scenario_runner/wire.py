@@ -266,12 +266,14 @@ def _training(message: taskset_pb2.RunSpec, purpose: Purpose) -> Training | None
         if message.trainable:
             raise InvalidRequest("spec.trainable is for purpose EVAL only; this run has purpose TRAIN")
         return _filled(Training, message.training, loss_config=dict(message.training.loss_config))
-    for name in ("source_runs", "no_sampling"):
-        if getattr(message, name):
-            raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
-    for name in ("training", "gate"):
-        if message.HasField(name):
-            raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
+    given = {
+        "training": message.HasField("training"),
+        "gate": message.HasField("gate"),
+        "source_runs": bool(message.source_runs),
+        "no_sampling": message.no_sampling,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
     return None
 
 

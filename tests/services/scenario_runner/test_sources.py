@@ -1,26 +1,33 @@
 """Finished evaluations as the first batches of a training run: what fits, what is refused, in which order."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from tests.services.scenario_runner.planning_world import World
 from tests.services.scenario_runner.sources_world import Sources, eval_spec, graded, settled, train_spec
 
+from event_bus import codec
+from event_bus.topology import MAX_EVENT_BYTES
 from scenario_runner.domain.drawn import ClaimCheck, EndedGroup, SourceReport
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.runs import (
     Advanced,
+    EpisodeRow,
     Failed,
+    GroupRow,
     InvalidRequest,
     NotFound,
     PolicyChoice,
     Purpose,
     Refused,
+    RunRecord,
     RunSpec,
     RunState,
     Split,
 )
-from scenario_runner.domain.sources import DrawRules, misfit
+from scenario_runner.domain.sources import MAX_OFFERED_MEMBERS, DrawRules, Offer, misfit
+from scenario_runner.events import group_offered
 from scenario_runner.usecases.ending import end_run
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
@@ -269,3 +276,31 @@ async def test_only_evaluations_keep_where_their_bodies_are(sources: Sources) ->
     assert {row.body_key for row in await sources.episodes(run_id)} == {""}
     assert (await sources.view(run_id)).sources == ()
     assert (await sources.run(run_id)).spec.purpose is Purpose.TRAIN
+
+
+def test_the_largest_group_fits_in_one_fact() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    source = RunRecord("run-0123456789ab", "r", eval_spec(), Split.TRAIN, "d", RunState.RUNNING, now, 1)
+    group = f"{source.run_id}-g1234567"
+    members = [
+        EpisodeRow(
+            episode_id=f"{group}-e{member:03d}-a0",
+            run_id=source.run_id,
+            group_id=group,
+            member=member,
+            attempt=0,
+            task_position=0,
+            reward=-0.12345678901234567,
+            oldest_version=1_000_000,
+            newest_version=1_000_000,
+            body_key=f"trajectories/{source.run_id}/{group}-e{member:03d}-a0.pb.zst",
+            body_sha256="a" * 64,
+            body_size=1 << 24,
+            stop_reason=trajectory_pb2.STOP_REASON_MAX_TOKENS,
+        )
+        for member in range(MAX_OFFERED_MEMBERS)
+    ]
+    row = GroupRow(group, source.run_id, 0, 0, MAX_OFFERED_MEMBERS)
+    fact = group_offered(source, Offer(source, row, Split.TRAIN, "d" * 64, True, members), now)
+    assert len(fact.members) == 512
+    assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES

@@ -218,6 +218,12 @@ class Draws(Protocol):
 
     def tallies(self, run_id: str) -> list[DrawTally]: ...
 
+    def released_since(self, run_id: str, step: int) -> dict[str, int]:
+        """Groups that the trainer released since the run completed a step, by `released(<reason>)`."""
+
+    def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
+        """The rewards of the same groups: `released(<reason>)` to reward to episodes."""
+
     def add(self, draws: Sequence[Draw]) -> None: ...
 
     def update(self, draws: Sequence[Draw]) -> None: ...

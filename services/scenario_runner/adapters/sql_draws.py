@@ -38,6 +38,18 @@ TAKEN_OF_SOURCE = (
     .join_from(GROUP, DRAW, DRAW.c.group_id == GROUP.c.group_id)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), _IS_TAKEN)
 )
+_RELEASED_SINCE = (_OF_RUN, DRAW.c.state == DrawState.RELEASED.value, DRAW.c.step >= sa.bindparam("step_"))
+RELEASED_SINCE = sa.select(DRAW.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(DRAW.c.reason)
+RELEASED_REWARDS = (
+    sa.select(DRAW.c.reason, EPISODE.c.reward, sa.func.count())
+    .join_from(
+        DRAW,
+        EPISODE,
+        (EPISODE.c.group_id == DRAW.c.group_id) & (EPISODE.c.state == EpisodeState.EVALUATED.value),
+    )
+    .where(*_RELEASED_SINCE)
+    .group_by(DRAW.c.reason, EPISODE.c.reward)
+)
 _CHANGES = ("state", "reason", "step", "offered_at", "settled_at")
 WRITE = (
     sa.update(DRAW)
@@ -115,6 +127,16 @@ class SqlDraws:
     def tallies(self, run_id: str) -> list[DrawTally]:
         rows = self._sql.execute(TALLIES, {"run_id_": run_id})
         return [DrawTally(source, DrawState(state), reason, count) for source, state, reason, count in rows]
+
+    def released_since(self, run_id: str, step: int) -> dict[str, int]:
+        rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step})
+        return {f"released({reason})": count for reason, count in rows}
+
+    def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
+        rewards: dict[str, dict[float, int]] = {}
+        for reason, reward, count in self._sql.execute(RELEASED_REWARDS, {"run_id_": run_id, "step_": step}):
+            rewards.setdefault(f"released({reason})", {})[reward] = count
+        return rewards
 
     def add(self, draws: Sequence[Draw]) -> None:
         if draws:

@@ -32,7 +32,8 @@ TAKEN = frozenset({DrawState.OFFERED, DrawState.TRAINED})
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One group of an evaluation, as far as one training run is concerned. step: of a trained one."""
+    """One group of an evaluation, as far as one training run is concerned. step: that it trained in; of a
+    released one the newest step that the run had completed by then."""
 
     group_id: str
     run_id: str

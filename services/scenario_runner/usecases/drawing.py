@@ -113,13 +113,13 @@ def settle_drawn(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
         log.error("trained_after_release", extra={"run_id": run.run_id, "group_id": draw.group_id})
         return
     if draw.state is DrawState.OFFERED or (draw.state is DrawState.RELEASED and is_trained):
-        unit.draws.update([_answered(unit, draw, fact)])
+        unit.draws.update([_answered(unit, run, draw, fact)])
 
 
-def _answered(unit: PlanUnit, draw: Draw, fact: GroupSettled) -> Draw:
+def _answered(unit: PlanUnit, run: RunRecord, draw: Draw, fact: GroupSettled) -> Draw:
     if fact.outcome == "trained":
         return replace(draw, state=DrawState.TRAINED, reason="", step=fact.step, settled_at=unit.now)
-    return replace(draw, state=DrawState.RELEASED, reason=fact.reason, settled_at=unit.now)
+    return replace(draw, state=DrawState.RELEASED, reason=fact.reason, step=run.step, settled_at=unit.now)
 
 
 def release_offers(unit: PlanUnit, run: RunRecord, reason: str) -> int:

@@ -54,7 +54,7 @@ def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord
         model = spec.policy.model
         known = [run.run_id for run in unit.runs(50, model) if run.spec.purpose is Purpose.EVAL][:3]
         raise NotFound(
-            f"source run {source_run_id!r} does not exist; the newest evaluations of {model!r} are "
+            f"source run {source_run_id!r:.80} does not exist; the newest evaluations of {model!r} are "
             f"{', '.join(known) or 'none'}"
         )
     if source.spec.purpose is not Purpose.EVAL:

@@ -130,6 +130,25 @@ async def test_the_evaluation_is_measured_as_if_no_run_had_drawn_from_it(sources
     assert (await sources.view(run_id)).counts.requested == 0
 
 
+async def test_groups_that_brought_no_step_are_counted_with_their_rewards(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    await sources.plan(run_id)
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    await sources.world.hear(
+        settled(run_id, groups[0], "released", "stale", source=evaluation),
+        Advanced(run_id, 1, 5),
+        settled(run_id, groups[1], "released", "zero_spread", source=evaluation),
+        settled(run_id, groups[2], "released", "zero_spread", source=evaluation),
+        settled(run_id, groups[3], source=evaluation),
+    )
+    stale, flat = {"released(stale)": 1}, {"released(zero_spread)": 2}
+    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 0)) == {**stale, **flat}
+    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 1)) == flat
+    rewards = await sources.world.do(lambda unit: unit.draws.released_rewards(run_id, 1))
+    assert rewards == {"released(zero_spread)": {0.0: 2, 1.0: 2}}  # two groups of one success and one failure
+
+
 async def test_the_first_answer_stands_but_a_gradient_is_never_forgotten(sources: Sources) -> None:
     evaluation = await sources.evaluation()
     first = await sources.submit(train_spec(evaluation))

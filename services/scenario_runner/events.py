@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from google.protobuf.message import Message
 
 from scenario_runner import wire
+from scenario_runner.domain.drawn import ClaimCheck
 from scenario_runner.domain.plan import episode_seed
 from scenario_runner.domain.runs import (
     Advanced,
@@ -24,10 +25,14 @@ from scenario_runner.domain.runs import (
     Split,
     Stopping,
 )
+from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
+from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.api.trajectory.v1 import trajectory_pb2
 
 REPORTED_BY = "scenario_runner"
 
@@ -56,17 +61,51 @@ def run_stopping(run: RunRecord, reason: str, now: datetime, *, is_last: bool) -
 
 
 def group_settled(
-    run: RunRecord, group_id: str, episode_ids: Sequence[str], now: datetime
+    run: RunRecord, group_id: str, episode_ids: Sequence[str], now: datetime, source_run_id: str = ""
 ) -> training_events.GroupSettled:
-    """Fact group.settled in the trainer's stead, under its id `group.settled/<group_id>`: first one wins."""
+    """Fact group.settled for a trainer that does not answer, under the trainer's id: the first one wins.
+
+    The id is `group.settled/<group_id>`; of a group drawn from an evaluation it is
+    `group.settled/<run_id>/<group_id>`.
+    """
     return training_events.GroupSettled(
         group_id=group_id,
         run_id=run.run_id,
         model=run.spec.policy.model,
-        outcome="excluded",
+        outcome="released" if source_run_id else "excluded",
         reason="run_over",
         episode_ids=episode_ids,
         settled_at=wire.moment(now),
+        source_run_id=source_run_id,
+    )
+
+
+def group_offered(run: RunRecord, offer: Offer, now: datetime) -> taskset_events.GroupOffered:
+    """Fact group.offered; id `group.offered/<run_id>/<group_id>`."""
+    return taskset_events.GroupOffered(
+        group_id=offer.group.group_id,
+        run_id=run.run_id,
+        source_run_id=offer.source.run_id,
+        model=run.spec.policy.model,
+        group_size=offer.source.spec.group_size,
+        task_digest=offer.task_digest,
+        split=wire.SPLITS[offer.split],
+        before_start=offer.is_before_start,
+        members=[_offered(row) for row in offer.members],
+        offered_at=wire.moment(now),
+    )
+
+
+def _offered(row: EpisodeRow) -> taskset_pb2.OfferedTrajectory:
+    return taskset_pb2.OfferedTrajectory(
+        trajectory_id=f"traj-{row.episode_id}",
+        episode_id=row.episode_id,
+        member=row.member,
+        reward=row.reward,
+        success=row.success,
+        body=common_pb2.BlobRef(key=row.body_key, sha256=row.body_sha256, size_bytes=row.body_size),
+        sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
+        stop_reason=trajectory_pb2.StopReason.ValueType(row.stop_reason),
     )
 
 
@@ -168,6 +207,8 @@ def fact_from(message: Message) -> Fact | None:
                 message.num_turns,
                 span.oldest,
                 span.newest,
+                _claim_check(message.body),
+                message.stop_reason,
             )
         case taskset_events.EpisodeFailed():
             return Failed(message.episode_id, message.run_id, message.kind, message.detail)
@@ -179,6 +220,7 @@ def fact_from(message: Message) -> Fact | None:
                 message.reason,
                 message.step,
                 tuple(message.episode_ids),
+                message.source_run_id,
             )
         case taskset_events.RunStopping():
             return Stopping(message.run_id, message.last_word)
@@ -188,3 +230,7 @@ def fact_from(message: Message) -> Fact | None:
             return Advanced(message.run_id, message.step, message.version) if message.run_id else None
         case _:
             return None
+
+
+def _claim_check(body: common_pb2.BlobRef) -> ClaimCheck | None:
+    return ClaimCheck(body.key, body.sha256, body.size_bytes) if body.key else None

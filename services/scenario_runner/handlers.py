@@ -12,6 +12,7 @@ from scenario_runner import metrics
 from scenario_runner.domain.runs import Purpose
 from scenario_runner.events import fact_from
 from scenario_runner.ports import EpisodeBook, Plan, PlanUnit, QueueGauge
+from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, apply_facts, plan_more, sweep
 from sql_store import StoreError
@@ -65,6 +66,8 @@ class PlannerLoop:
             await self._plan_run(run.run_id, run.spec.purpose)
 
     async def _plan_run(self, run_id: str, purpose: Purpose) -> None:
+        if purpose is Purpose.TRAIN:
+            await self._draw_for(run_id)
         # In small transactions, so that environments opened meanwhile do not wait for a whole plan.
         while True:
             with metrics.PLAN_S.labels("groups").time():
@@ -72,6 +75,14 @@ class PlannerLoop:
             if not count:
                 return
             metrics.GROUPS_PLANNED.labels(purpose.value).inc(count)
+
+    async def _draw_for(self, run_id: str) -> None:
+        while True:
+            with metrics.PLAN_S.labels("draws").time():
+                count = await self._plan.transact(lambda unit: draw_more(unit, run_id, self._rules))
+            if not count:
+                return
+            metrics.GROUPS_DRAWN.inc(count)
 
     async def _sweep_if_due(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -20,6 +20,9 @@ CALL_S = Histogram(
     buckets=_FAST_S,
 )
 GROUPS_PLANNED = Counter("upcycle_groups_planned", "Groups planned.", ["purpose"])
+GROUPS_DRAWN = Counter(
+    "upcycle_groups_drawn", "Groups of evaluations that were offered to training runs, or left out."
+)
 PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)
 EPISODES_IN_FLIGHT = Gauge("upcycle_episodes_in_flight", "Planned or graded, not settled.", ["run_id"])
 

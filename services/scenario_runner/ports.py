@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from scenario_runner.domain.drawn import Draw, DrawLoad, DrawTally, EndedGroup
 from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentSource,
@@ -17,6 +18,7 @@ from scenario_runner.domain.environments import (
 from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, SessionFact
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, PolicyChoice, Purpose, RunRecord, Split
+from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
 
 T = TypeVar("T")
@@ -80,6 +82,10 @@ class PlanUnit(Protocol):
     @property
     def now(self) -> datetime:
         """The moment of the transaction."""
+
+    @property
+    def draws(self) -> "Draws":
+        """What training runs draw from evaluations, in the same transaction."""
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
         """Without its tasks: the newest revision of a name, or exactly that of `name@n`."""
@@ -184,8 +190,13 @@ class PlanUnit(Protocol):
     def announce_stopping(self, run: RunRecord, reason: str, *, is_last: bool = False) -> None:
         """Once of each kind, however often it is asked for."""
 
-    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
-        """A group is excluded, unless the stream holds the trainer's word about it already."""
+    def announce_settled_instead(
+        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
+    ) -> None:
+        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
+        trainer's group.settled for it already."""
+
+    def announce_offered(self, run: RunRecord, offer: Offer) -> None: ...
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None: ...
 
@@ -194,6 +205,50 @@ class PlanUnit(Protocol):
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None: ...
 
     def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None: ...
+
+
+class Draws(Protocol):
+    """Groups of evaluations as training runs draw them; part of a PlanUnit."""
+
+    def load(self, run_id: str) -> DrawLoad: ...
+
+    def one(self, run_id: str, group_id: str) -> Draw | None: ...
+
+    def waiting(self, run_id: str, limit: int) -> list[Draw]:
+        """In the order in which their evaluations were done with them."""
+
+    def offered(self, run_id: str) -> list[Draw]:
+        """Those that the trainer has not answered yet."""
+
+    def taken(self, group_ids: Collection[str]) -> dict[str, str]:
+        """Of groups that are offered to a run, or trained one: that run."""
+
+    def taken_of_source(self, source_run_id: str) -> dict[str, str]:
+        """The same of all groups of an evaluation."""
+
+    def splits_of_source(self, source_run_id: str) -> dict[str, Split]:
+        """Which side the task of each group of an evaluation is on now."""
+
+    def ended_groups(self, source_run_id: str) -> list[EndedGroup]:
+        """All groups that an evaluation is done with, in the order in which they ended."""
+
+    def tallies(self, run_id: str) -> list[DrawTally]: ...
+
+    def released_since(self, run_id: str, step: int) -> dict[str, int]:
+        """Groups that the trainer released since the run completed a step, by `released(<reason>)`."""
+
+    def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
+        """The rewards of the same groups: `released(<reason>)` to reward to episodes."""
+
+    def add(self, draws: Sequence[Draw]) -> None: ...
+
+    def update(self, draws: Sequence[Draw]) -> None: ...
+
+    def source_run(self, run_id: str) -> RunRecord | None:
+        """A run, without the lock that PlanUnit.run takes: for what never changes of it."""
+
+    def open_runs(self, model: str, purpose: Purpose) -> list[RunRecord]:
+        """Runs of a model that are running or paused, oldest first; not locked."""
 
 
 class Plan(Protocol):
@@ -208,6 +263,9 @@ class Registry(Protocol):
 
     async def check_policy(self, policy: PolicyChoice) -> None:
         """Raises NotFound for an unknown model or version, RegistryAway."""
+
+    async def head_version(self, model: str) -> int:
+        """The promoted version, from which a training run starts. Raises NotFound, RegistryAway."""
 
 
 class QueueGauge(Protocol):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
 from scenario_runner.domain.runs import (
     DEFAULT_EPISODE_DEADLINE_S,
@@ -149,6 +150,9 @@ def spec_from_wire(message: taskset_pb2.RunSpec) -> RunSpec:
         gate=_filled(Gate, message.gate, taskset=message.gate.taskset) if message.HasField("gate") else None,
         label=message.label,
         episode_deadline_s=message.episode_deadline_s if has_deadline else DEFAULT_EPISODE_DEADLINE_S,
+        source_runs=tuple(message.source_runs),
+        no_sampling=message.no_sampling,
+        trainable=message.trainable,
     )
 
 
@@ -162,6 +166,9 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
         sampling=sampling_to_wire(spec.sampling),
         label=spec.label,
         episode_deadline_s=spec.episode_deadline_s,
+        source_runs=spec.source_runs,
+        no_sampling=spec.no_sampling,
+        trainable=spec.trainable,
     )
     if spec.training is not None:
         message.training.CopyFrom(taskset_pb2.TrainingConfig(**_fields(spec.training)))
@@ -206,10 +213,23 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         trace_id=run.trace_id,
         step=run.step,
         taskset_revision=run.taskset_revision,
+        sources=[source_report_to_wire(report) for report in view.sources],
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(moment(run.finished_at))
     return message
+
+
+def source_report_to_wire(report: SourceReport) -> taskset_pb2.SourceReport:
+    """What a training run took from one evaluation."""
+    return taskset_pb2.SourceReport(
+        run_id=report.run_id,
+        groups=report.groups,
+        offered=report.offered,
+        trained=report.trained,
+        waiting=report.waiting,
+        left_out=dict(report.left_out),
+    )
 
 
 def counts_to_wire(counts: Counts) -> taskset_pb2.RunCounts:
@@ -250,10 +270,17 @@ def moment(value: datetime) -> Timestamp:
 
 def _training(message: taskset_pb2.RunSpec, purpose: Purpose) -> Training | None:
     if purpose is Purpose.TRAIN:
+        if message.trainable:
+            raise InvalidRequest("spec.trainable is for purpose EVAL only; this run has purpose TRAIN")
         return _filled(Training, message.training, loss_config=dict(message.training.loss_config))
-    for name in ("training", "gate"):
-        if message.HasField(name):
-            raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
+    given = {
+        "training": message.HasField("training"),
+        "gate": message.HasField("gate"),
+        "source_runs": bool(message.source_runs),
+        "no_sampling": message.no_sampling,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
     return None
 
 

@@ -67,6 +67,17 @@ class GrpcRegistry:
         except RemoteError as error:
             raise RegistryAway(f"{error}; nothing was submitted, try again") from error
 
+    async def head_version(self, model: str) -> int:
+        """See Registry."""
+        try:
+            with remote_errors(f"look up the head of model {model!r}"):
+                reply = await self._stub.GetModel(service_pb2.GetModelRequest(model=model))
+        except RemoteNotFound as error:
+            raise NotFound(error.message or str(error)) from error
+        except RemoteError as error:
+            raise RegistryAway(f"{error}; nothing was submitted, try again") from error
+        return reply.model.head_version
+
 
 class PeerSurroundings:
     """Implements Surroundings."""

@@ -112,6 +112,10 @@ EPISODE_PROGRESS = (
     "dispatched_at",
     "graded_at",
     "settled_at",
+    "body_key",
+    "body_sha256",
+    "body_size",
+    "stop_reason",
 )
 """What changes after an episode was planned; `opened_at` has its own statement."""
 

@@ -13,6 +13,7 @@ from opentelemetry import context, propagate
 
 from scenario_runner import events, wire
 from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.sql_draws import SqlDraws
 from scenario_runner.adapters.sql_rows import (
     episode_of,
     episode_progress,
@@ -38,6 +39,7 @@ from scenario_runner.domain.runs import (
     RunState,
     Split,
 )
+from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
@@ -76,6 +78,7 @@ class SqlPlanUnit(SqlTasksets):
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         super().__init__(connection, now)
+        self.draws = SqlDraws(connection)
         self._runs: dict[str, RunRecord | None] = {}
         self._groups: dict[str, GroupRow] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
@@ -149,7 +152,8 @@ class SqlPlanUnit(SqlTasksets):
     def num_without_step(self, run_id: str, since_step: int) -> int:
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
-        return sum(count for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
+        own = sum(count for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
+        return own + sum(self.draws.released_since(run_id, since_step).values())
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         self.flush()
@@ -160,6 +164,8 @@ class SqlPlanUnit(SqlTasksets):
         rewards: dict[str, dict[float, int]] = {}
         for outcome, reward, count in self._sql.execute(statements.REWARDS_WITHOUT_STEP, wanted):
             rewards.setdefault(outcome, {})[reward] = count
+        groups |= self.draws.released_since(run_id, since_step)
+        rewards |= self.draws.released_rewards(run_id, since_step)
         return WithoutStep(groups, rewards)
 
     def prefetch(self, group_ids: Collection[str]) -> None:
@@ -310,9 +316,16 @@ class SqlPlanUnit(SqlTasksets):
         event_id = f"run.stopping/{run.run_id}/last" if is_last else f"run.stopping/{run.run_id}"
         self._announce(run, events.run_stopping(run, reason, self.now, is_last=is_last), event_id)
 
-    def announce_settled_instead(self, run: RunRecord, group_id: str, episode_ids: Sequence[str]) -> None:
-        fact = events.group_settled(run, group_id, episode_ids, self.now)
-        self._announce(run, fact, f"group.settled/{group_id}")
+    def announce_settled_instead(
+        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
+    ) -> None:
+        fact = events.group_settled(run, group_id, episode_ids, self.now, source_run_id)
+        settled = f"{run.run_id}/{group_id}" if source_run_id else group_id
+        self._announce(run, fact, f"group.settled/{settled}")
+
+    def announce_offered(self, run: RunRecord, offer: Offer) -> None:
+        fact = events.group_offered(run, offer, self.now)
+        self._announce(run, fact, f"group.offered/{run.run_id}/{offer.group.group_id}")
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
         self._announce(run, events.run_finished(run, counts, self.now), f"run.finished/{run.run_id}")

@@ -59,9 +59,17 @@ EPISODE = sa.Table(
     "episode",
     METADATA,
     *_columns("episode_id run_id group_id taskset state reason detail", sa.String),
-    *_columns("member attempt num_turns", sa.Integer),
-    *_columns("task_position oldest_version newest_version num_dispatches", sa.BigInteger),
+    *_columns("body_key body_sha256", sa.String),
+    *_columns("member attempt num_turns stop_reason", sa.Integer),
+    *_columns("task_position oldest_version newest_version num_dispatches body_size", sa.BigInteger),
     *_columns("reward", sa.Float),
     *_columns("success", sa.Boolean),
     *_times("requested_at dispatched_at opened_at graded_at settled_at"),
+)
+DRAW = sa.Table(
+    "draw",
+    METADATA,
+    *_columns("group_id run_id source_run_id state reason", sa.String),
+    *_columns("step", sa.BigInteger),
+    *_times("ended_at offered_at settled_at"),
 )

@@ -88,6 +88,16 @@ class SessionFact:
 
 
 @dataclass(frozen=True, slots=True)
+class Feeding:
+    """Of a training run: evaluations under way whose groups it may draw, its group slots, and how long the
+    oldest offer waits for the trainer, in seconds."""
+
+    evaluations: Sequence[str] = ()
+    slots: int = 0
+    offered_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Everything gathered for one run."""
 
@@ -102,6 +112,7 @@ class World:
     planner: DurableFact | None
     ledger: Mapping[str, int] | None
     session: SessionFact | None
+    feeding: Feeding = Feeding()
 
 
 def explain(world: World) -> tuple[list[WaitReason], str]:
@@ -125,6 +136,7 @@ def _reasons(world: World) -> Iterator[WaitReason]:
     yield from _sampling(world)
     yield from _grading(world)
     yield from _training(world)
+    yield from _feeding(world)
     yield from _failing(world)
     yield from _learning_nothing(world)
     yield from _alarming(world)
@@ -263,6 +275,42 @@ def _training(world: World) -> Iterator[WaitReason]:
     elif session.groups_ready > 0 and session.waiting_s > 60 and not waits.queued and not waits.opened:
         what = f"the trainer has {session.groups_ready} groups ready and is {session.state}"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
+
+
+def _feeding(world: World) -> Iterator[WaitReason]:
+    """Of a training run that draws groups of evaluations."""
+    run, feeding, training = world.view.run, world.feeding, world.view.run.spec.training
+    if training is None:
+        return
+    offered = sum(report.offered for report in world.view.sources)
+    waiting = sum(report.waiting for report in world.view.sources)
+    if offered and (world.session is None or world.session.failure):
+        problem = world.session.failure if world.session is not None else "the trainer does not answer"
+        what = f"{offered} groups of evaluations are on offer to the trainer: {problem}"
+        remedy = "see its log" if world.session is not None else "start grpo_trainer"
+        yield WaitReason("grpo_trainer", what, 0, feeding.offered_s, remedy)
+    elif waiting and run.state is RunState.RUNNING:
+        taken = world.view.counts.groups_open + offered
+        what = f"{waiting} groups of evaluations wait for a slot: {taken} of {feeding.slots} are taken"
+        remedy = "none: each group that the trainer settles frees a slot"
+        yield WaitReason("grpo_trainer", what, 0, feeding.offered_s, remedy)
+    if run.spec.no_sampling and not waiting and offered < training.prompts_per_step:
+        yield from _unfed(world, offered, training.prompts_per_step)
+
+
+def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:
+    run, evaluations = world.view.run, world.feeding.evaluations
+    if run.state is not RunState.RUNNING:
+        return
+    need = f"a step takes {prompts} groups, the trainer has {offered}, and the run plans none itself"
+    if evaluations:
+        what = f"waiting for evaluations ({', '.join(evaluations)} bring groups): {need}"
+        yield WaitReason("evaluation", what, 0, 0.0, f"see upcycle why {evaluations[0]}")
+    else:
+        what = f"waiting for evaluations, and none is under way: {need}"
+        taskset, model = run.spec.taskset, run.spec.policy.model
+        remedy = f"upcycle eval {taskset} {model} --group 8 --trainable"
+        yield WaitReason("you", what, 0, 0.0, remedy)
 
 
 def _failing(world: World) -> Iterator[WaitReason]:

@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, Purpose, RunRecord, RunState
+from scenario_runner.domain.drawn import NOTHING_DRAWN, DrawLoad
+from scenario_runner.domain.runs import LIVELY_RUN_STATES, RunRecord, RunState
 
 MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
@@ -29,14 +30,19 @@ def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
     return max(1, eval_episodes_in_flight // run.spec.group_size)
 
 
-def groups_wanted(run: RunRecord, num_open: int, slots: int) -> int:
-    """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task."""
+def groups_wanted(run: RunRecord, num_open: int, slots: int, drawn: DrawLoad = NOTHING_DRAWN) -> int:
+    """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task.
+
+    A training run plans none while evaluations bring it enough: their groups wait, or fill a batch.
+    """
     if run.state is not RunState.RUNNING:
         return 0
-    free = max(0, slots - num_open)
-    if run.spec.purpose is Purpose.EVAL:
+    free = max(0, slots - num_open - drawn.offered)
+    training = run.spec.training
+    if training is None:
         return min(free, run.num_tasks - run.next_position)
-    return free
+    has_enough = drawn.is_waiting or drawn.offered >= training.prompts_per_step
+    return 0 if run.spec.no_sampling or has_enough else free
 
 
 def task_at(seed: int, num_tasks: int, position: int) -> int:

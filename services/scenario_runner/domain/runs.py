@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from scenario_runner.domain.drawn import ClaimCheck, SourceReport
 from scenario_runner.domain.environments import RunnerError
 
 DEFAULT_EPISODE_DEADLINE_S = 120
@@ -156,6 +157,12 @@ class RunSpec:
     gate: Gate | None = None
     label: str = ""
     episode_deadline_s: int = DEFAULT_EPISODE_DEADLINE_S
+    source_runs: tuple[str, ...] = ()
+    """Of a training run: finished evaluations whose groups are its first batches."""
+    no_sampling: bool = False
+    """Of a training run: it plans no groups itself."""
+    trainable: bool = False
+    """Of an evaluation: a running training run of the same model and taskset may draw its groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +262,7 @@ class RunView:
 
     run: RunRecord
     counts: Counts
+    sources: tuple[SourceReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +307,12 @@ class EpisodeRow:
     opened_at: datetime | None = None
     graded_at: datetime | None = None
     settled_at: datetime | None = None
+    body_key: str = ""
+    """Claim check of the stored trajectory; evaluations only, empty where it is not known."""
+    body_sha256: str = ""
+    body_size: int = 0
+    stop_reason: int = 0
+    """Number of the wire's StopReason, handed on as it was heard."""
 
     @property
     def is_unsettled(self) -> bool:
@@ -317,6 +331,8 @@ class Graded:
     num_turns: int
     oldest_version: int
     newest_version: int
+    body: ClaimCheck | None = None
+    stop_reason: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +347,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettled:
-    """Fact: the trainer is done with a group. outcome: trained or excluded."""
+    """Fact: the trainer is done with a group. outcome: trained, excluded, or for a group of the evaluation
+    source_run_id also released."""
 
     group_id: str
     run_id: str
@@ -339,6 +356,7 @@ class GroupSettled:
     reason: str
     step: int
     episode_ids: tuple[str, ...]
+    source_run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

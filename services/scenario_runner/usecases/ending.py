@@ -21,7 +21,9 @@ from scenario_runner.domain.runs import (
     RunState,
     Stopping,
 )
+from scenario_runner.domain.sources import RUN_OVER
 from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.drawing import announce_released, release_offers
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
         unit.announce_stopping(ended, failure or reason)
     else:
         cancel(unit, ended, unit.unsettled(run.run_id), reason)
+        release_offers(unit, ended, RUN_OVER)
 
 
 def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
@@ -75,7 +78,10 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
     graded: dict[str, list[str]] = {}
     for row in unit.unsettled(run.run_id):
         graded.setdefault(row.group_id, []).append(row.episode_id)
-    log.warning("trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded)})
+    num_offers = announce_released(unit, run)
+    log.warning(
+        "trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
+    )
     for group_id, episode_ids in sorted(graded.items()):
         unit.announce_settled_instead(run, group_id, sorted(episode_ids))
 
@@ -106,6 +112,7 @@ def end_wait(unit: PlanUnit, run: RunRecord) -> None:
         unit.announce_stopping(run, _NO_ANSWER, is_last=True)
     else:
         cancel(unit, run, unit.unsettled(run.run_id), "run_over")
+        release_offers(unit, run, RUN_OVER)
 
 
 def conclude(unit: PlanUnit, run_id: str) -> bool:
@@ -119,7 +126,7 @@ def conclude(unit: PlanUnit, run_id: str) -> bool:
     if ending is None:
         return False
     counts = unit.counts(run_id)
-    if counts.in_flight:
+    if counts.in_flight or unit.draws.load(run_id).offered:
         return False
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from scenario_runner.domain.explain import PlanWaits, WaitReason, World, explain
+from scenario_runner.domain.explain import Feeding, PlanWaits, WaitReason, World, explain
 from scenario_runner.domain.runs import Purpose, RunView
 from scenario_runner.ports import Plan, PlanUnit, Surroundings
+from scenario_runner.usecases.feeding import feeding_of
 from scenario_runner.usecases.submitting import find_run, view_of
 
 
@@ -22,7 +23,9 @@ class ExplainRun:
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
-        view, waits, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
+        view, waits, feeding, outbox_waiting = await self._plan.transact(
+            lambda unit: _own_facts(unit, run_id)
+        )
         around = self._surroundings
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
@@ -41,12 +44,13 @@ class ExplainRun:
             planner=durables.get("planner"),
             ledger=ledger,
             session=session,
+            feeding=feeding,
         )
         return view, *explain(world)
 
 
-def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, int]:
+def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Feeding, int]:
     run, waits = find_run(unit, run_id), unit.waits(run_id)
     if run.spec.purpose is Purpose.TRAIN:
         waits = replace(waits, without_step=unit.without_step(run_id, run.step))
-    return view_of(unit, run), waits, unit.outbox_waiting()
+    return view_of(unit, run), waits, feeding_of(unit, run), unit.outbox_waiting()

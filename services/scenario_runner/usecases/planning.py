@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from scenario_runner.domain import plan
+from scenario_runner.domain.drawn import NOTHING_DRAWN
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
     Advanced,
@@ -26,7 +27,9 @@ from scenario_runner.domain.runs import (
     SessionFailed,
     Stopping,
 )
+from scenario_runner.domain.sources import RUN_OVER, with_body
 from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.drawing import note_ended, release_offers, settle_drawn
 from scenario_runner.usecases.ending import (
     call_off,
     cancel,
@@ -69,7 +72,8 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if run is None:
         return 0
     slots = plan.group_slots(run, rules.eval_episodes_in_flight)
-    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots)
+    drawn = NOTHING_DRAWN if run.spec.purpose is Purpose.EVAL else unit.draws.load(run_id)
+    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, drawn)
     count = min(wanted, rules.groups_per_transaction)
     if count:
         _add_groups(unit, take_revision(unit, run), count)
@@ -104,6 +108,8 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
             _on_graded(unit, run, fact)
         case Failed():
             _on_failed(unit, run, fact)
+        case GroupSettled() if fact.source_run_id:
+            settle_drawn(unit, run, fact)
         case GroupSettled():
             _on_group_settled(unit, run, fact)
         case Advanced():
@@ -225,6 +231,8 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
         graded_at=unit.now,
         settled_at=unit.now if is_final else None,
     )
+    if is_final and fact.body is not None:
+        graded = with_body(graded, fact.body, fact.stop_reason)
     unit.update_episode(graded)
     unit.update_run(
         replace(
@@ -291,12 +299,14 @@ def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
     if run is None:
         return
     close_group(unit, run, group, "evaluated" if group.num_graded else "failed")
+    if group.num_graded:
+        note_ended(unit, run, group)
     give_up_if_hopeless(unit, run_id)
 
 
 def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
     group = unit.group(fact.group_id)
-    if group is None or not group.is_open:
+    if group is None or group.run_id != run.run_id or not group.is_open:
         return
     unsettled = [row for row in unit.members(fact.group_id) if row.is_unsettled]
     named = [episode for episode in unsettled if episode.episode_id in fact.episode_ids]
@@ -320,6 +330,7 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         return
     if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
         cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
+        release_offers(unit, advanced, RUN_OVER)
     else:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
 
@@ -329,6 +340,6 @@ def _group_of(fact: Fact) -> str | None:
         case Graded() | Failed():
             return plan.group_of(fact.episode_id)
         case GroupSettled():
-            return fact.group_id
+            return None if fact.source_run_id else fact.group_id
         case Advanced() | Stopping() | SessionFailed():
             return None

@@ -26,8 +26,10 @@ from scenario_runner.domain.runs import (
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Plan, PlanUnit, Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.feeding import source_reports, with_drawn
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
+from scenario_runner.usecases.sources import check_source_fields, take_sources
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_LABEL_CHARS = 500
@@ -68,13 +70,14 @@ class SubmitRun:
         if known is not None:
             return known
         await self._registry.check_policy(spec.policy)
+        head = await self._registry.head_version(spec.policy.model) if spec.source_runs else 0
         run_id = self._new_id("run")
-        view = await self._plan.transact(lambda unit: self._add(unit, run_id, request_id, spec, trace))
+        view = await self._plan.transact(lambda unit: self._add(unit, run_id, request_id, spec, trace, head))
         self._wake()
         return view
 
     def _add(
-        self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext
+        self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext, head: int
     ) -> RunView:
         known = _known_run(unit, request_id, spec)
         if known is not None:
@@ -96,6 +99,7 @@ class SubmitRun:
             trace=trace.headers,
         )
         unit.add_run(run)
+        take_sources(unit, run, head)
         unit.announce_submitted(run)
         return view_of(unit, run)
 
@@ -206,7 +210,8 @@ def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
 
 def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
     """A run with its counts, as of this transaction."""
-    return RunView(run, unit.counts(run.run_id))
+    counts = with_drawn(unit, run, unit.counts(run.run_id))
+    return RunView(run, counts, source_reports(unit, run))
 
 
 def check_spec(spec: RunSpec) -> None:
@@ -221,6 +226,7 @@ def check_spec(spec: RunSpec) -> None:
         raise InvalidRequest(f"spec.label has {len(spec.label)} characters, limit {MAX_LABEL_CHARS}")
     _check_policy(spec.policy, is_training=is_training)
     _check_sampling(spec.sampling)
+    check_source_fields(spec)
     if spec.training is not None:
         _check_training(spec.training, spec.group_size)
     if spec.gate is not None:
@@ -240,6 +246,10 @@ def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
     if spec.purpose is Purpose.TRAIN and taskset.split is not Split.TRAIN:
         raise Refused(
             f"taskset {taskset.name!r} is held out: it never trains; use it with purpose EVAL or as the gate"
+        )
+    if spec.trainable and taskset.split is Split.HELD_OUT:
+        raise Refused(
+            f"taskset {taskset.name!r} is held out: its episodes never train; leave spec.trainable out"
         )
     judges = _registered(unit, spec.gate.taskset) if spec.gate is not None else None
     if judges is not None and judges.split is not Split.HELD_OUT:

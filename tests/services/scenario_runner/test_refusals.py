@@ -211,6 +211,13 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_with(training=taskset_pb2.TrainingConfig(steps=1)), INVALID, "for purpose TRAIN only"),
     (_with(gate=GATE), INVALID, "for purpose TRAIN only"),
     (_training(steps=-1), INVALID, "spec.training.steps must be >= 0"),
+    (_with(source_runs=["run-x"]), INVALID, "spec.source_runs is for purpose TRAIN only"),
+    (_with(no_sampling=True), INVALID, "spec.no_sampling is for purpose TRAIN only"),
+    (_with(purpose=TRAIN, trainable=True), INVALID, "spec.trainable is for purpose EVAL only"),
+    (_with(trainable=True, group_size=1), INVALID, "spec.trainable needs spec.group_size of 2 or more"),
+    (_with(trainable=True, taskset="held"), PRECONDITION, "held out: its episodes never train"),
+    (_with(purpose=TRAIN, source_runs=["a", "a"]), INVALID, "names 'a' twice"),
+    (_with(purpose=TRAIN, source_runs=["run-nope"]), NOT_FOUND, "source run 'run-nope' does not exist"),
     (_training(prompts_per_step=0), INVALID, "spec.training.prompts_per_step"),
     (_training(learning_rate=float("inf")), INVALID, "spec.training.learning_rate"),
     (

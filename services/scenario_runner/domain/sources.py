@@ -1,0 +1,165 @@
+"""Which groups of evaluations a training run may draw, and what is said about the others. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scenario_runner.domain.drawn import ClaimCheck, DrawState, DrawTally, EndedGroup, SourceReport
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, Purpose, RunRecord, Split
+
+MAX_OFFERED_MEMBERS = 512
+"""Members of one group that one fact can carry."""
+MAX_BATCH_ROWS = 2048
+"""Episodes of one training batch, if every group had the size of this one."""
+
+ALREADY_TRAINED = "already_trained"
+RUN_OVER = "run_over"
+_REVISION = re.compile(r"@\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A group that a training run may train on, with all that its trainer must know of it."""
+
+    source: RunRecord
+    group: GroupRow
+    split: Split
+    task_digest: str
+    is_before_start: bool
+    """The evaluation had ended before the training run began."""
+    members: Sequence[EpisodeRow]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRules:
+    """What a group must be to train in one run. newest_version: from which staleness is counted back;
+    one_version: all members must be sampled by the same one."""
+
+    split: Split
+    is_same_environment: bool
+    group_size: int
+    prompts_per_step: int
+    max_staleness: int
+    newest_version: int | None
+    one_version: bool
+
+
+def misfit(group: EndedGroup, rules: DrawRules) -> str:
+    """Why the group may not train; empty when it may."""
+    return next((reason for reason, applies in _reasons(group, rules) if applies), "")
+
+
+def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
+    size = rules.group_size
+    return (
+        ("split" if rules.split is Split.HELD_OUT else "unassigned", rules.split is not Split.TRAIN),
+        ("other_environment", not rules.is_same_environment),
+        ("incomplete_group", group.outcome != "evaluated" or group.num_members < size),
+        ("group_of_one", size < 2),
+        ("group_too_large", size > MAX_OFFERED_MEMBERS or size * rules.prompts_per_step > MAX_BATCH_ROWS),
+        ("no_tokens", group.num_without_body > 0),
+        ("version" if rules.one_version else "stale", not _is_fresh(group, rules)),
+    )
+
+
+def _is_fresh(group: EndedGroup, rules: DrawRules) -> bool:
+    if rules.one_version and group.oldest != group.newest:
+        return False
+    if rules.newest_version is None:
+        return True
+    is_from_the_future = rules.one_version and group.newest > rules.newest_version
+    return not is_from_the_future and rules.newest_version - group.oldest <= rules.max_staleness
+
+
+def ended_group(group: EndedGroup, members: Sequence[EpisodeRow]) -> EndedGroup:
+    """The group with what its members (those with a reward) say."""
+    return EndedGroup(
+        group_id=group.group_id,
+        ended_at=group.ended_at,
+        outcome=group.outcome,
+        num_members=len(members),
+        num_without_body=sum(not row.body_key for row in members),
+        oldest=min((row.oldest_version for row in members), default=0),
+        newest=max((row.newest_version for row in members), default=0),
+    )
+
+
+def rewarded(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
+    """Those of an evaluation's episodes that have a reward, by member."""
+    return sorted((row for row in rows if row.state is EpisodeState.EVALUATED), key=lambda row: row.member)
+
+
+def with_body(row: EpisodeRow, body: ClaimCheck, stop_reason: int) -> EpisodeRow:
+    """The episode with the claim check of its trajectory."""
+    return replace(
+        row,
+        body_key=body.key,
+        body_sha256=body.sha256,
+        body_size=body.size_bytes,
+        stop_reason=stop_reason,
+    )
+
+
+def taskset_name(stored: str) -> str:
+    """The name of a taskset without its revision: `sums@3` is a revision of `sums`."""
+    return _REVISION.sub("", stored)
+
+
+def draws_online(run: RunRecord, source: RunRecord) -> bool:
+    """Whether the groups that an evaluation ends from now on are for the training run."""
+    return (
+        run.spec.purpose is Purpose.TRAIN
+        and source.spec.purpose is Purpose.EVAL
+        and source.spec.trainable
+        and source.spec.policy.model == run.spec.policy.model
+        and taskset_name(source.spec.taskset) == taskset_name(run.spec.taskset)
+    )
+
+
+def reports(
+    tallies: Iterable[DrawTally], source_runs: Sequence[str], *, is_over: bool
+) -> tuple[SourceReport, ...]:
+    """One per evaluation: those that the run names first, in its order. is_over: what waits is left out."""
+    by_source: dict[str, Counter[tuple[DrawState, str]]] = {name: Counter() for name in source_runs}
+    for tally in tallies:
+        key = (tally.state, tally.reason)
+        if is_over and tally.state is DrawState.WAITING:
+            key = (DrawState.LEFT_OUT, RUN_OVER)
+        by_source.setdefault(tally.source_run_id, Counter())[key] += tally.count
+    online = sorted(name for name in by_source if name not in source_runs)
+    return tuple(_report(name, by_source[name]) for name in (*source_runs, *online))
+
+
+def _report(run_id: str, counted: Counter[tuple[DrawState, str]]) -> SourceReport:
+    by_state: Counter[DrawState] = Counter()
+    left_out: Counter[str] = Counter()
+    for (state, reason), count in counted.items():
+        by_state[state] += count
+        if state in (DrawState.LEFT_OUT, DrawState.RELEASED):
+            left_out[reason] += count
+    return SourceReport(
+        run_id=run_id,
+        groups=counted.total(),
+        offered=by_state[DrawState.OFFERED],
+        trained=by_state[DrawState.TRAINED],
+        waiting=by_state[DrawState.WAITING],
+        left_out=dict(left_out),
+    )
+
+
+def outcomes(tallies: Iterable[DrawTally]) -> dict[str, int]:
+    """Drawn groups that are settled, by how: `trained`, `released(zero_spread)`."""
+    counted: Counter[str] = Counter()
+    for tally in tallies:
+        if tally.state is DrawState.TRAINED:
+            counted["trained"] += tally.count
+        elif tally.state is DrawState.RELEASED:
+            counted[f"released({tally.reason})"] += tally.count
+    return dict(counted)
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """`3 stale, 1 split`, most first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {reason}" for reason, count in ordered) or "none"

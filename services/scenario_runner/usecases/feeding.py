@@ -1,0 +1,96 @@
+"""Training runs are fed by evaluations: groups are offered while there are slots, and a run that lives on
+evaluations alone ends when they are used up.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from scenario_runner.domain import plan
+from scenario_runner.domain.drawn import DrawLoad, DrawState, SourceReport
+from scenario_runner.domain.explain import Feeding
+from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, Purpose, RunRecord, RunState
+from scenario_runner.domain.sources import draws_online, in_words, outcomes, reports
+from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.drawing import offer
+from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.planning import PlanRules
+
+STOPPED_BECAUSE = "its evaluations are used up"
+
+
+def draw_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
+    """Offer the next groups of evaluations to a run, a few at a time; returns how many were offered or left
+    out, 0 when nothing can be drawn now."""
+    run = unit.run(run_id)
+    if run is None or run.spec.training is None or run.state is not RunState.RUNNING:
+        return 0
+    load = unit.draws.load(run_id)
+    if not load.is_waiting:
+        _end_if_used_up(unit, run, load)
+        return 0
+    slots = plan.group_slots(run, rules.eval_episodes_in_flight)
+    free = slots - unit.num_open_groups(run_id) - load.offered
+    return offer(unit, run, free, rules.groups_per_transaction) if free > 0 else 0
+
+
+def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
+    """End a run that cannot fill another batch: it plans no groups, and no evaluation brings it more."""
+    training = run.spec.training
+    if training is None or not training.steps or not run.spec.no_sampling or not run.spec.source_runs:
+        return
+    if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
+        return
+    tallies = unit.draws.tallies(run.run_id)
+    if run.step or any(tally.state is DrawState.TRAINED for tally in tallies):
+        stop_early(unit, run, STOPPED_BECAUSE)
+    else:
+        end_run(unit, run, RunState.FAILED, "run_failed", failure=_why_no_step(unit, run))
+    conclude(unit, run.run_id)
+
+
+def _why_no_step(unit: PlanUnit, run: RunRecord) -> str:
+    left_out: Counter[str] = Counter()
+    drawn = source_reports(unit, run)
+    for report in drawn:
+        left_out.update(report.left_out)
+    num_groups, num_offered = sum(one.groups for one in drawn), sum(one.offered for one in drawn)
+    prompts = run.spec.training.prompts_per_step if run.spec.training is not None else 0
+    return (
+        f"no step was made: a step takes {prompts} groups, and of the {num_groups} groups of its evaluations "
+        f"{num_offered} are with the trainer; left out: {in_words(left_out)}; "
+        "name more evaluations, or lower spec.training.prompts_per_step"
+    )
+
+
+def evaluations_under_way(unit: PlanUnit, run: RunRecord) -> list[str]:
+    """Evaluations that are not over and whose groups the run may draw."""
+    evaluations = unit.draws.open_runs(run.spec.policy.model, Purpose.EVAL)
+    return [one.run_id for one in evaluations if draws_online(run, one)]
+
+
+def source_reports(unit: PlanUnit, run: RunRecord) -> tuple[SourceReport, ...]:
+    """What the run took from each evaluation; nothing for an evaluation."""
+    if run.spec.purpose is Purpose.EVAL:
+        return ()
+    is_over = run.ending is not None or run.state in FINAL_RUN_STATES
+    return reports(unit.draws.tallies(run.run_id), run.spec.source_runs, is_over=is_over)
+
+
+def with_drawn(unit: PlanUnit, run: RunRecord, counts: Counts) -> Counts:
+    """The counts of a run, with the groups that it drew and its trainer settled among the outcomes."""
+    if run.spec.purpose is Purpose.EVAL:
+        return counts
+    drawn = Counter(outcomes(unit.draws.tallies(run.run_id)))
+    return replace(counts, groups_by_outcome=dict(drawn + Counter(counts.groups_by_outcome)))
+
+
+def feeding_of(unit: PlanUnit, run: RunRecord) -> Feeding:
+    """What `why` needs to know of a training run's evaluations."""
+    if run.spec.purpose is Purpose.EVAL:
+        return Feeding()
+    oldest = unit.draws.load(run.run_id).oldest_offer
+    return Feeding(
+        evaluations=tuple(evaluations_under_way(unit, run)),
+        slots=plan.group_slots(run, 1),
+        offered_s=(unit.now - oldest).total_seconds() if oldest is not None else 0.0,
+    )

@@ -1,0 +1,137 @@
+"""The evaluations that a training run names as its first batches: checked and taken at its submission."""
+
+from collections import Counter
+from dataclasses import replace
+
+from scenario_runner.domain.drawn import Draw, DrawState
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    InvalidRequest,
+    NotFound,
+    Purpose,
+    Refused,
+    RunRecord,
+    RunSpec,
+    Split,
+)
+from scenario_runner.domain.sources import ALREADY_TRAINED, in_words, misfit
+from scenario_runner.ports import PlanUnit
+from scenario_runner.usecases.drawing import rules_for
+
+MAX_SOURCE_RUNS = 64
+
+
+def check_source_fields(spec: RunSpec) -> None:
+    """What can be said of them without the plan. Raises InvalidRequest."""
+    if spec.trainable and spec.group_size < 2:
+        raise InvalidRequest(
+            f"spec.trainable needs spec.group_size of 2 or more, it is {spec.group_size}: "
+            "a group of one has no baseline to learn from"
+        )
+    if len(spec.source_runs) > MAX_SOURCE_RUNS:
+        raise InvalidRequest(f"spec.source_runs names {len(spec.source_runs)} runs, limit {MAX_SOURCE_RUNS}")
+    twice = [run_id for run_id, count in Counter(spec.source_runs).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"spec.source_runs names {twice[0]!r} twice")
+
+
+def take_sources(unit: PlanUnit, run: RunRecord, head_version: int) -> None:
+    """Look at every group of the run's sources: what fits waits to be offered, the rest is left out by name.
+
+    head_version: where the run starts. Raises NotFound, Refused.
+    """
+    for source_run_id in run.spec.source_runs:
+        source = check_source(unit, run.spec, source_run_id)
+        draws = _draws(unit, run, source, head_version)
+        if not any(draw.state is DrawState.WAITING for draw in draws):
+            raise Refused(_nothing_fits(unit, run, source, draws, head_version))
+        unit.draws.add(draws)
+
+
+def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord:
+    """A finished evaluation of the model on a train-split taskset. Raises NotFound, Refused."""
+    source = unit.draws.source_run(source_run_id)
+    if source is None:
+        model = spec.policy.model
+        known = [run.run_id for run in unit.runs(50, model) if run.spec.purpose is Purpose.EVAL][:3]
+        raise NotFound(
+            f"source run {source_run_id!r:.80} does not exist; the newest evaluations of {model!r} are "
+            f"{', '.join(known) or 'none'}"
+        )
+    if source.spec.purpose is not Purpose.EVAL:
+        raise Refused(
+            f"source run {source_run_id} is a training run, and its episodes are its own; name an evaluation"
+        )
+    if source.spec.policy.model != spec.policy.model:
+        raise Refused(
+            f"source run {source_run_id} is of model {source.spec.policy.model!r}, and this run trains "
+            f"{spec.policy.model!r}: log-probabilities of another model do not train it; "
+            f"evaluate {spec.policy.model!r}"
+        )
+    if source.state not in FINAL_RUN_STATES:
+        raise Refused(
+            f"source run {source_run_id} is {source.state.value}, not finished; wait for it, or submit "
+            "evaluations with trainable, whose groups a running training run draws"
+        )
+    _check_split(unit, source)
+    return source
+
+
+def _check_split(unit: PlanUnit, source: RunRecord) -> None:
+    taskset = source.spec.taskset
+    if source.split is Split.HELD_OUT:
+        raise Refused(
+            f"source run {source.run_id} played taskset {taskset!r}, which is held out: it never trains; "
+            "evaluate a taskset of split train"
+        )
+    splits = set(unit.draws.splits_of_source(source.run_id).values())
+    if splits and Split.TRAIN not in splits:
+        sides = " or ".join(sorted(split.value for split in splits))
+        raise Refused(
+            f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {sides}; "
+            "register them in a taskset of split train"
+        )
+
+
+def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[Draw]:
+    rules = rules_for(unit, run, source, head_version)
+    splits = unit.draws.splits_of_source(source.run_id)
+    taken = unit.draws.taken_of_source(source.run_id)
+    draws = []
+    for group in unit.draws.ended_groups(source.run_id):
+        reason = (
+            ALREADY_TRAINED
+            if group.group_id in taken
+            else misfit(group, replace(rules, split=splits[group.group_id]))
+        )
+        state = DrawState.LEFT_OUT if reason else DrawState.WAITING
+        settled_at = unit.now if reason else None
+        draws.append(
+            Draw(
+                group.group_id,
+                run.run_id,
+                source.run_id,
+                state,
+                group.ended_at,
+                reason=reason,
+                settled_at=settled_at,
+            )
+        )
+    return draws
+
+
+def _nothing_fits(
+    unit: PlanUnit, run: RunRecord, source: RunRecord, draws: list[Draw], head_version: int
+) -> str:
+    if not draws:
+        return f"source run {source.run_id} has no group that ended; evaluate the taskset again"
+    counts = Counter(draw.reason for draw in draws)
+    text = f"source run {source.run_id} has no group to train on: of {len(draws)}, {in_words(counts)}"
+    if counts[ALREADY_TRAINED]:
+        runs = sorted(set(unit.draws.taken_of_source(source.run_id).values()))
+        text += f"; already trained by {', '.join(runs)}, and a group trains once"
+    if counts["version"] and run.spec.training is not None:
+        text += (
+            f"; head is version {head_version}, and max_staleness {run.spec.training.max_staleness} versions"
+        )
+    return f"{text}; evaluate {run.spec.policy.model!r} as it is now and name that run"

@@ -1,0 +1,352 @@
+"""Groups of evaluations that run beside a training run: drawn once, released, and drawn by the next run."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from tests.services.scenario_runner.planning_world import RULES, World
+from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
+
+from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.domain.drawn import SourceReport
+from scenario_runner.domain.runs import (
+    Advanced,
+    GroupSettled,
+    PolicyChoice,
+    RunState,
+    Split,
+    Stopping,
+)
+from scenario_runner.usecases.drawing import release_offers
+from scenario_runner.usecases.ending import end_run, stop_early
+from scenario_runner.usecases.feeding import draw_more, drawn_by_outcome, feeding_of
+from scenario_runner.usecases.planning import pause, resume
+from sql_store import Database
+
+ONLY_EVALUATIONS = train_spec(sampling=False)
+
+
+@pytest.fixture
+async def sources(world: World) -> Sources:
+    """A plan with one taskset of six tasks."""
+    made = Sources(world)
+    await made.register()
+    return made
+
+
+async def test_a_running_run_draws_the_groups_that_end_after_its_start(sources: Sources) -> None:
+    evaluation = await sources.submit(eval_spec(online=True))
+    early = await sources.play(evaluation, num_groups=1)
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    assert await sources.plan(run_id) == 0
+    late = await sources.play(evaluation, num_groups=1)
+    assert await sources.plan(run_id) == 1
+    (offer,) = await sources.offers(run_id)
+    assert (offer.group_id, offer.source_run_id, offer.before_start) == (late[0], evaluation, False)
+    assert early[0] not in await sources.outbox("group.offered/%", "event_id")
+    assert await sources.outbox("group.offered/%", "event_id") == [f"group.offered/{run_id}/{late[0]}"]
+    assert not await sources.episodes(run_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"trainable": False}, "the evaluation did not ask for it"),
+        ({"policy": PolicyChoice("n")}, "another model"),
+        ({"taskset": "other"}, "another taskset"),
+    ],
+)
+async def test_other_evaluations_are_never_offered(
+    sources: Sources, change: dict[str, object], why: str
+) -> None:
+    await sources.register("other")
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(replace(eval_spec(online=True), **change))  # type: ignore[arg-type]
+    await sources.play(evaluation)
+    assert await sources.plan(run_id) == 0, why
+    assert (await sources.view(run_id)).sources == ()
+
+
+async def test_held_out_groups_are_left_out_even_when_the_evaluation_says_trainable(
+    sources: Sources,
+) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(eval_spec(online=True))
+    wanted = sa.text("UPDATE run SET split = :split WHERE run_id = :run_id")
+    values = {"split": Split.HELD_OUT.value, "run_id": evaluation}
+    await sources.database.run(lambda sql: sql.execute(wanted, values))
+    await sources.play(evaluation)
+    await sources.plan(run_id)
+    assert await sources.offers(run_id) == []
+    assert (await sources.report(run_id, evaluation)).left_out == {"split": 6}
+
+
+async def test_a_gate_evaluation_is_never_offered(sources: Sources) -> None:
+    await sources.register("held", Split.HELD_OUT)
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    policy = PolicyChoice("m", None, 5)
+    gate = await sources.submit(replace(eval_spec("held"), policy=policy))
+    await sources.play(gate)
+    assert await sources.plan(run_id) == 0
+    assert (await sources.view(run_id)).sources == ()
+
+
+async def test_groups_that_became_stale_while_they_waited_are_left_out(sources: Sources) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(eval_spec(online=True))
+    played = await sources.play(evaluation)
+    await sources.plan(run_id)  # four slots, sampled by version 4
+    await sources.world.hear(
+        *(settled(run_id, group, source=evaluation) for group in played[:2]), Advanced(run_id, 1, 6)
+    )
+    assert await sources.plan(run_id) == 2
+    assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 2, 2, 0, {"stale": 2})
+    assert len(await sources.offers(run_id)) == 4
+
+
+async def test_the_evaluation_is_measured_as_if_no_run_had_drawn_from_it(sources: Sources) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(eval_spec(online=True))
+    played = await sources.play(evaluation)
+    before = await sources.view(evaluation), await sources.episodes(evaluation)
+    await sources.plan(run_id)
+    facts = [
+        settled(run_id, played[0], source=evaluation),
+        settled(run_id, played[1], "released", "zero_spread", source=evaluation),
+        # Not an answer to an offer: it names no evaluation, and the group is not the run's.
+        settled(run_id, played[2], "excluded", "stale", source=""),
+        # Nor is this: the group was offered as one of another evaluation.
+        settled(run_id, played[2], source="run-other"),
+    ]
+    await sources.world.hear(*facts)
+    await sources.world.hear(*facts[::-1])
+    assert (await sources.view(evaluation), await sources.episodes(evaluation)) == before
+    report = await sources.report(run_id, evaluation)
+    assert report == SourceReport(evaluation, 6, 2, 1, 2, {"zero_spread": 1})
+    outcome = await sources.world.do(lambda unit: drawn_by_outcome(unit, run_id))
+    assert outcome == {"trained": 1, "released(zero_spread)": 1}
+    assert (await sources.view(run_id)).counts.requested == 0
+
+
+async def test_groups_that_brought_no_step_are_counted_with_their_rewards(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    await sources.plan(run_id)
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    await sources.world.hear(
+        settled(run_id, groups[0], "released", "stale", source=evaluation),
+        Advanced(run_id, 1, 5),
+        settled(run_id, groups[1], "released", "zero_spread", source=evaluation),
+        settled(run_id, groups[2], "released", "zero_spread", source=evaluation),
+        settled(run_id, groups[3], source=evaluation),
+    )
+    stale, flat = {"released(stale)": 1}, {"released(zero_spread)": 2}
+    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 0)) == {**stale, **flat}
+    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 1)) == flat
+    rewards = await sources.world.do(lambda unit: unit.draws.released_rewards(run_id, 1))
+    assert rewards == {"released(zero_spread)": {0.0: 2, 1.0: 2}}  # two groups of one success and one failure
+
+
+async def test_the_first_answer_stands_but_a_gradient_is_never_forgotten(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    first = await sources.submit(train_spec(evaluation))
+    await sources.plan(first)
+    groups = [offer.group_id for offer in await sources.offers(first)]
+    await sources.world.hear(
+        settled(first, groups[0], source=evaluation),
+        settled(first, groups[0], "released", "stale", source=evaluation),
+        settled(first, groups[1], "released", "stale", source=evaluation),
+        settled(first, groups[1], source=evaluation, step=2),
+    )
+    report = await sources.report(first, evaluation)
+    assert (report.trained, report.left_out) == (2, {})
+
+
+async def test_a_paused_run_is_offered_nothing_until_it_goes_on(sources: Sources) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    await sources.change(run_id, pause)
+    evaluation = await sources.submit(eval_spec(online=True))
+    await sources.play(evaluation, num_groups=2)
+    assert await sources.plan(run_id) == 0
+    assert (await sources.report(run_id, evaluation)).waiting == 2
+    await sources.change(run_id, resume)
+    assert await sources.plan(run_id) == 2
+
+
+async def test_a_restarted_planner_offers_nothing_twice(sources: Sources, sql_url: str) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    await sources.plan(run_id)
+    other = Database(sql_url)
+    await other.start()
+    sources.world.plan = SqlPlan(other, now=lambda: sources.world.now)
+    assert await sources.plan(run_id) == 0
+    answer = settled(run_id, f"{evaluation}-g00000", source=evaluation)
+    await sources.world.hear(answer)
+    await sources.plan(run_id)
+    await sources.world.hear(answer)
+    await sources.plan(run_id)
+    ids = await sources.outbox("group.offered/%", "event_id")
+    assert len(ids) == len(set(ids)) == 5
+    await other.stop()
+
+
+async def test_two_planners_offer_each_group_once(sources: Sources, sql_url: str) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2))
+    other = Database(sql_url)
+    await other.start()
+    plans = [sources.world.plan, SqlPlan(other, now=lambda: sources.world.now)]
+    counts = await asyncio.gather(
+        *(plan.transact(lambda unit: draw_more(unit, run_id, RULES)) for plan in plans * 3)
+    )
+    await other.stop()
+    assert sum(counts) == 6
+    ids = await sources.outbox("group.offered/%", "event_id")
+    assert len(ids) == len(set(ids)) == 6
+
+
+async def test_the_database_refuses_a_group_that_two_runs_hold(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    other = await sources.submit(replace(train_spec(), policy=PolicyChoice("n")))
+    await sources.plan(run_id)
+    (held,) = (await sources.world.do(lambda unit: unit.draws.offered(run_id)))[:1]
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await sources.world.do(lambda unit: unit.draws.add([replace(held, run_id=other)]))
+
+
+async def test_a_run_that_is_stopped_waits_for_the_answers_to_its_offers(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, sampling=False))
+    await sources.plan(run_id)
+    await sources.change(run_id, lambda unit, run: stop_early(unit, run, "enough"))
+    await sources.world.hear(Stopping(run_id))
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    for group in groups:
+        assert (await sources.run(run_id)).state is RunState.DRAINING
+        assert await sources.plan(run_id) == 0
+        await sources.world.hear(settled(run_id, group, "released", "run_over", source=evaluation))
+    assert (await sources.run(run_id)).state is RunState.COMPLETED
+    assert (await sources.report(run_id, evaluation)).left_out == {"run_over": 6}
+
+
+async def test_the_last_word_releases_what_the_trainer_did_not_answer(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    await sources.plan(run_id)
+    await sources.change(run_id, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
+    await sources.world.hear(Stopping(run_id))
+    sources.world.now += timedelta(seconds=21)  # ending_grace_s of the rules is 20
+    await sources.sweep(run_id)
+    assert await sources.outbox("run.stopping/%", "event_id") == [
+        f"run.stopping/{run_id}",
+        f"run.stopping/{run_id}/last",
+    ]
+    # The trainer's answer about the first group is in the stream before the last word.
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    await sources.world.hear(settled(run_id, groups[0], source=evaluation), Stopping(run_id, is_last=True))
+    assert (await sources.run(run_id)).state is RunState.DRAINING
+    ids = await sources.outbox("group.settled/%", "event_id")
+    assert ids == [f"group.settled/{run_id}/{group}" for group in groups[1:]]
+    facts = [fact for fact in await sources.settled_instead() if isinstance(fact, GroupSettled)]
+    assert [(fact.outcome, fact.reason, fact.source_run_id) for fact in facts] == [
+        ("released", "run_over", evaluation)
+    ] * 3
+    assert facts[0].episode_ids == (f"{groups[1]}-e000-a0", f"{groups[1]}-e001-a0")
+    await sources.world.hear(*facts)
+    assert (await sources.run(run_id)).state is RunState.CANCELLED
+    assert (await sources.report(run_id, evaluation)).trained == 1
+
+
+async def test_offers_are_released_for_a_trainer_that_gave_up(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation))
+    await sources.plan(run_id)
+    released: list[int] = []
+    await sources.change(
+        run_id, lambda unit, run: released.append(release_offers(unit, run, "session_failed"))
+    )
+    assert released == [4]
+    report = await sources.report(run_id, evaluation)
+    assert (report.offered, report.left_out) == (0, {"session_failed": 4})
+    assert not await sources.outbox("group.settled/%", "event_id")
+
+
+async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
+    await sources.plan(run_id)
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    for group in groups[:4]:
+        await sources.plan(run_id)
+        assert (await sources.run(run_id)).state is RunState.RUNNING
+        await sources.world.hear(settled(run_id, group, source=evaluation))
+    await sources.plan(run_id)  # two are on offer, which is a batch
+    assert (await sources.run(run_id)).state is RunState.RUNNING
+    await sources.world.hear(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
+    await sources.plan(run_id)
+    assert (await sources.run(run_id)).ending is RunState.COMPLETED
+    assert await sources.outbox("run.stopping/%", "event_id") == [f"run.stopping/{run_id}"]
+    await sources.world.hear(settled(run_id, groups[5], "released", "run_over", source=evaluation))
+    assert (await sources.run(run_id)).state is RunState.COMPLETED
+
+
+async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
+    await sources.plan(run_id)
+    groups = [offer.group_id for offer in await sources.offers(run_id)]
+    await sources.world.hear(
+        *(settled(run_id, group, "released", "zero_spread", source=evaluation) for group in groups)
+    )
+    await sources.plan(run_id)
+    run = await sources.run(run_id)
+    assert run.state is RunState.FAILED
+    assert "no step was made: a step takes 2 groups" in run.failure
+    assert "left out: 6 zero_spread" in run.failure
+
+
+async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
+    online = await sources.submit(eval_spec(online=True))
+    await sources.plan(run_id)
+    for offer in await sources.offers(run_id):
+        await sources.world.hear(settled(run_id, offer.group_id, source=evaluation))
+    await sources.plan(run_id)
+    assert (await sources.run(run_id)).state is RunState.RUNNING
+    feeding = await sources.world.do(lambda unit: feeding_of(unit, unit.draws.source_run(run_id)))  # type: ignore[arg-type]
+    assert feeding.evaluations == (online,)
+    await sources.play(online)
+    await sources.plan(run_id)
+    assert (await sources.report(run_id, online)).offered == 6
+    assert (await sources.run(run_id)).state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("steps", [0, 100])
+async def test_a_run_that_waits_for_evaluations_goes_on_waiting(sources: Sources, steps: int) -> None:
+    """Without source runs, and with steps 0 also with them."""
+    evaluation = await sources.evaluation()
+    named = (evaluation,) if steps == 0 else ()
+    run_id = await sources.submit_unchecked(train_spec(*named, steps=steps, sampling=False))
+    await sources.plan(run_id)
+    for offer in await sources.offers(run_id):
+        await sources.world.hear(settled(run_id, offer.group_id, source=evaluation))
+        await sources.plan(run_id)
+    await sources.world.hear(Advanced(run_id, 1, 5))
+    await sources.sweep(run_id)
+    await sources.plan(run_id)
+    assert (await sources.run(run_id)).state is RunState.RUNNING
+
+
+async def test_a_run_without_end_keeps_its_slots_and_ends_when_it_is_stopped(sources: Sources) -> None:
+    run_id = await sources.submit_unchecked(train_spec(steps=0))
+    await sources.plan(run_id)
+    await sources.world.hear(Advanced(run_id, 7, 7))
+    run = await sources.run(run_id)
+    assert (run.state, run.step) == (RunState.RUNNING, 7)
+    await sources.change(run_id, lambda unit, run: stop_early(unit, run, "enough"))
+    assert (await sources.run(run_id)).ends_early

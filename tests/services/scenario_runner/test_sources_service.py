@@ -1,0 +1,182 @@
+"""The running service: evaluations become offers on the bus, and `why` says what a run waits for."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.services.scenario_runner.conftest import Runner
+from tests.services.scenario_runner.support import (
+    TRAIN,
+    arith,
+    explain,
+    finished,
+    get,
+    register,
+    run_spec,
+    sampling,
+    submit,
+)
+from tests.services.scenario_runner.test_explaining import world
+
+from event_bus import EventBus
+from scenario_runner.domain.drawn import SourceReport
+from scenario_runner.domain.explain import Feeding, SessionFact, World
+from scenario_runner.domain.explain import explain as explain_world
+from scenario_runner.domain.runs import Counts, RunView
+from service_kit.groups import BusSettings
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1 import events_pb2, taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+
+async def _grade(runner: Runner, request: Any) -> None:
+    """What sampler and grader say of one episode, without an environment."""
+    event = trajectory_events.TrajectoryGraded(
+        trajectory_id=f"traj-{request.episode_id}",
+        episode_id=request.episode_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        member=request.member,
+        model="incident",
+        purpose=request.purpose,
+        reward=float(request.member),
+        success=bool(request.member),
+        num_turns=1,
+        body=common_pb2.BlobRef(key=f"trajectories/{request.episode_id}", sha256="b" * 64, size_bytes=9),
+        stop_reason=trajectory_pb2.STOP_REASON_DONE,
+    )
+    await runner.bus.publish(event, model="incident", event_id=f"episode.outcome/{request.episode_id}")
+
+
+async def _settle(runner: Runner, run_id: str, offer: Any, outcome: str) -> None:
+    fact = training_events.GroupSettled(
+        group_id=offer.group_id,
+        run_id=run_id,
+        model="incident",
+        outcome=outcome,
+        reason="" if outcome == "trained" else "zero_spread",
+        step=1 if outcome == "trained" else 0,
+        episode_ids=[member.episode_id for member in offer.members],
+        source_run_id=offer.source_run_id,
+    )
+    await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{run_id}/{offer.group_id}")
+
+
+async def _offers(runner: Runner, count: int) -> list[Any]:
+    """The first `count` offers in the stream."""
+    bus = EventBus(BusSettings(url=runner.nats.url), client_name="reader")
+    await bus.start()
+    offers: list[Any] = []
+    try:
+        async with asyncio.timeout(20):
+            while len(offers) < count:
+                found = await bus.stored([events_pb2.GroupOffered], after_sequence=0)
+                offers = [one.message for one in found]
+                await asyncio.sleep(0.05)
+    finally:
+        await bus.stop()
+    return offers
+
+
+async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
+    await register(runner, arith())
+
+    async def play(request: Any) -> None:
+        await _grade(runner, request)
+
+    training = taskset_pb2.TrainingConfig(steps=2, prompts_per_step=2, max_staleness=1)
+    async with sampling(runner, play):
+        evaluation = await submit(runner, run_spec(), "e1")
+        measured = (await finished(runner, evaluation.run_id)).run
+        spec = run_spec(TRAIN, 2, training=training, source_runs=[evaluation.run_id], no_sampling=True)
+        run = await submit(runner, spec, "t1")
+        assert list(run.spec.source_runs) == [evaluation.run_id]
+        assert run.sources[0].waiting == 3
+        again = await submit(runner, spec, "t1")
+        assert again.run_id == run.run_id
+        online = await submit(runner, run_spec(trainable=True), "e2")
+        await finished(runner, online.run_id)
+        first = await _offers(runner, 4)
+        for offer in first:
+            await _settle(runner, run.run_id, offer, "trained")
+        offers = await _offers(runner, 6)
+    assert {offer.source_run_id for offer in offers} == {evaluation.run_id, online.run_id}
+    assert [offer.before_start for offer in offers] == [True] * 3 + [False] * 3
+    assert {(len(offer.members), offer.group_size, offer.split) for offer in offers} == {
+        (2, 2, common_pb2.SPLIT_TRAIN)
+    }
+    member = offers[0].members[1]
+    assert (member.body.size_bytes, member.reward, member.stop_reason) == (
+        9,
+        1.0,
+        trajectory_pb2.STOP_REASON_DONE,
+    )
+    for offer in offers[4:]:
+        await _settle(runner, run.run_id, offer, "released")
+    # Four of six groups trained, nothing more can come: the run ends like one that is stopped.
+    done = (await finished(runner, run.run_id)).run
+    assert done.state == taskset_pb2.RUN_STATE_COMPLETED
+    reports = {one.run_id: (one.groups, one.trained, dict(one.left_out)) for one in done.sources}
+    assert reports == {
+        evaluation.run_id: (3, 3, {}),
+        online.run_id: (3, 1, {"zero_spread": 2}),
+    }
+    assert (await get(runner, evaluation.run_id)).run == measured
+
+
+async def test_why_says_that_a_run_waits_for_evaluations(runner: Runner) -> None:
+    await register(runner, arith())
+    spec = run_spec(TRAIN, 2, training=taskset_pb2.TrainingConfig(prompts_per_step=2), no_sampling=True)
+    run = await submit(runner, spec)
+    answer = await explain(runner, run.run_id)
+    (reason,) = [one for one in answer.waiting_for if one.owner == "you"]
+    assert reason.what == (
+        "waiting for evaluations, and none is under way: a step takes 2 groups, the trainer has 0, "
+        "and the run plans none itself"
+    )
+    assert reason.remedy == "upcycle eval sums incident --group 8 --trainable"
+
+
+def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -> World:
+    """A training run with one evaluation; sixteen groups make a batch."""
+    quiet = world(**facts)
+    run = replace(quiet.view.run, spec=replace(quiet.view.run.spec, no_sampling=no_sampling))
+    return replace(quiet, view=RunView(run, Counts({}, groups_open=5), (report,)))
+
+
+@pytest.mark.parametrize(
+    ("shown", "owner", "what"),
+    [
+        (
+            _drawing(SourceReport("e", 20, 11, 0, 9), feeding=Feeding((), 16)),
+            "grpo_trainer",
+            "9 groups of evaluations wait for a slot: 16 of 16 are taken",
+        ),
+        (
+            _drawing(SourceReport("e", 20, 11), session=None, feeding=Feeding((), 16, 30.0)),
+            "grpo_trainer",
+            "11 groups of evaluations are on offer to the trainer: the trainer does not answer",
+        ),
+        (
+            _drawing(SourceReport("e", 20, 11), session=SessionFact("failed", "loss is nan", 0.0, 0)),
+            "grpo_trainer",
+            "11 groups of evaluations are on offer to the trainer: loss is nan",
+        ),
+        (
+            _drawing(SourceReport("e", 20, 11), no_sampling=True, feeding=Feeding(("run-e",), 16)),
+            "evaluation",
+            "waiting for evaluations (run-e bring groups): a step takes 16 groups, the trainer has 11",
+        ),
+    ],
+)
+def test_why_names_what_the_groups_of_evaluations_wait_for(shown: World, owner: str, what: str) -> None:
+    reasons, _ = explain_world(replace(shown, waits=replace(shown.waits, queued=0, opened=0, graded=0)))
+    assert [(one.owner, what in one.what) for one in reasons] == [(owner, True)]
+
+
+def test_a_run_that_is_fed_waits_for_nothing() -> None:
+    fed = _drawing(SourceReport("e", 20, 16), no_sampling=True)
+    assert explain_world(replace(fed, waits=replace(fed.waits, queued=0, opened=0, graded=0)))[0] == []

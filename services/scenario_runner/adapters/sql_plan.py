@@ -152,7 +152,7 @@ class SqlPlanUnit(SqlTasksets):
     def num_without_step(self, run_id: str, since_step: int) -> int:
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
-        own = sum(count for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
+        own = sum(int(count) for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
         return own + sum(self.draws.released_since(run_id, since_step).values())
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:

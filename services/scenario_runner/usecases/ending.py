@@ -72,12 +72,15 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
     """
     if run.ending is None or not run.awaits_trainer or run.state in FINAL_RUN_STATES:
         return
-    _cancel_ungraded(unit, run)
+    unsettled = unit.unsettled(run.run_id)
+    pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
+    cancel(unit, run, pending, _CANCELLED_BY[run.ending])
     if not fact.is_last:
         return
     graded: dict[str, list[str]] = {}
-    for row in unit.unsettled(run.run_id):
-        graded.setdefault(row.group_id, []).append(row.episode_id)
+    for row in unsettled:
+        if row.state is EpisodeState.GRADED:
+            graded.setdefault(row.group_id, []).append(row.episode_id)
     num_offers = announce_released(unit, run)
     log.warning(
         "trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
@@ -89,9 +92,9 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
 def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     """The trainer says that it will not go on with the run: end it now, as FAILED unless it ends already.
 
-    What nobody has graded is cancelled at once. What is graded ends as after a grace period, without the
-    period: by the last word, so that another trainer of the run, if there is one, hears it before it adds to
-    a run that is over. A run that is over, or that has no trainer, stays as it is.
+    It ends as after a grace period, without the period: by the last word. So a second trainer of the run, if
+    there is one, hears it too, and what it said before stands. A run that is over, or that has no trainer,
+    stays as it is.
     """
     if run.state in FINAL_RUN_STATES or run.spec.training is None:
         return
@@ -100,7 +103,6 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
         ended = replace(ended, state=RunState.DRAINING, ending=RunState.FAILED, ending_since=unit.now)
     log.warning("trainer_gave_up", extra={"run_id": run.run_id, "failure": failure})
     unit.update_run(ended)
-    _cancel_ungraded(unit, ended)
     unit.announce_stopping(ended, failure, is_last=True)
 
 
@@ -159,12 +161,6 @@ def call_off(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, reason: str) -
 def close_group(unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str) -> None:
     """End a group: its slot is free."""
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=run.step))
-
-
-def _cancel_ungraded(unit: PlanUnit, run: RunRecord) -> None:
-    reason = _CANCELLED_BY[run.ending or RunState.FAILED]
-    pending = [row for row in unit.unsettled(run.run_id) if row.state is EpisodeState.PLANNED]
-    cancel(unit, run, pending, reason)
 
 
 def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:

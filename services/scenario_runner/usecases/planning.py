@@ -144,7 +144,7 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
     if run is None:
         return
     _close_left_open(unit, run_id)
-    run = _fail_overdue(unit, run)
+    run = _fail_overdue(unit, unit.run(run_id) or run)
     if queue_is_idle and run.state in LIVELY_RUN_STATES:
         _dispatch_lost(unit, run)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)

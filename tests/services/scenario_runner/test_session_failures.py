@@ -42,9 +42,11 @@ def failed_session(world: World) -> SessionFailed:
     return SessionFailed(world.run_id, "out_of_memory", "a batch of one row does not fit")
 
 
-async def test_a_run_without_a_grade_fails_in_the_same_transaction(world: World) -> None:
+async def test_a_run_without_a_grade_fails_when_the_last_word_comes_back(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     await world.give_up(heard=False)
+    assert (await world.run()).ending is RunState.FAILED
+    await world.hear(Stopping(world.run_id, is_last=True))
     run = await world.run()
     assert (run.state, run.failure) == (RunState.FAILED, TEXT)
     assert set((await states(world)).values()) == {EpisodeState.CANCELLED}
@@ -70,6 +72,17 @@ async def test_what_is_graded_ends_when_the_last_word_comes_back(world: World) -
     found = await states(world)
     assert {found.pop(member) for member in members} == {EpisodeState.EXCLUDED}
     assert set(found.values()) == {EpisodeState.CANCELLED}
+    await check_conservation(world)
+
+
+async def test_a_grade_that_follows_the_failure_may_still_be_trained_by_another_trainer(world: World) -> None:
+    await world.begin(train_spec(), num_tasks=3)
+    members = world.members(1)
+    grades = map(world.graded, members)
+    await world.hear(failed_session(world), *grades, world.settled(world.group_id(1), members))
+    await world.hear(Stopping(world.run_id, is_last=True))
+    assert (await world.run()).state is RunState.FAILED
+    assert (await states(world))[members[0]] is EpisodeState.TRAINED
     await check_conservation(world)
 
 

@@ -102,7 +102,10 @@ class SqlTasksets:
         shared = {"split": split.value, "claimed_by": claimed_by, "claimed_at": self.now}
         against: TaskClaim | None = None
         for chunk in _chunks(digests):
-            self._sql.execute(insert, [{"digest": digest, **shared} for digest in chunk])
+            known = set(self._sql.execute(statements.SPLITS_OF, {"digests": chunk}).scalars())
+            rows = [{"digest": digest, **shared} for digest in chunk if digest not in known]
+            if rows:
+                self._sql.execute(insert, rows)
             wanted = {"digests": chunk, "split_": split.value}
             row = self._sql.execute(statements.CLAIMS_AGAINST, wanted).first()
             if row is not None and against is None:

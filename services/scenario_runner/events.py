@@ -9,22 +9,9 @@ from google.protobuf.message import Message
 
 from scenario_runner import wire
 from scenario_runner.domain.drawn import ClaimCheck
+from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.plan import episode_seed
-from scenario_runner.domain.runs import (
-    Advanced,
-    Counts,
-    EpisodeRow,
-    Fact,
-    Failed,
-    Graded,
-    GroupRow,
-    GroupSettled,
-    RunRecord,
-    RunState,
-    SessionFailed,
-    Split,
-    Stopping,
-)
+from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord, RunState, Split
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from upcycle.api.common.v1 import common_pb2

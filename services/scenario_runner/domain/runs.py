@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from scenario_runner.domain.drawn import ClaimCheck, SourceReport
+from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.environments import RunnerError
 
 DEFAULT_EPISODE_DEADLINE_S = 120
@@ -318,76 +318,6 @@ class EpisodeRow:
     def is_unsettled(self) -> bool:
         """Planned or graded."""
         return self.state in UNSETTLED
-
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """Fact: an episode has a reward."""
-
-    episode_id: str
-    run_id: str
-    reward: float
-    success: bool
-    num_turns: int
-    oldest_version: int
-    newest_version: int
-    body: ClaimCheck | None = None
-    stop_reason: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Fact: an episode will have no reward."""
-
-    episode_id: str
-    run_id: str
-    failure: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettled:
-    """Fact: the trainer is done with a group. outcome: trained, excluded, or for a group of the evaluation
-    source_run_id also released."""
-
-    group_id: str
-    run_id: str
-    outcome: str
-    reason: str
-    step: int
-    episode_ids: tuple[str, ...]
-    source_run_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """Fact: the trainer completed a step of a run, or published its version."""
-
-    run_id: str
-    step: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """Fact: the run is to end before its last step. Our own; its place among the grades is what it says.
-
-    is_last: the trainer was waited for long enough; what it has not said before this, it will not say."""
-
-    run_id: str
-    is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFailed:
-    """Fact: the trainer will not go on with a run."""
-
-    run_id: str
-    failure: str
-    detail: str
-
-
-Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
 
 
 class InvalidRequest(RunnerError):

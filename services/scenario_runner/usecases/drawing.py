@@ -9,7 +9,8 @@ import logging
 from dataclasses import replace
 
 from scenario_runner.domain.drawn import Draw, DrawState, EndedGroup
-from scenario_runner.domain.runs import GroupRow, GroupSettled, Purpose, RunRecord
+from scenario_runner.domain.facts import GroupSettled
+from scenario_runner.domain.runs import GroupRow, Purpose, RunRecord
 from scenario_runner.domain.sources import (
     ALREADY_TRAINED,
     DrawRules,

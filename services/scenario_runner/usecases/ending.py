@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from scenario_runner.domain.facts import Stopping
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     EpisodeRow,
@@ -19,7 +20,6 @@ from scenario_runner.domain.runs import (
     Purpose,
     RunRecord,
     RunState,
-    Stopping,
 )
 from scenario_runner.domain.sources import RUN_OVER
 from scenario_runner.ports import PlanUnit

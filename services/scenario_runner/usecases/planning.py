@@ -11,21 +11,15 @@ from datetime import timedelta
 
 from scenario_runner.domain import plan
 from scenario_runner.domain.drawn import NOTHING_DRAWN
+from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
-    Advanced,
     EpisodeRow,
     EpisodeState,
-    Fact,
-    Failed,
-    Graded,
     GroupRow,
-    GroupSettled,
     Purpose,
     RunRecord,
     RunState,
-    SessionFailed,
-    Stopping,
 )
 from scenario_runner.domain.sources import RUN_OVER, with_body
 from scenario_runner.ports import PlanUnit

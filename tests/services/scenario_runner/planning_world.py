@@ -12,22 +12,17 @@ from google.protobuf import json_format
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.facts import Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     EpisodeRow,
     EpisodeState,
-    Fact,
-    Failed,
-    Graded,
-    GroupSettled,
     PolicyChoice,
     Purpose,
     RunRecord,
     RunSpec,
     RunState,
-    SessionFailed,
     Split,
-    Stopping,
     Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask

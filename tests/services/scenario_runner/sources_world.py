@@ -12,11 +12,9 @@ from tests.services.scenario_runner.planning_world import RULES, World
 
 from scenario_runner.domain.drawn import ClaimCheck, SourceReport
 from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.facts import Fact, Graded, GroupSettled
 from scenario_runner.domain.runs import (
     EpisodeRow,
-    Fact,
-    Graded,
-    GroupSettled,
     PolicyChoice,
     Purpose,
     RegisteredTaskset,

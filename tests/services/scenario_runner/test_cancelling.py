@@ -23,7 +23,8 @@ from tests.services.scenario_runner.support import (
     until,
 )
 
-from scenario_runner.domain.runs import Advanced, EpisodeState, RunState, Stopping
+from scenario_runner.domain.facts import Advanced, Stopping
+from scenario_runner.domain.runs import EpisodeState, RunState
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events

@@ -15,14 +15,8 @@ from tests.services.scenario_runner.planning_world import (
     train_spec,
 )
 
-from scenario_runner.domain.runs import (
-    Advanced,
-    EpisodeState,
-    Fact,
-    Failed,
-    Purpose,
-    RunState,
-)
+from scenario_runner.domain.facts import Advanced, Fact, Failed
+from scenario_runner.domain.runs import EpisodeState, Purpose, RunState
 
 LIFE = ("pause", "resume", "pause", "resume", "stop", "halt", "give_up", "fall_silent")
 SLOW = ("tick", "open", "time_out", "time_out", "time_out")

@@ -19,8 +19,9 @@ from tests.services.scenario_runner.support import (
     until,
 )
 
+from scenario_runner.domain.facts import Advanced, GroupSettled
 from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothing_to_learn
-from scenario_runner.domain.runs import Advanced, GroupSettled, RunState, Training
+from scenario_runner.domain.runs import RunState, Training
 from scenario_runner.usecases.explaining import _own_facts
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
@@ -45,7 +46,7 @@ async def train(world: World, group: int, step: int) -> None:
 
 
 async def without_step(world: World) -> WithoutStep:
-    _, waits, _ = await world.do(lambda unit: _own_facts(unit, world.run_id))
+    _, waits, _, _ = await world.do(lambda unit: _own_facts(unit, world.run_id))
     return waits.without_step
 
 

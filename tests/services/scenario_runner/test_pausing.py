@@ -10,7 +10,8 @@ from tests.services.scenario_runner.planning_world import (
     train_spec,
 )
 
-from scenario_runner.domain.runs import Advanced, EpisodeRow, EpisodeState, RunState, Stopping
+from scenario_runner.domain.facts import Advanced, Stopping
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, RunState
 
 
 def named(rows: list[EpisodeRow]) -> dict[str, EpisodeRow]:

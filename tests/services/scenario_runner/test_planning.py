@@ -14,12 +14,8 @@ from tests.services.scenario_runner.planning_world import (
 
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
-from scenario_runner.domain.runs import (
-    Advanced,
-    EpisodeState,
-    Fact,
-    RunState,
-)
+from scenario_runner.domain.facts import Advanced, Fact
+from scenario_runner.domain.runs import EpisodeState, RunState
 from scenario_runner.usecases.planning import plan_more
 from sql_store import Database
 

@@ -13,8 +13,9 @@ from tests.services.scenario_runner.planning_world import (
     train_spec,
 )
 
+from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.plan import MAX_ATTEMPTS
-from scenario_runner.domain.runs import Counts, GroupSettled, RunSpec, RunState
+from scenario_runner.domain.runs import Counts, RunSpec, RunState
 
 DEADLINE_S = 10
 Ending = Callable[[World, int], Awaitable[None]]

@@ -11,10 +11,9 @@ from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
 from scenario_runner.domain.drawn import ClaimCheck, EndedGroup, SourceReport
 from scenario_runner.domain.environments import RunnerError
+from scenario_runner.domain.facts import Advanced, Failed
 from scenario_runner.domain.runs import (
-    Advanced,
     EpisodeRow,
-    Failed,
     GroupRow,
     InvalidRequest,
     NotFound,

@@ -17,14 +17,8 @@ from tests.services.scenario_runner.planning_world import RULES, World, open_dat
 from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
 
 from scenario_runner.domain import plan as decisions
-from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
-    Advanced,
-    EpisodeRow,
-    GroupSettled,
-    RunState,
-    Stopping,
-)
+from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
+from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeRow, RunState
 from scenario_runner.usecases.ending import end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
 

@@ -11,14 +11,8 @@ from tests.services.scenario_runner.sources_world import Sources, eval_spec, set
 
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.drawn import SourceReport
-from scenario_runner.domain.runs import (
-    Advanced,
-    GroupSettled,
-    PolicyChoice,
-    RunState,
-    Split,
-    Stopping,
-)
+from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
+from scenario_runner.domain.runs import PolicyChoice, RunState, Split
 from scenario_runner.usecases.drawing import release_offers
 from scenario_runner.usecases.ending import end_run, stop_early
 from scenario_runner.usecases.feeding import draw_more, drawn_by_outcome, feeding_of

@@ -23,7 +23,8 @@ from scenario_runner.adapters import migrations
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.tables import CLAIM
 from scenario_runner.domain.environments import PythonEnvironment
-from scenario_runner.domain.runs import Failed, Refused, Split
+from scenario_runner.domain.facts import Failed
+from scenario_runner.domain.runs import Refused, Split
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases.claiming import ClaimTasks
 from scenario_runner.usecases.revisions import store

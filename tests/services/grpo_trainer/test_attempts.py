@@ -100,6 +100,10 @@ async def record(around: Outside, fits: Callable[[dict[str, Any]], bool]) -> dic
             await asyncio.sleep(0.01)
 
 
+def begun_times(starts: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda one: one["starts"] == starts
+
+
 async def failure(bus: EventBus) -> events.SessionFailed:
     async with asyncio.timeout(60):
         async for delivery in bus.replay([events.SessionFailed], after_sequence=0, model=MODEL):
@@ -141,7 +145,7 @@ async def test_killed_twice_in_one_batch_the_third_start_ends_the_run(
             assert (left["step"], left["done"]) == (2, False)
             for starts in (1, 2):
                 await process.start()
-                await record(around, lambda one, starts=starts: one["starts"] == starts)
+                await record(around, begun_times(starts))
                 await process.end(signal.SIGKILL)
             await process.start()
             fact = await failure(around.bus)

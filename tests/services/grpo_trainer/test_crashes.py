@@ -153,7 +153,7 @@ async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> No
     world = await new_world(tmp_path / "one")
     await finish(world)
     kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
-    assert kept == {"step-00000002", "step-00000003"}
+    assert kept == {"step-00000002", "step-00000003", "attempts.json"}
 
 
 async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(tmp_path: Path) -> None:

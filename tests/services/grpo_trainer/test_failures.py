@@ -36,12 +36,16 @@ async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> No
             await asyncio.sleep(0.01)
 
 
+def holds(world: World, key: str) -> Callable[[], bool]:
+    return lambda: key in world.store.objects
+
+
 def dies(of: Exception, *, after: int = 0, method: str = "step") -> Callable[[Tools], Tools]:
     """Learners of RUN's model whose method raises, from call `after` + 1 on."""
 
     def change(tools: Tools) -> Tools:
         def new_learner() -> Any:
-            learner = tools.new_learner()
+            learner: Any = tools.new_learner()
             inner, calls = getattr(learner, method), 0
 
             async def call(*args: Any) -> Any:
@@ -188,7 +192,7 @@ async def test_the_failure_is_said_in_time_though_the_next_batch_computes(world:
 
     def change(tools: Tools) -> Tools:
         def new_learner() -> Any:
-            learner = tools.new_learner()
+            learner: Any = tools.new_learner()
 
             async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
                 nonlocal began
@@ -252,7 +256,7 @@ async def test_a_kill_before_any_write_of_a_failure_loses_nothing(tmp_path: Path
         world.stream.append(over())
         async with Trainer(world):
             await world.published("step.completed/run-2/1")
-            await until(lambda objects=world.store.objects: CLOSED in objects)
+            await until(holds(world, CLOSED))
         assert f"training/{MODEL}/{RUN}/failed.json" in world.store.objects
 
 
@@ -281,7 +285,7 @@ async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(w
         await world.published("session.failed/run-3")
         for run in ("run-2", "run-3"):
             world.stream.append(taskset_events.RunFinished(run_id=run, model="other"))
-            await until(lambda run=run: f"training/other/{run}/closed.json" in world.store.objects)
+            await until(holds(world, f"training/other/{run}/closed.json"))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
         await world.published(f"step.completed/{RUN}/1")

@@ -54,7 +54,7 @@ def room_for(
         def fail(_: Tensor) -> None:
             raise error()
 
-        logprobs.register_hook(fail)
+        logprobs.register_hook(fail)  # type: ignore[no-untyped-call]
         return logprobs, entropies
 
     monkeypatch.setattr(packed_model.PackedModel, "logprobs", limited)

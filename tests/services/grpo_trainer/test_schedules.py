@@ -181,7 +181,7 @@ async def test_each_step_of_a_run_says_its_rate_whoever_takes_it(tmp_path: Path)
 async def test_a_run_that_asks_for_no_curve_is_refused_with_the_reason(world: World) -> None:
     world.stream.append(submission(lr_schedule="cubic"))
     async with Trainer(world) as trainer, asyncio.timeout(10):
-        while not trainer.sessions.refused:
+        while not trainer.sessions.failed:
             await asyncio.sleep(0.01)
         (view,) = views.every(trainer.sessions)
     assert view.state == training.SESSION_STATE_FAILED

@@ -34,7 +34,7 @@ class Evaluation:
         index: int,
         rewards: Sequence[float] = EIGHT,
         *,
-        split: common.Split = common.SPLIT_TRAIN,
+        split: common.Split.ValueType = common.SPLIT_TRAIN,
         before_start: bool = False,
         said_digest: str = "",
         **changes: Any,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from grpo_trainer.domain.batches import BatchCutter
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.domain.groups import Completion, GroupAssembler
+from grpo_trainer.domain.groups import GroupAssembler
+from grpo_trainer.domain.offers import Completion
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import (

@@ -41,7 +41,16 @@ async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: Worl
     graded = await Episodes(world, EVALUATION, 8).fact(3, 1, 0.0, purpose=common.PURPOSE_EVAL, version=2)
     expected = wire.graded_from_wire(graded, 17, {})
     one = offer.members[1]
-    same = ("trajectory_id", "episode_id", "run_id", "group_id", "member", "group_size", "reward", "success")
+    same: tuple[str, ...] = (
+        "trajectory_id",
+        "episode_id",
+        "run_id",
+        "group_id",
+        "member",
+        "group_size",
+        "reward",
+        "success",
+    )
     same += ("body", "oldest_version", "newest_version", "task_digest")
     assert {name: getattr(one, name) for name in same} == {name: getattr(expected, name) for name in same}
     assert (one.offered, one.may_train, one.cut_off, offer.members[0].cut_off) == (True, True, True, False)
@@ -49,7 +58,7 @@ async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: Worl
 
 
 @pytest.mark.parametrize("split", [common.SPLIT_HELD_OUT, common.SPLIT_UNASSIGNED, common.SPLIT_UNSPECIFIED])
-async def test_only_an_offer_of_split_train_may_train(world: World, split: common.Split) -> None:
+async def test_only_an_offer_of_split_train_may_train(world: World, split: common.Split.ValueType) -> None:
     offer = wire.offer_from_wire(await Evaluation(world).offer(0, split=split), 1, {})
     assert not any(one.may_train for one in offer.members)
 
@@ -98,7 +107,7 @@ async def read(world: World, **changes: Any) -> EpisodeTokens:
 
 @pytest.mark.parametrize("split", [common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED])
 async def test_the_body_of_an_evaluation_trains_also_where_its_task_was_unassigned(
-    world: World, split: common.Split
+    world: World, split: common.Split.ValueType
 ) -> None:
     assert (await read(world, split=split)).num_trained > 0
 

@@ -22,7 +22,7 @@ class OptionInvalid(UpcycleError, ValueError):
 
 
 class TrainKeywords(TypedDict, total=False):
-    """The options of a training run as keywords; TrainOptions says what each means."""
+    """The options of a training run as keywords of the SDK; TrainOptions says what each means."""
 
     steps: int
     group: int
@@ -38,7 +38,6 @@ class TrainKeywords(TypedDict, total=False):
     gate_attempts: int
     lora_rank: int
     seed: int
-    no_sampling: bool
     no_step_groups: int | None
     temperature: float
     max_turns: int | None

@@ -26,7 +26,7 @@ QUICK_S: Final = 60.0
 MAX_ORDINAL: Final = 10_000
 """Runs that one content of the file may have; each is asked for again at every start."""
 _TABLE: Final = "run"
-_KEYS: Final = ("model", "taskset", "taskset_name", "from")
+_KEYS: Final[tuple[str, ...]] = ("model", "taskset", "taskset_name", "from")
 _TASKS_FILES: Final = (".py", ".json", ".jsonl")
 _SUBMIT_TRIES_S: Final = 60.0
 _PAUSE_S: Final = 0.5

@@ -210,7 +210,9 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
             return [told(await bring(platform, standing))]
     except FailsAtOnce as error:
         return [str(error)]
-    except (RemoteError, UpcycleError) as error:
+    except RemoteError as error:
+        refusal = error.message
+    except UpcycleError as error:
         refusal = str(error)
     except Exception as error:  # a tasks file is the user's code: the platform outlives whatever it raises
         return [f"no standing run: {standing.taskset}: {type(error).__name__}: {error}"]

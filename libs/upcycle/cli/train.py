@@ -15,7 +15,7 @@ from upcycle.platform import Platform
 from upcycle.run_specs import DEFAULT_STEPS, TrainOptions, option_names
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
 
 
 class TooSmallGroup(UpcycleError, ValueError):
@@ -134,23 +134,33 @@ async def train(
             "nothing to train on",
             "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), or --attach RUN",
         )
-    if recipe.group < 2:
-        raise TooSmallGroup(f"--group {recipe.group} must be at least 2", "8 is a good start")
+    options = options_of(recipe, sources)
+    if options.group < 2:
+        raise TooSmallGroup(f"--group {options.group} must be at least 2", "8 is a good start")
     async with Platform() as platform, remote_errors():
-        run_id = await _launched(platform, model, recipe, sources, view)
+        name, evaluations = await _drawn_from(platform, model, recipe, sources)
+        run_id = await _launched(platform, options.spec(model, name, evaluations), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
 
-async def _launched(platform: Platform, model: str, recipe: Recipe, sources: Sources, view: View) -> str:
+async def _drawn_from(
+    platform: Platform, model: str, recipe: Recipe, sources: Sources
+) -> tuple[str, list[str]]:
+    """The taskset that the run plays, and the run ids of its sources."""
     from upcycle.cli import watching
-    from upcycle.cli.sources import begun_lines, resolve, taskset_of
+    from upcycle.cli.sources import resolve, taskset_of
 
     evaluations = await resolve(platform, model, sources.from_)
     if recipe.taskset is not None:
-        name = await watching.register(platform, recipe.taskset, recipe.taskset_name)
-    else:
-        name = await taskset_of(platform, evaluations[0])
-    run = await watching.submit(platform, options_of(recipe, sources).spec(model, name, evaluations))
+        return await watching.register(platform, recipe.taskset, recipe.taskset_name), evaluations
+    return await taskset_of(platform, evaluations[0]), evaluations
+
+
+async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
+    from upcycle.cli import watching
+    from upcycle.cli.sources import begun_lines
+
+    run = await watching.submit(platform, spec)
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)
     if view.as_json:

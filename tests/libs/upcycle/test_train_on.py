@@ -100,7 +100,7 @@ async def test_what_is_refused_reaches_the_caller(planner: tuple[Planner, Platfo
     with pytest.raises(OptionInvalid, match="did you mean 'learning_rate'"):
         await client.train_on(["run-a"], learning_rat=1.0)  # type: ignore[call-arg]
     lonely = await Job.start("m", group=1)
-    with pytest.raises(EvaluationFailed, match="Job[.]start"):
+    with pytest.raises(EvaluationFailed, match=r"Job\.start"):
         await lonely.train(runtime=platform)
     assert not said.submitted
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from upcycle.cli.outcomes import source_text
+from upcycle.run_specs import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
@@ -52,5 +53,5 @@ def _may_draw(training: "Run", evaluation: "Run") -> bool:
         return False
     if report_on(training, evaluation.run_id) is not None:
         return True
-    same = training.spec.taskset.partition("@")[0] == evaluation.spec.taskset.partition("@")[0]
+    same = plain_name(training.spec.taskset) == plain_name(evaluation.spec.taskset)
     return same and training.spec.policy.model == evaluation.spec.policy.model

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.run_specs import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
@@ -77,12 +78,12 @@ async def taskset_of(platform: Platform, run_id: str) -> str:
 
     run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
     name = str(run.spec.taskset)
-    if name.partition("@")[0] not in await _train_tasksets(platform):
+    if plain_name(name) not in await _train_tasksets(platform):
         raise SourcesRefused(
             f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
             "name the taskset to train on with --taskset, or an evaluation of a train taskset",
         )
-    return name.partition("@")[0]
+    return plain_name(name)
 
 
 async def _newest(platform: Platform, model: str) -> str:
@@ -92,7 +93,7 @@ async def _newest(platform: Platform, model: str) -> str:
     allowed = await _train_tasksets(platform)
     listed = await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK, model=model), timeout=10)
     for run in listed.runs:
-        if run.spec.purpose == PURPOSE_EVAL and run.spec.taskset.partition("@")[0] in allowed:
+        if run.spec.purpose == PURPOSE_EVAL and plain_name(run.spec.taskset) in allowed:
             return str(run.run_id)
     raise SourcesRefused(
         f"--from last: none of the newest {len(listed.runs)} runs of {model!r} "
@@ -106,7 +107,7 @@ async def _train_tasksets(platform: Platform) -> set[str]:
     from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
 
     listed = await platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=10)
-    return {taskset.name for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
+    return {plain_name(taskset.name) for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
 
 
 def begun_lines(run: "Run") -> list[str]:

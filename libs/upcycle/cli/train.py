@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from cyclopts import Parameter
 
@@ -16,6 +16,9 @@ from upcycle.run_specs import DEFAULT_STEPS, TrainOptions, option_names
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+
+
+_LOOK_BACK: Final = 50
 
 
 class TooSmallGroup(UpcycleError, ValueError):
@@ -91,7 +94,7 @@ class View:
     """How to follow the run."""
 
     attach: str | None = None
-    """follow this run (or `last`) instead of starting one."""
+    """follow this run (or `last`, the newest training run) instead of starting one."""
     detach: bool = False
     """print the run id and leave."""
     timeout_s: float = 86_400.0
@@ -173,12 +176,19 @@ async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
 
 
 async def _attached(platform: Platform, run: str) -> str:
-    """The id of the training run that a person means. Raises UnclearTraining for one that does not train."""
+    """The id of the training run that a person means; `last` is the newest one, whatever was evaluated since.
+
+    Raises UnclearTraining for a run that does not train.
+    """
     from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
-    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, ListRunsRequest
     from upcycle.cli.runs import resolve_run
 
     run_id = await resolve_run(platform, run)
+    if run == "last":
+        listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK), timeout=10)).runs
+        trains = (one.run_id for one in listed if one.spec.purpose == PURPOSE_TRAIN)
+        run_id = next(trains, run_id)
     found = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
     if found.spec.purpose != PURPOSE_TRAIN:
         raise UnclearTraining(f"{run_id} is an evaluation", f"look at it with `upcycle why {run_id}`")

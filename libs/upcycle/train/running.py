@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import Run as Episode
 from upcycle.evaluation import register
+from upcycle.run_specs import plain_name
 from upcycle.tasks import Taskset
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ async def _taskset(platform: "Platform", run_id: str, taskset: "Taskset | str | 
         return taskset
     with remote_errors(f"look at {run_id}"):
         run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=SUBMIT_TIMEOUT_S)).run
-    return run.spec.taskset.partition("@")[0]
+    return plain_name(run.spec.taskset)
 
 
 async def finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:

@@ -152,9 +152,9 @@ async def test_a_run_without_a_limit_is_not_ended_early(planner: tuple[Planner, 
     said, where = planner
     spec = training("run-t").spec
     spec.training.steps = 0
-    said.runs = [training("run-t", spec=spec)]
+    said.runs = [evaluation("run-e"), training("run-t", spec=spec), training("run-s")]
     said.watched = [training("run-t", spec=spec, step=7, state=ts.RUN_STATE_COMPLETED)]
-    status, out, _ = await upcycle(where, "train", "--attach", "run-t")
+    status, out, _ = await upcycle(where, "train", "--attach", "last")  # the newest that trains
     assert status == 0
     assert out.startswith("run-t: 7 steps, v0,")
 

@@ -36,7 +36,7 @@ from policy_files import fetch, load
 from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig, TrainingConfig
 from upcycle.api.training.v1.events_pb2 import PolicyPublished, StepCompleted
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
-from upcycle.cli.train import train_spec
+from upcycle.run_specs import train_spec
 
 TOOL_DELAY_S: Final = 0.05
 TARGET: Final = 0.80

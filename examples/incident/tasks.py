@@ -1,4 +1,8 @@
-"""The tasksets: `train`, and `held_out` from other seeds and other service names. Families are the causes."""
+"""The tasksets: `train`, and `held_out` from other seeds and other service names. Families are the causes.
+
+`practice` and `first` hold the first tasks of `train`: the demo trains on `practice` while an evaluation of
+it runs beside the training, and begins with an evaluation of `first`.
+"""
 
 from examples.incident.env import investigate
 from examples.incident.names import Split
@@ -6,6 +10,8 @@ from examples.incident.world import draw_incident
 from upcycle import Task, Taskset
 
 NUM_TRAIN = 1024
+NUM_PRACTICE = 192
+NUM_FIRST = 48
 NUM_HELD_OUT = 120
 # Seeds of the splits do not meet, though a split is part of its incidents' seeds anyway.
 FIRST_SEED: dict[Split, int] = {"train": 0, "held_out": 1_000_000}
@@ -16,10 +22,12 @@ def _task(split: Split, seed: int) -> Task:
     return investigate.task(slug=f"{split}-{seed:07d}", family=family, split=split, seed=seed)
 
 
-def _taskset(split: Split, count: int) -> Taskset:
+def _taskset(name: str, split: Split, count: int) -> Taskset:
     first = FIRST_SEED[split]
-    return Taskset(f"incident-{split}", [_task(split, seed) for seed in range(first, first + count)], split)
+    return Taskset(f"incident-{name}", [_task(split, seed) for seed in range(first, first + count)], split)
 
 
-train = _taskset("train", NUM_TRAIN)
-held_out = _taskset("held_out", NUM_HELD_OUT)
+train = _taskset("train", "train", NUM_TRAIN)
+practice = _taskset("practice", "train", NUM_PRACTICE)
+first = _taskset("first", "train", NUM_FIRST)
+held_out = _taskset("held_out", "held_out", NUM_HELD_OUT)

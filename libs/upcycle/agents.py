@@ -34,14 +34,19 @@ class Agent:
         context.runs.extend(runs)
         return runs[0]
 
-    def run_spec(self, taskset: str, group: int, label: str) -> "RunSpec":
-        """The evaluation run that `SubmitRun` takes."""
+    def run_spec(self, taskset: str, group: int, label: str = "", trainable: bool = False) -> "RunSpec":
+        """The evaluation run that `SubmitRun` takes. trainable: the newest published weights play, unless a
+        version is pinned, since a training run takes no groups that are too old. Raises UpcycleError."""
         from upcycle.api.common.v1 import common_pb2
         from upcycle.api.taskset.v1 import taskset_pb2
 
+        if trainable and group < 2:
+            raise UpcycleError(
+                f"trainable with group {group}", "rewards are compared within a group: 2 or more"
+            )
         policy = common_pb2.PolicySelector(model=self.model)
         if self.version is None:
-            policy.channel = common_pb2.CHANNEL_HEAD
+            policy.channel = common_pb2.CHANNEL_LATEST if trainable else common_pb2.CHANNEL_HEAD
         else:
             policy.pinned_version = self.version
         return taskset_pb2.RunSpec(
@@ -51,6 +56,7 @@ class Agent:
             group_size=group,
             sampling=taskset_pb2.SamplingConfig(**self.sampling),
             label=label,
+            trainable=trainable,
         )
 
 

@@ -8,9 +8,9 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.scenario import ToolUse, Transcript, Turn
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
+    from upcycle.run_specs import TrainKeywords
+    from upcycle.train.running import TrainedRun
 
 # Trajectories are read this many at a time, and waited for this long: the store's index follows the run's
 # end.
@@ -29,6 +31,7 @@ INDEX_WAIT_S = 15.0
 # Registering imports the environment on the runner's side.
 REGISTER_TIMEOUT_S = 120.0
 
+DAY_S = 86_400.0
 
 class EvaluationFailed(UpcycleError):
     """The run ended without a result for every episode, or was cancelled."""
@@ -39,7 +42,7 @@ class EvaluationFailed(UpcycleError):
 @dataclass(frozen=True, slots=True)
 class Run:
     """One played and graded episode. trace_id: its id in the trajectory store. failure: why there is no
-    reward (reward is then 0 and means nothing)."""
+    reward (reward is then 0 and means nothing). run_id: of the evaluation that it belongs to."""
 
     task_slug: str
     reward: float
@@ -49,6 +52,7 @@ class Run:
     failure: str = ""
     trajectory: Transcript | None = field(default=None, repr=False)
     answer: str = field(default="", repr=False)
+    run_id: str = ""
 
     @property
     def is_error(self) -> bool:
@@ -62,6 +66,7 @@ class Job:
     session = await Job.start("incident", group=8)
     await taskset.run(agent, job=session)
     rewards = [run.reward for run in session.runs]
+    trained = await session.train(steps=2, prompts=8, learning_rate=1e-5)
     """
 
     def __init__(self, model: str, group: int, label: str) -> None:
@@ -76,6 +81,47 @@ class Job:
         if group < 1:
             raise UpcycleError(f"group is {group}", "play each task at least once")
         return cls(model, group, label or f"job-{uuid.uuid4().hex[:8]}")
+
+    @property
+    def run_ids(self) -> list[str]:
+        """Run ids of the job's evaluations, oldest first."""
+        return list(dict.fromkeys(run.run_id for run in self.runs if run.run_id))
+
+    async def train(
+        self,
+        model: str | None = None,
+        *,
+        taskset: "Taskset | str | None" = None,
+        sampling: bool = True,
+        runtime: "Platform | Addresses | None" = None,
+        timeout_s: float = DAY_S,
+        **options: "Unpack[TrainKeywords]",
+    ) -> "TrainedRun":
+        """Train on the job's evaluations, and wait until the run is over: `TrainingClient.train_on(run_ids)`.
+
+        model: by default the job's. Without `group` in the options the run samples groups as large as the
+        job's. Raises what train_on raises, and EvaluationFailed for a job that has nothing to compare.
+        """
+        from upcycle.train import TrainingClient
+
+        if self.group < 2:
+            raise EvaluationFailed(
+                f"the job plays each task {self.group} time: rewards are compared within a group",
+                "Job.start(model, group=8), then evaluate again",
+            )
+        client = TrainingClient(model or self.model, runtime=runtime)
+        chosen: TrainKeywords = {"group": self.group, **options}
+        return await client.train_on(
+            self.run_ids, taskset=taskset, sampling=sampling, timeout_s=timeout_s, **chosen
+        )
+
+
+class EvalOptions(TypedDict, total=False):
+    """Of an evaluation. label: free text for people; trainable: a running training run of the same model and
+    taskset may draw its groups, each once, so the newest published weights play instead of head."""
+
+    label: str
+    trainable: bool
 
 
 class EvalContext:
@@ -131,20 +177,21 @@ async def evaluate(
     *,
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
-    label: str = "",
     trajectories: bool = True,
     timeout_s: float = 3600.0,
+    **options: Unpack[EvalOptions],
 ) -> list[Run]:
     """Play every task `group` times with the agent's policy and wait for the rewards; runs in order of tasks.
 
-    trajectories: also read what the agent did. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and
+    trajectories: also read what the agent did. options: see EvalOptions; `trainable=True` needs a group of
+    2 or more. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and
     RemoteError for what the platform refuses.
     """
     async with connected(runtime) as platform:
         name = await register(platform, taskset)
-        run_id = await _submit(platform, agent.run_spec(name, group, label), taskset.digest)
+        run_id = await _submit(platform, agent.run_spec(name, group, **options), taskset.digest)
         results = await _wait(platform, run_id, timeout_s)
-        runs = [_run(result) for result in results]
+        runs = [_run(result, run_id) for result in results]
         if trajectories:
             limit = asyncio.Semaphore(READ_CONCURRENCY)
             runs = list(await asyncio.gather(*(_with_trajectory(platform, run, limit) for run in runs)))
@@ -216,7 +263,7 @@ async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequenc
     return done.results
 
 
-def _run(result: "EpisodeResult") -> Run:
+def _run(result: "EpisodeResult", run_id: str) -> Run:
     from upcycle.api.taskset.v1 import taskset_pb2
 
     has_reward = result.status == taskset_pb2.EPISODE_STATUS_GRADED
@@ -227,6 +274,7 @@ def _run(result: "EpisodeResult") -> Run:
         trace_id=f"traj-{result.episode_id}",
         episode_id=result.episode_id,
         failure="" if has_reward else result.failure_kind or "cancelled",
+        run_id=run_id,
     )
 
 
@@ -235,16 +283,7 @@ async def _with_trajectory(platform: "Platform", run: Run, limit: asyncio.Semaph
         return run
     async with limit:
         body = await _read_body(platform, run.trace_id)
-    return Run(
-        run.task_slug,
-        run.reward,
-        run.success,
-        run.trace_id,
-        run.episode_id,
-        "",
-        transcript_of(body),
-        body.answer,
-    )
+    return replace(run, trajectory=transcript_of(body), answer=body.answer)
 
 
 async def _read_body(platform: "Platform", trajectory_id: str) -> "TrajectoryBody":

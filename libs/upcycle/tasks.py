@@ -157,15 +157,18 @@ class Taskset:
 
         save_taskset(self, Path(path))
 
-    async def run(self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None) -> "list[Run]":
+    async def run(
+        self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None, trainable: bool = False
+    ) -> "list[Run]":
         """Play every task with an agent, `job.group` times each; the runs are also added to the job.
 
-        runtime: where (a Platform or its Addresses); by default the platform that is found.
+        runtime: where (a Platform or its Addresses); by default the platform that is found. trainable: a
+        running training run of the same model and taskset may draw the groups, each once.
         """
         from upcycle.evaluation import evaluate
 
         group, label = (job.group, job.label) if job is not None else (1, "")
-        runs = await evaluate(self, agent, group=group, runtime=runtime, label=label)
+        runs = await evaluate(self, agent, group=group, runtime=runtime, label=label, trainable=trainable)
         if job is not None:
             job.runs.extend(runs)
         return runs

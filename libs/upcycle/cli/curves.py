@@ -15,6 +15,7 @@ from upcycle.cli.attending import (
     Show,
     Stepped,
 )
+from upcycle.cli.outcomes import groups_text, nothing_learnt, source_text, step_text
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
 from upcycle.cli.watching import state_word
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
+    from upcycle.api.taskset.v1.taskset_pb2 import Run
     from upcycle.api.training.v1.training_pb2 import StepPoint
 
 METRICS: Final = (
@@ -59,14 +61,34 @@ class Lines:
     def __init__(self, console: "Console") -> None:
         self._console = console
         self._state = 0
+        self._warned_at = 0
 
     def __call__(self, picture: Picture, event: Event) -> None:
         """See attending.Show."""
         if isinstance(event, RunChanged):
+            self._warn(event.run)
             if event.run.state == self._state:
                 return
             self._state = event.run.state
-        self._console.print(told(event), markup=False, soft_wrap=True)
+        self._line(told(event))
+        if isinstance(event, Stepped):
+            self._account(picture.run)
+
+    def _warn(self, run: "Run") -> None:
+        """Nothing is learnt: said after a batch's worth of groups, then each time their number doubles."""
+        total = sum(run.counts.groups_by_outcome.values())
+        text = nothing_learnt(run)
+        if text and total >= max(2 * self._warned_at, run.spec.training.prompts_per_step, 1):
+            self._warned_at = total
+            self._line(f"warning: {text}")
+
+    def _account(self, run: "Run") -> None:
+        known = [text for text in (groups_text(run), *map(source_text, run.sources)) if text]
+        if known:
+            self._line(f"  {'; '.join(known)}")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -94,11 +116,17 @@ def drawn(picture: Picture, width: int) -> "RenderableType":
     points = [picture.points[step] for step in sorted(picture.points)]
     for name, values, last in curves(points, picture.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
+    if warning := nothing_learnt(picture.run):
+        table.add_row(Text("warning", style="yellow"), Text(warning))
+    for source in picture.run.sources:
+        table.add_row("evaluation", Text(source_text(source)))
     for alarm in picture.alarms.values():
         table.add_row(Text("alarm", style="red"), Text(alarm.text))
     for peer in sorted(picture.away):
         table.add_row(Text("away", style="yellow"), f"{peer} does not answer")
-    return Group(Text(_title(picture), style="bold", no_wrap=True, overflow="ellipsis"), table)
+    title = Text(_title(picture), style="bold", no_wrap=True, overflow="ellipsis")
+    groups = groups_text(picture.run)
+    return Group(title, Text(groups), table) if groups else Group(title, table)
 
 
 def curves(
@@ -124,7 +152,7 @@ def told(event: Event) -> str:
     """An event in one line."""
     match event:
         case RunChanged(run):
-            return f"{run.run_id} is {state_word(run)}"
+            return f"{run.run_id} is {state_word(run)}" + (f": {run.failure}" if run.failure else "")
         case Stepped(point):
             return _step_line(point)
         case Judged(checkpoint):
@@ -168,7 +196,7 @@ def _title(picture: Picture) -> str:
     step = max(run.step, picture.last_step)
     return (
         f"{run.run_id}  {run.spec.policy.model}  {state_word(run)}  "
-        f"step {step}/{run.spec.training.steps}  v{run.policy_version}  "
+        f"{step_text(run, step)}  v{run.policy_version}  "
         f"episodes {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
     )
 

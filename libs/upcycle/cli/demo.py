@@ -67,6 +67,7 @@ def conclude(report: "Report", running: "Demo") -> int:
     out.print(
         f"            {', '.join(f'{state} {count}' for state, count in sorted(ledger.by_state.items()))}"
     )
+    out.print(f"evaluations {_fed(report)}", soft_wrap=True)
     out.print(
         f"versions    {report.policy_versions} published, {report.checkpoints_saved} checkpoints: "
         f"{report.checkpoints_promoted} promoted, {report.checkpoints_held} held"
@@ -80,11 +81,7 @@ def conclude(report: "Report", running: "Demo") -> int:
         f"serving     {report.served.model} v{report.served.version} {report.served.digest[:12]}; "
         f"{report.production_requests} production requests, {report.production_failures} failed"
     )
-    walls = report.wall_s
-    out.print(
-        f"wall clock  setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, "
-        f"training {walls.training:.0f} s"
-    )
+    out.print(f"wall clock  {_walls(report)}")
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
     out.print("\n[bold]next[/bold]")
     for line in running.next_commands():
@@ -94,6 +91,17 @@ def conclude(report: "Report", running: "Demo") -> int:
         out.print(f"[red]✗ {line}[/red]")
     out.print("[green]✓ the loop closed[/green]" if not shortfalls else "[red]the loop did not close[/red]")
     return Exit.FAILED if shortfalls else Exit.OK
+
+
+def _fed(report: "Report") -> str:
+    groups = ", ".join(f"{count} groups of {run_id}" for run_id, count in report.fed.groups.items())
+    sampled = report.fed.sampled_before_first_step
+    return f"{groups} trained; {sampled} episodes sampled for training before the first step"
+
+
+def _walls(report: "Report") -> str:
+    walls = report.wall_s
+    return f"setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training {walls.training:.0f} s"
 
 
 def _percent(interval: tuple[float, float]) -> str:

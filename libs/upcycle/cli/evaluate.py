@@ -1,18 +1,25 @@
 """`upcycle eval`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.watching import completed
+from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.common.v1.common_pb2 import PolicySelector
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+
+
+class TooSmallToTrain(UpcycleError, ValueError):
+    """A group of one has no baseline: nothing can be learnt from it."""
+
+    kind = "group_too_small"
 
 
 @Parameter(name="*")
@@ -24,14 +31,23 @@ class Play:
     """episodes per task."""
     taskset: str | None = None
     """which taskset of the file."""
-    channel: Literal["latest", "head"] = "head"
-    """which weights: `head` (promoted) or `latest` (newest published)."""
+    channel: Literal["latest", "head"] | None = None
+    """which weights: `head` (promoted) or `latest` (newest published). Default `head`; with --trainable
+    `latest`, since a running training run takes no groups that are older than its --max-staleness."""
     at_version: int | None = None
     """exactly this policy version instead of a channel."""
     temperature: float = 1.0
     """sampling temperature."""
     max_turns: int | None = None
     """turns an episode may take."""
+    trainable: Annotated[bool, Parameter(negative="")] = False
+    """a running training run of the same model and taskset may draw the groups, each once; needs --group 2
+    or more. What this evaluation reports does not change by it."""
+
+    @property
+    def weights(self) -> Literal["latest", "head"]:
+        """The channel, where none was named too."""
+        return self.channel or ("latest" if self.trainable else "head")
 
 
 @Parameter(name="*")
@@ -48,7 +64,7 @@ class Report:
     dry_run: bool = False
     """load and validate the tasks, submit nothing."""
     as_json: JsonFlag = False
-    """JSON lines: `launch`, then `done`."""
+    """JSON lines: `launch`, with --trainable `drawn_by`, then `done`."""
 
 
 async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Report = Report()) -> int:
@@ -62,16 +78,36 @@ async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Repor
 
     if report.dry_run:
         return _dry_run(tasks, report.as_json)
+    if play.trainable and play.group < 2:
+        raise TooSmallToTrain(
+            f"--trainable with --group {play.group}: rewards are compared within a group",
+            "give --group 2 or more; 8 is a good start",
+        )
     async with Platform() as platform, remote_errors():
         name = await watching.register(platform, tasks, play.taskset)
-        policy = selector(model, play.channel, play.at_version)
+        policy = selector(model, play.weights, play.at_version)
         spec = eval_spec(name, policy, play.group, play.temperature, play.max_turns)
+        spec.trainable = play.trainable
         run = await watching.submit(platform, spec)
         _launched(run, report.as_json)
         if report.detach:
             return Exit.OK
         run = await watching.follow(platform, run.run_id, Progress(), timeout_s=report.timeout_s)
-    return _report(run, report.min_success, report.as_json)
+        said = await _drawn(platform, run, report.as_json) if play.trainable else ""
+    status = _report(run, report.min_success, report.as_json)
+    if said and not report.as_json:
+        print(said)
+    return status
+
+
+async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
+    """Which running training run draws from this evaluation, in one line."""
+    from upcycle.cli.drawing import drawing_run, drawn_text
+
+    found = await drawing_run(platform, run)
+    if as_json:
+        print_json("drawn_by", {"run_id": found.run_id if found is not None else ""})
+    return drawn_text(run, found)
 
 
 def selector(model: str, channel: str, version: int | None) -> "PolicySelector":
@@ -152,7 +188,8 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
         )
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if not completed(run):
-        human().print(f"[red]the run did not complete[/red]: {run.failure or 'cancelled'}")
+        why = run.failure or "cancelled"
+        human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
         return Exit.FAILED
     if min_success is not None and run.success_rate < min_success:
         human().print(f"success {run.success_rate:.1%} is below --min-success {min_success:.1%}")

@@ -1,6 +1,6 @@
 """What `upcycle train` refuses before it connects: the same rules as the planner's and the trainer's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
@@ -27,13 +27,19 @@ class TrainingRefused(UpcycleError, ValueError):
 
 def refuse_early(training: "TrainingConfig", group_size: int, gate: "GateConfig | None") -> None:
     """Raises TrainingRefused, naming flags, for names and limits that the planner would refuse."""
-    from run_config import gate_refusals, refusals
-
-    refused = refusals(_given(training), group_size=group_size, say=_flag)
-    if gate is not None:
-        refused += gate_refusals(_given(gate), say=_flag)
+    refused = refusals_of(training, group_size, gate, say=flag_of)
     if refused:
         raise TrainingRefused("; ".join(refused))
+
+
+def refusals_of(
+    training: "TrainingConfig", group_size: int, gate: "GateConfig | None", *, say: Callable[[str], str]
+) -> list[str]:
+    """What the planner would refuse of these, one sentence each. say: names a field for its reader."""
+    from run_config import gate_refusals, refusals
+
+    refused = refusals(_given(training), group_size=group_size, say=say)
+    return refused if gate is None else refused + gate_refusals(_given(gate), say=say)
 
 
 def _given(message: "Message") -> Mapping[str, Any]:
@@ -41,5 +47,6 @@ def _given(message: "Message") -> Mapping[str, Any]:
     return {field.name: value for field, value in message.ListFields()}
 
 
-def _flag(field: str) -> str:
+def flag_of(field: str) -> str:
+    """The flag of `upcycle train` that sets a field."""
     return _FLAGS.get(field, f"--{field.replace('_', '-')}")

@@ -130,12 +130,19 @@ def run_table(listed: "list[Run]") -> object:
 
     from upcycle.api.common.v1.common_pb2 import Purpose
 
-    table = Table("run", "purpose", "taskset", "model", "state", "episodes", "reward", "success", box=None)
+    columns = ("run", "purpose", "taskset", "model", "state", "steps", "episodes", "reward", "success")
+    table = Table(*columns, box=None)
     for run in listed:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
         scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}")
-        table.add_row(
-            run.run_id, purpose, run.spec.taskset, run.spec.policy.model, state_word(run), progress, *scores
-        )
+        what = (run.spec.taskset, run.spec.policy.model)
+        table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores)
     return table
+
+
+def _steps(run: "Run") -> str:
+    """`7/100`, or `7/no limit`; empty for what does not train."""
+    if not run.spec.HasField("training"):
+        return ""
+    return f"{run.step}/{run.spec.training.steps or 'no limit'}"

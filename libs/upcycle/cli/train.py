@@ -9,15 +9,17 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.preflight import refuse_early
+from upcycle.cli.sources import NO_SOURCES, Sources, check
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.run_specs import DEFAULT_STEPS, TrainOptions, option_names
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, RunSpec, TrainingConfig
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
 
 
-DEFAULT_STEPS: Final = 100
+_LOOK_BACK: Final = 50
 
 
 class UnclearTraining(UpcycleError, ValueError):
@@ -36,11 +38,12 @@ class Recipe:
     taskset_name: str | None = None
     """which taskset of the file."""
     steps: int | None = None
-    """optimizer steps; default 100, for behaviour cloning as many as the epochs need."""
+    """optimizer steps; default 100, for behaviour cloning as many as the epochs need; 0: until the run is
+    stopped."""
     group: int = 8
     """rollouts per task, at least 2."""
     prompts: int = 16
-    """tasks per optimizer step."""
+    """groups per optimizer step, each of one task."""
     learning_rate: float = 1e-5
     """of AdamW; with a schedule, its highest."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -86,7 +89,7 @@ class View:
     """How to follow the run."""
 
     attach: str | None = None
-    """follow this run (or `last`) instead of starting one."""
+    """follow this run (or `last`, the newest training run) instead of starting one."""
     detach: bool = False
     """print the run id and leave."""
     timeout_s: float = 86_400.0
@@ -99,12 +102,15 @@ async def train(
     model: str | None = None,
     *,
     recipe: Recipe = Recipe(),
+    sources: Sources = NO_SOURCES,
     cloning: Cloning = Cloning(),
     view: View = View(),
 ) -> int:
     """Train MODEL with online GRPO: roll out, grade, step, publish, until the steps are done.
 
-    With --sft or --sft-from it imitates conversations instead, and makes the last checkpoint head.
+    With --from it begins with what evaluations sampled already, whole groups with their rewards, each at
+    most once; what does not fit is named. With --sft or --sft-from it imitates conversations instead, and
+    makes the last checkpoint head.
 
     Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
     `upcycle runs pause | resume | stop RUN` steer it.
@@ -113,6 +119,7 @@ async def train(
     """
     from grpc_edge import remote_errors
 
+    check(sources, cloning, view)
     if view.attach is not None:
         async with Platform() as platform, remote_errors():
             return await _follow(platform, await _attached(platform, view.attach), view)
@@ -120,23 +127,39 @@ async def train(
         from upcycle.cli.cloning import clone
 
         return await clone(model, recipe, cloning, view)
-    if model is None or recipe.taskset is None:
+    if model is None or (recipe.taskset is None and not sources.from_):
         raise UnclearTraining(
-            "nothing to train on", "give MODEL with --taskset, --sft or --sft-from, or --attach RUN"
+            "nothing to train on",
+            "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), or --attach RUN",
         )
-    refuse_early(training_config(recipe), recipe.group, _gate_config(recipe))
+    options = options_of(recipe, sources)
+    refuse_early(options.training(), options.group, options.gate_config())
     async with Platform() as platform, remote_errors():
-        run_id = await _launched(platform, model, recipe.taskset, recipe, view)
+        name, evaluations = await _drawn_from(platform, model, recipe, sources)
+        run_id = await _launched(platform, options.spec(model, name, evaluations), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
 
-async def _launched(platform: Platform, model: str, taskset: str, recipe: Recipe, view: View) -> str:
+async def _drawn_from(
+    platform: Platform, model: str, recipe: Recipe, sources: Sources
+) -> tuple[str, list[str]]:
+    """The taskset that the run plays, and the run ids of its sources."""
     from upcycle.cli import watching
+    from upcycle.cli.sources import resolve, taskset_of
 
-    name = await watching.register(platform, taskset, recipe.taskset_name)
-    run = await watching.submit(
-        platform, train_spec(name, model, recipe.group, training_config(recipe), _gate_config(recipe))
-    )
+    evaluations = await resolve(platform, model, sources.from_)
+    if recipe.taskset is not None:
+        return await watching.register(platform, recipe.taskset, recipe.taskset_name), evaluations
+    return await taskset_of(platform, evaluations[0]), evaluations
+
+
+async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
+    from upcycle.cli import watching
+    from upcycle.cli.sources import begun_lines
+
+    run = await watching.submit(platform, spec)
+    for line in begun_lines(run):
+        human().print(line, markup=False, soft_wrap=True)
     if view.as_json:
         print_json("launch", run)
     elif view.detach:
@@ -147,12 +170,19 @@ async def _launched(platform: Platform, model: str, taskset: str, recipe: Recipe
 
 
 async def _attached(platform: Platform, run: str) -> str:
-    """The id of the training run that a person means. Raises UnclearTraining for one that does not train."""
+    """The id of the training run that a person means; `last` is the newest one, whatever was evaluated since.
+
+    Raises UnclearTraining for a run that does not train.
+    """
     from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
-    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, ListRunsRequest
     from upcycle.cli.runs import resolve_run
 
     run_id = await resolve_run(platform, run)
+    if run == "last":
+        listed = (await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK), timeout=10)).runs
+        trains = (one.run_id for one in listed if one.spec.purpose == PURPOSE_TRAIN)
+        run_id = next(trains, run_id)
     found = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
     if found.spec.purpose != PURPOSE_TRAIN:
         raise UnclearTraining(f"{run_id} is an evaluation", f"look at it with `upcycle why {run_id}`")
@@ -173,58 +203,29 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
     return Exit.OK if completed(run) else Exit.FAILED
 
 
-def training_config(recipe: Recipe) -> "TrainingConfig":
-    """What the trainer and the planner are asked for."""
-    from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig
-
-    return TrainingConfig(
-        steps=DEFAULT_STEPS if recipe.steps is None else recipe.steps,
-        prompts_per_step=recipe.prompts,
-        max_staleness=recipe.max_staleness,
-        learning_rate=recipe.learning_rate,
-        lr_schedule=recipe.lr_schedule,
-        warmup_steps=recipe.warmup_steps,
-        min_lr_fraction=recipe.min_lr_fraction,
-        checkpoint_every_steps=recipe.checkpoint_every,
-        loss=recipe.loss,
-        lora_rank=recipe.lora_rank,
-        seed=recipe.seed,
-    )
-
-
-def _gate_config(recipe: Recipe) -> "GateConfig | None":
-    from upcycle.api.taskset.v1.taskset_pb2 import GateConfig
-
-    return GateConfig(taskset=recipe.gate, attempts=recipe.gate_attempts) if recipe.gate else None
-
-
-def train_spec(
-    taskset: str, model: str, group: int, training: "TrainingConfig", gate: "GateConfig | None"
-) -> "RunSpec":
-    """A training run that follows the channel `latest` of `model`."""
-    from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_TRAIN, PolicySelector
-    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig
-
-    return RunSpec(
-        taskset=taskset,
-        purpose=PURPOSE_TRAIN,
-        policy=PolicySelector(model=model, channel=CHANNEL_LATEST),
-        group_size=group,
-        sampling=SamplingConfig(temperature=1.0),
-        training=training,
-        gate=gate,
-    )
+def options_of(recipe: Recipe, sources: Sources = NO_SOURCES) -> TrainOptions:
+    """The flags as options of a training run."""
+    given = {name: getattr(recipe, name) for name in option_names() if hasattr(recipe, name)}
+    steps = DEFAULT_STEPS if recipe.steps is None else recipe.steps
+    more = {"no_sampling": sources.no_sampling, "no_step_groups": sources.no_step_groups}
+    return TrainOptions(**{**given, **more, "steps": steps})
 
 
 def _say_done(run: "Run", as_json: bool) -> None:
+    from upcycle.cli.outcomes import groups_text, source_text
+
     if as_json:
         print_json("done", run)
         return
-    early = "" if run.step >= run.spec.training.steps else f" of {run.spec.training.steps}, ended early"
+    limit = run.spec.training.steps
+    early = f" of {limit}, ended early" if run.step < limit else ""
     outcome = "" if completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
     print(
         f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
         f"{run.counts.settled} episodes{outcome}"
     )
+    for line in (groups_text(run), *map(source_text, run.sources)):
+        if line:
+            print(line)
     if run.spec.HasField("gate"):
         print(f"verdicts of the gate: upcycle models checkpoints {run.spec.policy.model}")

@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from upcycle.cli.output import JsonFlag, human, print_json
 
 if TYPE_CHECKING:
     from local_stack import Stack, StackSettings
+    from upcycle.cli.standing import Standing
 
 
 @Parameter(name="*")
@@ -34,6 +36,9 @@ class Layout:
     """folders that environments may be loaded from."""
     port_offset: int = 0
     """added to every default port."""
+    standing: Path | None = None
+    """TOML file of a training run that is going while the platform is up, and again after a restart: a table
+    [run] with keys named like the flags of `upcycle train`. Its model is served unless --model names one."""
 
 
 async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
@@ -45,27 +50,72 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
     """
     from local_stack import Stack
 
+    standing = _standing(layout)
     began = time.monotonic()
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     out = human()
-    async with Stack(_settings(layout, lambda line: out.print(line, style="dim", markup=False))) as stack:
+    settings = _settings(layout, standing, lambda line: out.print(line, style="dim", markup=False))
+    async with Stack(settings) as stack:
         show_ready(stack, time.monotonic() - began)
         if as_json:
             print_json("ready", stack.state())
-        await until_stopped(stack, stop)
+        async with _kept(stack, standing):
+            await until_stopped(stack, stop)
         out.print("stopping")
     return Exit.OK
 
 
-def _settings(layout: Layout, on_event: Callable[[str], None]) -> "StackSettings":
+def _standing(layout: Layout) -> "Standing | None":
+    """What --standing asks for, read before anything is started. Raises StandingInvalid."""
+    if layout.standing is None:
+        return None
+    from upcycle.cli.standing import StandingInvalid, read
+
+    standing = read(layout.standing)
+    if layout.model not in (None, standing.model):
+        raise StandingInvalid(
+            f"{layout.standing}: [run] model = {standing.model!r}, the engines serve --model {layout.model}",
+            "name the same model in both, or leave --model out",
+        )
+    return standing
+
+
+@asynccontextmanager
+async def _kept(stack: "Stack", standing: "Standing | None") -> AsyncIterator[None]:
+    """The standing run is brought going beside what the block does, and said."""
+    if standing is None:
+        yield
+        return
+    task = asyncio.create_task(_bring(stack, standing), name="standing")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _bring(stack: "Stack", standing: "Standing") -> None:
+    from upcycle.cli.standing import keep
+    from upcycle.platform import Addresses, Platform
+
+    async with Platform(Addresses(stack.peers, "this platform", stack.gateway_key_file)) as platform:
+        for line in await keep(platform, standing):
+            human().print(line, markup=False, soft_wrap=True)
+
+
+def _settings(
+    layout: Layout, standing: "Standing | None", on_event: Callable[[str], None]
+) -> "StackSettings":
     from local_stack import StackSettings
+
+    served = standing.model if standing is not None else None
 
     return StackSettings(
         data_dir=layout.data_dir.absolute(),
         engine=layout.engine,
-        model=layout.model,
+        model=layout.model or served,
         model_dir=layout.model_dir,
         environment_roots=tuple(folder.absolute() for folder in layout.environments),
         port_offset=layout.port_offset,

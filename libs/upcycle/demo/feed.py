@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PURPOSE_EVAL
+from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PURPOSE_EVAL, PURPOSE_TRAIN
 from upcycle.api.registry.v1 import events_pb2 as registry
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as training
@@ -18,13 +18,19 @@ RECENT = 256
 
 @dataclass(slots=True)
 class LoopState:
-    """Mutable on purpose: one writer (`apply`), many readers in the same event loop."""
+    """Mutable on purpose: one writer (`apply`), many readers in the same event loop.
+
+    sampled_before_first_step: episodes that the training run had sampled itself; groups_from: groups that
+    trained, by the evaluation that sampled them.
+    """
 
     episodes: Counter[str] = field(default_factory=Counter)
     recent_rewards: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     recent_successes: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
     latest_version: int = 0
     target_steps: int = 0
+    sampled_before_first_step: int = 0
+    groups_from: Counter[str] = field(default_factory=Counter)
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
@@ -57,6 +63,8 @@ def _requested(state: LoopState, event: taskset.EpisodeRequested) -> None:
 
 def _recorded(state: LoopState, event: trajectory.TrajectoryRecorded) -> None:
     state.episodes["sampled"] += 1
+    if event.purpose == PURPOSE_TRAIN and not state.step:
+        state.sampled_before_first_step += 1
 
 
 def _graded(state: LoopState, event: trajectory.TrajectoryGraded) -> None:
@@ -78,7 +86,12 @@ def _cancelled(state: LoopState, event: taskset.EpisodeCancelled) -> None:
 
 
 def _settled(state: LoopState, event: training.GroupSettled) -> None:
-    label = "trained" if event.outcome == "trained" else f"excluded({event.reason})"
+    is_trained = event.outcome == "trained"
+    if event.source_run_id and is_trained:
+        state.groups_from[event.source_run_id] += 1
+    if event.outcome == "released":  # they stay evaluated
+        return
+    label = "trained" if is_trained else f"excluded({event.reason})"
     state.episodes[label] += len(event.episode_ids)
 
 

@@ -23,14 +23,14 @@ from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, SamplingConfig, 
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli import watching
 from upcycle.cli.evaluate import eval_spec, selector
-from upcycle.cli.train import train_spec
 from upcycle.demo.feed import FACTS, LoopState, apply
-from upcycle.demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET, DemoPlan
+from upcycle.demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
 from upcycle.demo.production import Production
-from upcycle.demo.report import HeldOut, Ledger, Reloads, Report, Served, Walls
+from upcycle.demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
 from upcycle.demo.view import make_view
 from upcycle.errors import UpcycleError
 from upcycle.platform import Addresses, Platform
+from upcycle.run_specs import train_spec
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 
@@ -104,10 +104,12 @@ class Demo:
 
     async def run(self) -> Report:
         """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
-        for taskset in (TRAIN_TASKSET, HELD_OUT_TASKSET):
-            await watching.register(self.platform, str(self.plan.tasks_file), taskset)
-        async with self._phase("baseline", "measuring the base policy on held-out tasks"):
+        await watching.register(self.platform, str(self.plan.tasks_file), PRACTICE_TASKSET)
+        async with self._phase(
+            "baseline", "measuring the base policy on held-out tasks, then on train tasks"
+        ):
             before = await self._evaluate()
+            first = await self._first_batch()
         production = Production(
             self._addresses.gateway_url,
             self._addresses.gateway_key() or "",
@@ -116,14 +118,40 @@ class Demo:
         )
         await production.start()
         try:
-            async with self._phase("training", "training while production asks"):
-                trained = await self._train()
+            async with self._phase("training", "training while production asks and a user evaluates"):
+                trained, beside = await self._train_beside_a_user(first)
                 await self._candidates_judged()
             async with self._phase("verdict", "measuring the promoted policy on held-out tasks"):
                 after = await self._evaluate()
         finally:
             await production.stop()
-        return await self._report(before, after, trained, production)
+        return await self._report(before, after, trained, (first, beside), production)
+
+    async def _first_batch(self) -> Run:
+        """The base policy on train tasks: measured, and what the training run begins with."""
+        spec = eval_spec(FIRST_TASKSET, selector(MODEL, "head", None), self.plan.recipe.group_size)
+        spec.sampling.MergeFrom(self._sampling())
+        return await self._finish(await watching.submit(self.platform, spec), EVAL_TIMEOUT_S)
+
+    async def _train_beside_a_user(self, first: Run) -> tuple[Run, Run]:
+        """The training run, and the evaluation that a user starts beside it and that feeds it."""
+        user = asyncio.create_task(self._user_evaluates(), name="demo-user")
+        try:
+            trained = await self._train(first.run_id)
+            return trained, await user
+        finally:
+            user.cancel()
+            await asyncio.wait({user})
+
+    async def _user_evaluates(self) -> Run:
+        """Once the run has made its first step: the newest weights on its tasks, free to train."""
+        async with deadline("the first step of the training run", TRAIN_TIMEOUT_S):
+            while not self.state.step:
+                await asyncio.sleep(0.2)
+        spec = eval_spec(PRACTICE_TASKSET, selector(MODEL, "latest", None), self.plan.recipe.group_size)
+        spec.trainable = True
+        spec.sampling.MergeFrom(self._sampling())
+        return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
 
     async def _evaluate(self) -> HeldOut:
         recipe = self.plan.recipe
@@ -133,7 +161,7 @@ class Demo:
         graded = run.counts.by_state["evaluated"]
         return HeldOut(round(run.success_rate * graded), graded)
 
-    async def _train(self) -> Run:
+    async def _train(self, source: str) -> Run:
         recipe = self.plan.recipe
         training = TrainingConfig(
             steps=recipe.steps,
@@ -148,8 +176,9 @@ class Demo:
             attempts=recipe.eval_attempts,
             regression_margin=recipe.regression_margin,
         )
-        spec = train_spec(TRAIN_TASKSET, MODEL, recipe.group_size, training, gate)
+        spec = train_spec(PRACTICE_TASKSET, MODEL, recipe.group_size, training, gate)
         spec.sampling.MergeFrom(self._sampling())
+        spec.source_runs.append(source)
         return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
 
     def _sampling(self) -> SamplingConfig:
@@ -182,11 +211,46 @@ class Demo:
                     return
                 await asyncio.sleep(0.5)
 
-    async def _report(self, before: HeldOut, after: HeldOut, trained: Run, production: Production) -> Report:
+    async def _report(
+        self,
+        before: HeldOut,
+        after: HeldOut,
+        trained: Run,
+        evaluations: tuple[Run, Run],
+        production: Production,
+    ) -> Report:
         ledger = await self._balanced_ledger()
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
         served = await self._served(production)
-        waits = [
+        counts = self.state.checkpoints
+        return Report(
+            before=before,
+            after=after,
+            ledger=Ledger(ledger.requested, ledger.settled, ledger.in_flight, dict(ledger.by_state)),
+            fed=self._fed(evaluations),
+            policy_versions=self.state.latest_version,
+            checkpoints_saved=counts["saved"],
+            checkpoints_promoted=counts["promoted"],
+            checkpoints_held=counts["held"],
+            reloads=Reloads(
+                len(self.state.reloads), len(self.state.failed_reloads), self._promotion_waits_ms(production)
+            ),
+            served=served,
+            promoted_digest=head.head.digest,
+            production_requests=production.requests,
+            production_failures=len(production.failures),
+            trace_id=trained.trace_id,
+            seed=self.plan.seed,
+            wall_s=self._walls_so_far(),
+        )
+
+    def _fed(self, evaluations: tuple[Run, Run]) -> Fed:
+        groups = {run.run_id: self.state.groups_from[run.run_id] for run in evaluations}
+        return Fed(groups, self.state.sampled_before_first_step)
+
+    def _promotion_waits_ms(self, production: Production) -> list[float]:
+        """From each promotion to the first token that production received from it."""
+        return [
             (
                 production.first_answers[event.version].first_token_at
                 - event.promoted_at.ToMicroseconds() / 1e6
@@ -195,30 +259,11 @@ class Demo:
             for event in self.state.promotions
             if event.version in production.first_answers
         ]
-        walls = Walls(
-            self._walls["setup"],
-            self._walls["baseline"],
-            self._walls["training"],
-            time.monotonic() - self._began,
-        )
-        counts = self.state.checkpoints
-        return Report(
-            before=before,
-            after=after,
-            ledger=Ledger(ledger.requested, ledger.settled, ledger.in_flight, dict(ledger.by_state)),
-            policy_versions=self.state.latest_version,
-            checkpoints_saved=counts["saved"],
-            checkpoints_promoted=counts["promoted"],
-            checkpoints_held=counts["held"],
-            reloads=Reloads(len(self.state.reloads), len(self.state.failed_reloads), waits),
-            served=served,
-            promoted_digest=head.head.digest,
-            production_requests=production.requests,
-            production_failures=len(production.failures),
-            trace_id=trained.trace_id,
-            seed=self.plan.seed,
-            wall_s=walls,
-        )
+
+    def _walls_so_far(self) -> Walls:
+        walls = self._walls
+        total = time.monotonic() - self._began
+        return Walls(walls["setup"], walls["baseline"], walls["training"], total)
 
     async def _balanced_ledger(self) -> GetLedgerResponse:
         """The ledger once it is balanced, or as it is when the deadline passes: the report then says so."""

@@ -10,6 +10,11 @@ from upcycle.errors import UpcycleError
 
 MODEL = "incident"
 TRAIN_TASKSET, HELD_OUT_TASKSET = "incident-train", "incident-held_out"
+PRACTICE_TASKSET = "incident-practice"
+"""What the demo trains on and what its user evaluates beside the run: few enough of the train tasks that an
+evaluation of all of them is over before the training is."""
+FIRST_TASKSET = "incident-first"
+"""Some of these tasks: measured before the training, whose first batch they are."""
 
 
 class ExampleMissing(UpcycleError, FileNotFoundError):
@@ -31,7 +36,7 @@ class DemoPlan:
 
     @property
     def tasks_file(self) -> Path:
-        """Defines the train and the held-out taskset."""
+        """Defines the tasksets, all of split train but the held-out one."""
         return self.repository / "examples" / "incident" / "tasks.py"
 
     @property

@@ -85,12 +85,31 @@ class Walls:
 
 
 @dataclass(frozen=True, slots=True)
+class Fed:
+    """What evaluations gave to the training run. groups: that trained, by evaluation.
+
+    sampled_before_first_step: episodes that the run had sampled itself when its first step was done.
+    """
+
+    groups: Mapping[str, int]
+    sampled_before_first_step: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Field names of report.json."""
+        return {
+            "groups_trained": dict(self.groups),
+            "episodes_sampled_before_first_step": self.sampled_before_first_step,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything `report.json` says."""
 
     before: HeldOut
     after: HeldOut
     ledger: Ledger
+    fed: Fed
     policy_versions: int
     checkpoints_saved: int
     checkpoints_promoted: int
@@ -109,6 +128,7 @@ class Report:
         return {
             "held_out": {"before": self.before.to_json(), "after": self.after.to_json()},
             "ledger": {**asdict(self.ledger), "by_state": dict(self.ledger.by_state)},
+            "evaluations_trained": self.fed.to_json(),
             "policy_versions": self.policy_versions,
             "checkpoints_saved": self.checkpoints_saved,
             "checkpoints_promoted": self.checkpoints_promoted,
@@ -146,7 +166,10 @@ class Report:
             (self.production_failures == 0, f"{self.production_failures} production requests failed"),
             (self.served.digest == self.promoted_digest, "the gateway does not serve the promoted digest"),
         )
-        return [message for passed, message in checks if not passed]
+        unfed = [run_id for run_id, groups in self.fed.groups.items() if not groups]
+        return [message for passed, message in checks if not passed] + [
+            f"no group of the evaluation {run_id} was trained" for run_id in unfed
+        ]
 
 
 def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:

@@ -92,6 +92,8 @@ def _numbers(state: LoopState) -> Table:
     table.add_row(
         "training", f"step {state.step}/{state.target_steps or '?'}  latest v{state.latest_version}"
     )
+    fed = "  ".join(f"{run_id} {groups}" for run_id, groups in sorted(state.groups_from.items()))
+    table.add_row("evaluations", f"groups trained: {fed or 0}")
     table.add_row("reward", f"{_bar(fmean(state.recent_rewards or [0.0]))}  success {_bar(_rate(state))}")
     table.add_row("staleness", "  ".join(f"{lag}: {count}" for lag, count in sorted(state.staleness.items())))
     held_out = " → ".join(f"v{version} {rate:.0%}" for version, rate in state.held_out[-6:])

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import connected
+from upcycle.evaluation import DAY_S, connected
+from upcycle.evaluation import Run as Episode
+from upcycle.tasks import Taskset
 from upcycle.train.custom import CustomLoss, weights_of
 from upcycle.train.inputs import Lora, TrainingInput, input_to_wire
 from upcycle.train.results import (
@@ -23,10 +25,12 @@ from upcycle.train.results import (
     optim_step_of,
     step_of,
 )
+from upcycle.train.running import TrainedRun, finished, run_ids_of, submitted
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.platform import Addresses, Platform
+    from upcycle.run_specs import TrainKeywords
 
 T = TypeVar("T")
 DEFAULT_LOSS: Final = "importance_sampling"
@@ -218,6 +222,30 @@ class TrainingClient:
         self._accumulated = []
         reply = await self._call("optim_step", lambda stub: stub.OptimStep, request)
         return optim_step_of(reply.result)
+
+    async def train_on(
+        self,
+        runs: Sequence[Episode | str],
+        *,
+        taskset: Taskset | str | None = None,
+        sampling: bool = True,
+        timeout_s: float = DAY_S,
+        **options: "Unpack[TrainKeywords]",
+    ) -> TrainedRun:
+        """A training run whose first batches are evaluations; returns when it is over, in seconds timeout_s.
+
+        runs: Runs of evaluations of train tasks, or their run ids; all groups of each evaluation train, each
+        at most once. taskset: what the run goes on with; None: that of the first evaluation. sampling=False:
+        it samples nothing and ends when the evaluations are used up. options: of TrainOptions, such as
+        steps, prompts, learning_rate, gate. Raises OptionInvalid; grpc_edge.RemoteError where the planner
+        refuses a source, with its reason; TrainingFailed when the run fails or is not over in time.
+        """
+        from upcycle.run_specs import train_options
+
+        chosen = train_options({**options, "no_sampling": not sampling})
+        async with connected(self._runtime) as platform:
+            run_id = await submitted(platform, self.model, run_ids_of(runs), taskset, chosen)
+            return await finished(platform, run_id, timeout_s)
 
     async def available_losses(self) -> list[str]:
         """Built-in losses that the model can be trained with."""

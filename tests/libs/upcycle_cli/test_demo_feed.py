@@ -22,6 +22,24 @@ def test_episodes_are_counted_by_where_they_are() -> None:
     assert list(state.recent_rewards) == [0.5]
 
 
+def test_groups_of_evaluations_are_counted_once_they_trained() -> None:
+    state = LoopState()
+    for _ in range(2):
+        apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_TRAIN))
+    apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_EVAL))
+    for outcome, members in (("trained", ["a", "b"]), ("trained", ["c", "d"]), ("released", ["e"])):
+        apply(state, training.GroupSettled(outcome=outcome, source_run_id="run-e", episode_ids=members))
+    apply(state, training.GroupSettled(outcome="trained", episode_ids=["f"]))
+    apply(state, training.StepCompleted(step=1))
+    apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_TRAIN))
+    assert state.groups_from == {"run-e": 2}
+    assert (
+        state.sampled_before_first_step == 2
+    )  # the third came after the step, the evaluation's never counts
+    assert state.episodes["trained"] == 5
+    assert not any(name.startswith("excluded") for name in state.episodes)  # what is released stays evaluated
+
+
 def test_only_the_head_engine_is_worth_a_line_but_all_reloads_count() -> None:
     state = LoopState()
     assert apply(state, registry.EngineReloaded(channel=CHANNEL_LATEST, version=4)) is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from upcycle.demo.report import HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
+from upcycle.demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
 
 
 def good() -> Report:
@@ -14,6 +14,7 @@ def good() -> Report:
         before=HeldOut(50, 240),
         after=HeldOut(216, 240),
         ledger=Ledger(1000, 1000, 0, {"trained": 900, "evaluated": 100}),
+        fed=Fed({"run-a": 38, "run-b": 61}, 12),
         policy_versions=20,
         checkpoints_saved=4,
         checkpoints_promoted=3,
@@ -59,6 +60,7 @@ def test_a_closed_loop_falls_short_of_nothing() -> None:
         ({"ledger": Ledger(1000, 1000, 1, {})}, "1 episodes are still in flight"),
         ({"checkpoints_promoted": 1}, "1 promotions"),
         ({"reloads": Reloads(3, 1, ())}, "1 reloads failed"),
+        ({"fed": Fed({"run-a": 38, "run-b": 0}, 12)}, "no group of the evaluation run-b was trained"),
         ({"production_failures": 2}, "2 production requests failed"),
         ({"promoted_digest": "e" * 64}, "does not serve the promoted digest"),
     ],
@@ -72,6 +74,10 @@ def test_the_document_has_the_fields_that_are_promised() -> None:
     document = good().to_json()
     assert set(document["held_out"]["before"]) == {"successes", "episodes", "rate", "ci95"}
     assert set(document["ledger"]) == {"requested", "settled", "in_flight", "by_state"}
+    assert document["evaluations_trained"] == {
+        "groups_trained": {"run-a": 38, "run-b": 61},
+        "episodes_sampled_before_first_step": 12,
+    }
     assert document["reloads"] == {
         "count": 24,
         "failed": 0,

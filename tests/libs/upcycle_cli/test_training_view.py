@@ -9,11 +9,18 @@ import pytest
 from rich.console import Console
 
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint, GateReport
-from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_PAUSED, Run, RunSpec, TrainingConfig
+from upcycle.api.taskset.v1.taskset_pb2 import (
+    RUN_STATE_PAUSED,
+    Run,
+    RunCounts,
+    RunSpec,
+    SourceReport,
+    TrainingConfig,
+)
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.attending import AlarmRaised, Picture, RunChanged, Stepped
 from upcycle.cli.cloning import CloningRefused, conversations_in, planned
-from upcycle.cli.curves import curves, dashboard
+from upcycle.cli.curves import curves, dashboard, drawn
 from upcycle.cli.sparkline import sparkline
 from upcycle.cli.train import Cloning, Recipe
 
@@ -70,6 +77,28 @@ def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
     text = console.file.getvalue()
     for part in ("run-1", "paused", "step 2/9", "▁█", "1.000", "they do not stop"):
         assert part in text
+
+
+def test_groups_and_sources_stand_under_the_title_and_nothing_learnt_is_a_warning() -> None:
+    counts = RunCounts(groups_by_outcome={"excluded(zero_spread)": 50})
+    source = SourceReport(run_id="run-e", groups=20, left_out={"zero_spread": 20})
+    spec = RunSpec(training=TrainingConfig(steps=0))
+    flat = Run(run_id="run-1", spec=spec, counts=counts, sources=[source])
+    text = rendered(flat)
+    for part in ("step 0  v0", "groups 50: no spread 50", "50 of 50 groups had no spread"):
+        assert part in text
+    assert "from run-e 0/20 groups trained, 20 no spread" in text
+    counts.groups_by_outcome["trained"] = 4
+    text = rendered(Run(run_id="run-1", spec=spec, counts=counts, step=1))
+    assert "groups 54: trained 4, no spread 50" in text
+    assert "warning" not in text
+
+
+def rendered(run: Run) -> str:
+    console = Console(file=io.StringIO(), width=160, highlight=False)
+    console.print(drawn(Picture(run), 160))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ async def test_one_task_is_evaluated_as_in_the_guides(platform: Addresses) -> No
     assert result.trajectory.tool_calls[0].arguments == {"a": 1}
     assert result.answer == "3"
     assert result.trace_id == f"traj-{result.episode_id}"
+    assert result.episode_id.startswith(f"{result.run_id}-g")
 
 
 async def test_a_taskset_in_a_job_with_groups(platform: Addresses) -> None:
@@ -95,6 +96,8 @@ async def test_a_taskset_in_a_job_with_groups(platform: Addresses) -> None:
             ("1+5", 1.0),
             ("1+5", 0.25),
         ]
+    assert len(session.run_ids) == 2  # one evaluation after the other
+    assert [run.run_id for run in session.runs] == [session.run_ids[0]] * 4 + [session.run_ids[1]] * 4
     other = Taskset("my-sums", sums((7, 7)))  # the name is known: a new revision
     assert [run.task_slug for run in await other.run(agent, runtime=platform)] == ["7+7"]
 

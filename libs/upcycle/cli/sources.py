@@ -1,0 +1,123 @@
+"""`upcycle train --from RUN…`: evaluations whose graded groups train."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from upcycle.errors import UpcycleError
+from upcycle.platform import Platform
+from upcycle.run_specs import plain_name
+
+if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
+    from upcycle.cli.train import Cloning, View
+
+_LOOK_BACK = 50
+
+
+class SourcesRefused(UpcycleError, ValueError):
+    """The options about sources contradict others, or name no evaluation that can train."""
+
+    kind = "sources_refused"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Evaluations that train."""
+
+    from_: Annotated[tuple[str, ...], Parameter(name="--from", negative="", consume_multiple=True)] = ()
+    """finished evaluations whose graded groups are the first batches; `last` is the model's newest of
+    split train. Without --taskset the run goes on with the taskset of the first one."""
+    no_sampling: Annotated[bool, Parameter(negative="")] = False
+    """sample nothing: train only on what --from and `upcycle eval --trainable` bring."""
+    no_step_groups: int | None = None
+    """groups in a row that may end without a step before the run fails; default max(8 × --prompts, 64)."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Any of these options was given."""
+        return bool(self.from_) or self.no_sampling or self.no_step_groups is not None
+
+
+NO_SOURCES: Final = Sources()
+
+
+def check(sources: Sources, cloning: "Cloning", view: "View") -> None:
+    """Refuse what the options alone rule out. Raises SourcesRefused."""
+    if view.attach is not None and sources.is_asked:
+        raise SourcesRefused(
+            "--attach follows a run that was started before: --from, --no-sampling and --no-step-groups "
+            "belong to its start",
+            "leave them out, or leave --attach out and start a new run",
+        )
+    if sources.is_asked and (cloning.sft is not None or cloning.sft_from is not None):
+        raise SourcesRefused(
+            "--from, --no-sampling and --no-step-groups are for GRPO, --sft and --sft-from imitate",
+            "give one or the other",
+        )
+    if sources.no_step_groups is not None and sources.no_step_groups < 1:
+        raise SourcesRefused(f"--no-step-groups {sources.no_step_groups} must be at least 1")
+
+
+async def resolve(platform: Platform, model: str, names: Iterable[str]) -> list[str]:
+    """Run ids of what a person named, each once; `last` is the model's newest evaluation of split train.
+
+    Raises SourcesRefused when there is none.
+    """
+    named = list(dict.fromkeys(names))
+    found = [await _newest(platform, model) if name == "last" else name for name in named]
+    return list(dict.fromkeys(found))
+
+
+async def taskset_of(platform: Platform, run_id: str) -> str:
+    """The taskset of a source, to train on. Raises SourcesRefused unless it is of split train."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+
+    run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
+    name = str(run.spec.taskset)
+    if plain_name(name) not in await _train_tasksets(platform):
+        raise SourcesRefused(
+            f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
+            "name the taskset to train on with --taskset, or an evaluation of a train taskset",
+        )
+    return plain_name(name)
+
+
+async def _newest(platform: Platform, model: str) -> str:
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
+    from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+
+    allowed = await _train_tasksets(platform)
+    listed = await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK, model=model), timeout=10)
+    for run in listed.runs:
+        if run.spec.purpose == PURPOSE_EVAL and plain_name(run.spec.taskset) in allowed:
+            return str(run.run_id)
+    raise SourcesRefused(
+        f"--from last: none of the newest {len(listed.runs)} runs of {model!r} "
+        "evaluates a taskset of split train",
+        f"measure one: upcycle eval TASKS {model} --group 8",
+    )
+
+
+async def _train_tasksets(platform: Platform) -> set[str]:
+    from upcycle.api.common.v1.common_pb2 import SPLIT_TRAIN
+    from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
+
+    listed = await platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=10)
+    return {plain_name(taskset.name) for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
+
+
+def begun_lines(run: "Run") -> list[str]:
+    """What a run that was just submitted takes from its sources, and what it leaves out, by reason."""
+    return [_begun(source) for source in run.sources]
+
+
+def _begun(source: "SourceReport") -> str:
+    from upcycle.cli.outcomes import counted
+
+    fit = source.groups - sum(source.left_out.values())
+    left = f"; left out: {counted(source.left_out)}" if source.left_out else ""
+    return f"from {source.run_id}: {fit} of {source.groups} groups can train{left}"

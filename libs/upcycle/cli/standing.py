@@ -1,0 +1,272 @@
+"""`upcycle up --standing run.toml`: the platform comes up with a training run going, again after a restart.
+
+The request id of SubmitRun is made of the file's content and an ordinal: a run that still goes is found
+again, one that is over is followed by the next ordinal. Comments and the order of keys are no content.
+"""
+
+import asyncio
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.cli.preflight import flag_of, refusals_of
+from upcycle.errors import UpcycleError
+from upcycle.run_specs import OptionInvalid, TrainOptions, nearest, option_names, train_options
+
+if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.platform import Platform
+
+QUICK_FAILURES: Final = 3
+"""Runs in a row that failed within QUICK_S of their start, after which none is begun again."""
+QUICK_S: Final = 60.0
+MAX_ORDINAL: Final = 10_000
+"""Runs that one content of the file may have; each is asked for again at every start."""
+_TABLE: Final = "run"
+_KEYS: Final[tuple[str, ...]] = ("model", "taskset", "taskset_name", "from")
+_TASKS_FILES: Final = (".py", ".json", ".jsonl")
+_SUBMIT_TRIES_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+
+
+class StandingInvalid(UpcycleError, ValueError):
+    """The file of a standing run cannot be used; nothing was started."""
+
+    kind = "standing_invalid"
+
+
+class FailsAtOnce(UpcycleError):
+    """The standing run failed right after its start several times in a row."""
+
+    kind = "standing_fails_at_once"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a file asks for. taskset: a file or a registered name; sources: run ids of evaluations."""
+
+    path: Path
+    model: str
+    taskset: str
+    taskset_name: str | None
+    sources: tuple[str, ...]
+    options: TrainOptions
+    digest: str
+
+    def request_id(self, ordinal: int) -> str:
+        """Of the ordinal's SubmitRun, 1 first."""
+        return f"standing-{self.digest[:24]}-{ordinal}"
+
+
+def read(path: Path) -> Standing:
+    """The standing run of a file. Raises StandingInvalid, naming the file, the key and the way out."""
+    table = _table(path)
+    own = {key: table[key] for key in _KEYS if key in table}
+    options = _options(path, {key: value for key, value in table.items() if key not in _KEYS})
+    for key in ("model", "taskset"):
+        if not own.get(key):
+            raise StandingInvalid(f"{path}: [run] has no {key}", f'add {key} = "…"')
+    for key in ("model", "taskset", "taskset_name"):
+        if not isinstance(own.get(key, ""), str):
+            raise StandingInvalid(f"{path}: [run] {key} = {own[key]!r} is not text")
+    _check(path, options)
+    return Standing(
+        path=path,
+        model=own["model"],
+        taskset=_taskset(path, own["taskset"]),
+        taskset_name=own.get("taskset_name"),
+        sources=_sources(path, own.get("from", [])),
+        options=options,
+        digest=hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _check(path: Path, options: TrainOptions) -> None:
+    """Names and limits, which the planner would refuse only once everything is started."""
+    gate = options.gate_config()
+    refused = refusals_of(options.training(), options.group, gate, say=_key_of)
+    if refused:
+        raise StandingInvalid(f"{path}: [run] " + "; ".join(refused))
+
+
+def _key_of(field: str) -> str:
+    return flag_of(field).removeprefix("--").replace("-", "_")
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The table [run]. tomllib names the line of what it cannot read."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StandingInvalid(f"{path}: no such file", "give the TOML file of a standing run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StandingInvalid(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise StandingInvalid(f"{path} is not TOML: {error}") from error
+    for key in document:
+        if key != _TABLE:
+            raise StandingInvalid(f"{path}: unknown key {key!r}", "everything goes into the table [run]")
+    table = document.get(_TABLE)
+    if not isinstance(table, dict):
+        raise StandingInvalid(f"{path} has no table [run]", 'begin it with [run] and model = "…"')
+    return table
+
+
+def _options(path: Path, given: Mapping[str, Any]) -> TrainOptions:
+    known = [*_KEYS, *option_names()]
+    for key in given:
+        if key not in known:
+            raise StandingInvalid(f"{path}: [run] has the unknown key {key!r}", nearest(key, known))
+    try:
+        return train_options({"steps": 0, **given})
+    except OptionInvalid as error:
+        raise StandingInvalid(f"{path}: [run] {error.message}", error.hint) from error
+
+
+def _taskset(path: Path, given: str) -> str:
+    """A registered name as it is; a tasks file relative to the folder of the standing file."""
+    if not given.endswith(_TASKS_FILES):
+        return given
+    tasks = path.absolute().parent / given
+    if not tasks.is_file():
+        raise StandingInvalid(f"{path}: [run] taskset: no such file: {tasks}", "paths begin at this file")
+    return str(tasks)
+
+
+def _sources(path: Path, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise StandingInvalid(f"{path}: [run] from = {given!r} is not a list of run ids", 'from = ["run-…"]')
+    if "last" in given:
+        raise StandingInvalid(
+            f"{path}: [run] from: `last` is another run after each restart", "name the run by its id"
+        )
+    return tuple(given)
+
+
+async def bring(platform: "Platform", standing: Standing) -> "Run":
+    """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
+    from upcycle.cli import watching
+
+    taskset = await watching.register(platform, standing.taskset, standing.taskset_name)
+    sources, quick = standing.sources, 0
+    for ordinal in range(1, MAX_ORDINAL + 1):
+        spec = standing.options.spec(standing.model, taskset, sources)
+        run = await _submitted(platform, spec, standing.request_id(ordinal))
+        if run is None:
+            continue
+        if not _is_over(run):
+            return run
+        if any(source.trained for source in run.sources):
+            sources = ()  # what they could teach is in the weights: they are the first batches once
+        quick = quick + 1 if _failed_at_once(run) else 0
+        if quick >= QUICK_FAILURES:
+            raise _fails_at_once(standing, run)
+    raise FailsAtOnce(
+        f"{standing.path} was begun {MAX_ORDINAL} times", "change the file: another seed is a change"
+    )
+
+
+async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> "Run | None":
+    """The run of a request id, begun now or earlier; None where an earlier version asked otherwise for it.
+
+    Sent again while the planner is away. Raises RemoteError for what it refuses.
+    """
+    from grpc_edge import RemoteConflict, RemoteUnavailable, remote_errors
+    from upcycle.cli import watching
+
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SUBMIT_TRIES_S
+    while True:
+        try:
+            with remote_errors("standing run"):
+                return await watching.submit(platform, spec, request_id=request_id)
+        except RemoteConflict:
+            return None
+        except RemoteUnavailable:
+            if loop.time() > until:
+                raise
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _is_over(run: "Run") -> bool:
+    from upcycle.api.taskset.v1.taskset_pb2 import RunState
+    from upcycle.cli.watching import FINAL_STATES
+
+    return RunState.Name(run.state) in FINAL_STATES
+
+
+def _failed_at_once(run: "Run") -> bool:
+    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_FAILED
+
+    took = run.finished_at.ToMicroseconds() - run.submitted_at.ToMicroseconds()
+    return run.state == RUN_STATE_FAILED and took < QUICK_S * 1e6
+
+
+def _fails_at_once(standing: Standing, run: "Run") -> FailsAtOnce:
+    return FailsAtOnce(
+        f"the standing run of {standing.path} failed {QUICK_FAILURES} times in a row within {QUICK_S:g} s of "
+        f"its start, last as {run.run_id}: {run.failure}; it is not begun again",
+        "remove the cause and change the file (another seed is a change), or use `upcycle train`",
+    )
+
+
+async def keep(platform: "Platform", standing: Standing) -> list[str]:
+    """Bring the standing run going; the lines that a person should see. What is refused is one of them: the
+    platform stays up."""
+    from grpc_edge import RemoteError, remote_errors
+
+    try:
+        async with remote_errors("standing run"):
+            return [told(await bring(platform, standing))]
+    except FailsAtOnce as error:
+        return [str(error)]
+    except RemoteError as error:
+        refusal = error.message
+    except UpcycleError as error:
+        refusal = str(error)
+    except Exception as error:  # a tasks file is the user's code: the platform outlives whatever it raises
+        return [f"no standing run: {standing.taskset}: {type(error).__name__}: {error}"]
+    other = await _other_training(platform, standing)
+    if other is None:
+        return [f"no standing run: {refusal}"]
+    return [
+        f"no standing run: {standing.model} is being trained by {other.run_id} on {other.spec.taskset}",
+        f"  end that one and start again: upcycle runs stop {other.run_id} --wait",
+        f"  or train a copy of the model: upcycle models fork {standing.model} NEW, and name NEW in "
+        f"{standing.path}",
+    ]
+
+
+async def _other_training(platform: "Platform", standing: Standing) -> "Run | None":
+    """The training run of the model that is going; None where there is none or the planner is away."""
+    import grpc
+
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
+    from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+
+    request = ListRunsRequest(model=standing.model, unfinished=True)
+    try:
+        listed = await platform.tasksets.ListRuns(request, timeout=10)
+    except grpc.aio.AioRpcError:
+        return None
+    return next((run for run in listed.runs if run.spec.purpose == PURPOSE_TRAIN), None)
+
+
+def told(run: "Run") -> str:
+    """One line: which run, what it does, where it is."""
+    from upcycle.cli.watching import state_word
+
+    model, limit = run.spec.policy.model, run.spec.training.steps
+    until = f"for {limit} steps" if limit else "until it is stopped"
+    on = f"what evaluations of {run.spec.taskset} bring" if run.spec.no_sampling else run.spec.taskset
+    where = f"goes on at step {run.step}" if run.step else "is at its beginning"
+    way = f"go on with it: upcycle runs resume {run.run_id}"
+    if state_word(run) != "paused":
+        way = f"follow it: upcycle train --attach {run.run_id}"
+    else:
+        where += " and is paused"
+    return f"standing run {run.run_id} trains {model} on {on} {until}; it {where}. To {way}"

@@ -1,0 +1,153 @@
+"""Training runs on what evaluations sampled: submitted, waited for, and what became of them."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from upcycle.errors import UpcycleError
+from upcycle.evaluation import Run as Episode
+from upcycle.evaluation import register
+from upcycle.run_specs import plain_name
+from upcycle.tasks import Taskset
+
+if TYPE_CHECKING:
+    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.platform import Platform
+    from upcycle.run_specs import TrainOptions
+
+SUBMIT_TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a training run took from one evaluation, in groups. left_out: by reason."""
+
+    run_id: str
+    groups: int
+    trained: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A training run that is over. steps: optimizer steps; version: newest published policy of the model;
+    counts: groups by how they ended; failure: why it did not complete, else empty."""
+
+    run_id: str
+    steps: int
+    version: int
+    counts: Mapping[str, int]
+    sources: tuple[Source, ...]
+    failure: str = ""
+
+
+class TrainingFailed(UpcycleError):
+    """A training run failed, was cancelled, or was not over in time. run: what is known of it."""
+
+    kind = "training_failed"
+
+    def __init__(self, message: str, hint: str = "", run: TrainedRun | None = None) -> None:
+        super().__init__(message, hint)
+        self.run = run
+
+
+def run_ids_of(runs: "Sequence[Episode | str]") -> list[str]:
+    """Run ids of evaluations, each once. Raises UpcycleError for none, and for a Run without its id."""
+    found = [run if isinstance(run, str) else run.run_id for run in runs]
+    if not found:
+        raise UpcycleError("there is no run to train on", "evaluate first: await taskset.run(agent, job=job)")
+    if "" in found:
+        raise UpcycleError(
+            "a Run does not say which evaluation it belongs to", "take it from an evaluation, or give run ids"
+        )
+    return list(dict.fromkeys(found))
+
+
+async def submitted(
+    platform: "Platform",
+    model: str,
+    run_ids: Sequence[str],
+    taskset: "Taskset | str | None",
+    options: "TrainOptions",
+) -> str:
+    """The run id of a training run whose first batches are these evaluations.
+
+    taskset: what it goes on with; None: that of the first evaluation. Raises grpc_edge.RemoteError.
+    """
+    from grpc_edge import remote_errors
+    from upcycle.api.taskset.v1.service_pb2 import SubmitRunRequest
+
+    name = await _taskset(platform, run_ids[0], taskset)
+    spec: RunSpec = options.spec(model, name, run_ids)
+    with remote_errors(f"train {model!r} on {', '.join(run_ids)}"):
+        request = SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
+        return (await platform.tasksets.SubmitRun(request, timeout=SUBMIT_TIMEOUT_S)).run.run_id
+
+
+async def _taskset(platform: "Platform", run_id: str, taskset: "Taskset | str | None") -> str:
+    from grpc_edge import remote_errors
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+
+    if isinstance(taskset, Taskset):
+        return await register(platform, taskset)
+    if taskset is not None:
+        return taskset
+    with remote_errors(f"look at {run_id}"):
+        run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=SUBMIT_TIMEOUT_S)).run
+    return plain_name(run.spec.taskset)
+
+
+async def finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:
+    """Wait until a training run is over. Raises TrainingFailed, and RemoteError for what is refused."""
+    last: Run | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            last = await _watched(platform, run_id)
+    except TimeoutError as error:
+        raise TrainingFailed(
+            f"{run_id} was not over within {timeout_s:g} s; it goes on", f"upcycle train --attach {run_id}"
+        ) from error
+    return _judged(last)
+
+
+async def _watched(platform: "Platform", run_id: str) -> "Run":
+    """The run in its final state; watched again while the planner is away."""
+    from grpc_edge import RemoteUnavailable, remote_errors
+    from upcycle.api.taskset.v1.service_pb2 import WatchRunRequest
+    from upcycle.api.taskset.v1.taskset_pb2 import RunState
+
+    final = {RunState.Value(f"RUN_STATE_{word}") for word in ("COMPLETED", "FAILED", "CANCELLED")}
+    while True:
+        try:
+            with remote_errors(f"watch {run_id}"):
+                async for update in platform.tasksets.WatchRun(WatchRunRequest(run_id=run_id)):
+                    if update.run.state in final:
+                        return update.run
+        except RemoteUnavailable:
+            pass
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _judged(run: "Run") -> TrainedRun:
+    from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
+
+    completed = run.state == RUN_STATE_COMPLETED
+    done = TrainedRun(
+        run_id=run.run_id,
+        steps=run.step,
+        version=run.policy_version,
+        counts=dict(run.counts.groups_by_outcome),
+        sources=tuple(_source(one) for one in run.sources),
+        failure="" if completed else run.failure or "cancelled",
+    )
+    if not completed:
+        hint = f"see `upcycle why {run.run_id}`"
+        raise TrainingFailed(f"{run.run_id} did not complete: {done.failure}", hint, done)
+    return done
+
+
+def _source(report: Any) -> Source:
+    return Source(report.run_id, report.groups, report.trained, dict(report.left_out))

@@ -1,0 +1,45 @@
+"""docs/evaluations_train.md prints what is executed, and its commands are ones that can be typed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from upcycle.cli.main import build_app
+from upcycle.cli.standing import read
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PAGE = (REPOSITORY / "docs" / "evaluations_train.md").read_text()
+TRAINING = REPOSITORY / "examples" / "training"
+COMMANDS = re.findall(r"^    upcycle (.*?)(?:\s{2,}#.*)?$", PAGE, re.MULTILINE)
+
+
+def test_the_grpc_client_is_printed_word_for_word() -> None:
+    assert f"```python\n{(TRAINING / 'grpc_client.py').read_text()}```\n" in PAGE
+
+
+def test_the_lines_of_the_sdk_are_those_of_its_example() -> None:
+    (listing,) = re.findall(r"```python\n(job = .*?)```", PAGE, re.DOTALL)
+    example = (TRAINING / "from_evaluations.py").read_text()
+    called = re.search(r"job\.train\(.*?\)", listing)
+    assert called is not None
+    assert called.group() in example
+
+
+def test_commands_were_found() -> None:
+    assert {command.split()[0] for command in COMMANDS} == {"up", "eval", "train", "runs"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_printed_command_is_one_that_can_be_typed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    build_app().parse_args(shlex.split(command), exit_on_error=False, print_error=False)
+    for name in re.findall(r"\S+\.(?:toml|py)", command):
+        assert (REPOSITORY / name).is_file()
+
+
+def test_the_standing_run_of_the_examples_can_be_used() -> None:
+    standing = read(TRAINING / "run.toml")
+    assert standing.options.steps == 0
+    assert Path(standing.taskset).samefile(REPOSITORY / "examples" / "incident" / "tasks.py")

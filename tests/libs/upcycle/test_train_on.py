@@ -1,0 +1,123 @@
+"""`job.train` and `TrainingClient.train_on`: what is asked of the planner, and what comes back."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
+
+from grpc_edge import RemoteNotFound, RemoteRefused
+from upcycle import TrainingClient
+from upcycle.agents import create_agent
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.errors import UpcycleError
+from upcycle.evaluation import EvaluationFailed, Job, Run
+from upcycle.platform import Platform
+from upcycle.run_specs import OptionInvalid, TrainOptions, train_options
+from upcycle.train import Source, TrainedRun, TrainingFailed
+
+COUNTS = ts.RunCounts(groups_by_outcome={"trained": 8, "released(zero_spread)": 2})
+REPORT = ts.SourceReport(run_id="run-a", groups=12, trained=8, left_out={"zero_spread": 2, "version": 2})
+
+
+@pytest.fixture
+async def planner() -> AsyncIterator[tuple[Planner, Platform]]:
+    """A planner that knows two evaluations, and a client of it."""
+    said = Planner()  # type: ignore[abstract]
+    said.runs = [evaluation("run-a", "sums@2"), evaluation("run-b")]
+    fields = {"step": 2, "policy_version": 5, "counts": COUNTS, "sources": [REPORT]}
+    said.watched = [training("run-new"), training("run-new", state=ts.RUN_STATE_COMPLETED, **fields)]
+    async with serving(said) as addresses, Platform(addresses) as platform:
+        yield said, platform
+
+
+def episode(run_id: str, episode_id: str = "e") -> Run:
+    return Run("slug", 1.0, True, f"traj-{episode_id}", episode_id, run_id=run_id)
+
+
+async def test_a_job_trains_on_its_evaluations(planner: tuple[Planner, Platform]) -> None:
+    said, platform = planner
+    job = await Job.start("m", group=4)
+    job.runs += [episode("run-a", "1"), episode("run-a", "2"), episode("run-b", "3")]
+    assert job.run_ids == ["run-a", "run-b"]
+    trained = await job.train(runtime=platform, steps=2, prompts=4, learning_rate=1e-3, sampling=False)
+    assert trained == TrainedRun(
+        run_id="run-new",
+        steps=2,
+        version=5,
+        counts={"trained": 8, "released(zero_spread)": 2},
+        sources=(Source("run-a", 12, 8, {"zero_spread": 2, "version": 2}),),
+    )
+    (request,) = said.submitted
+    spec = request.spec
+    assert (spec.purpose, spec.policy.model, spec.taskset) == (common.PURPOSE_TRAIN, "m", "sums")
+    assert (list(spec.source_runs), spec.no_sampling, spec.group_size) == (["run-a", "run-b"], True, 4)
+    asked = (spec.training.steps, spec.training.prompts_per_step, spec.training.learning_rate)
+    assert asked == (2, 4, 1e-3)
+
+
+async def test_runs_and_run_ids_mix_and_the_taskset_can_be_another(
+    planner: tuple[Planner, Platform],
+) -> None:
+    said, platform = planner
+    client = TrainingClient("m", runtime=platform)
+    await client.train_on([episode("run-b"), "run-a", "run-b"], taskset="other", gate="judge", seed=3)
+    spec = said.submitted[0].spec
+    assert (list(spec.source_runs), spec.taskset, spec.no_sampling) == (["run-b", "run-a"], "other", False)
+    assert (spec.gate.taskset, spec.training.seed) == ("judge", 3)
+
+
+async def test_a_run_that_fails_raises_with_its_reason_and_what_is_known(
+    planner: tuple[Planner, Platform],
+) -> None:
+    said, platform = planner
+    said.watched = [training("run-new", state=ts.RUN_STATE_FAILED, failure="nothing to learn", counts=COUNTS)]
+    with pytest.raises(TrainingFailed, match="run-new did not complete: nothing to learn") as failed:
+        await TrainingClient("m", runtime=platform).train_on(["run-a"])
+    assert failed.value.run is not None
+    assert failed.value.run.failure == "nothing to learn"
+    assert failed.value.run.counts["trained"] == 8
+    said.watched = [training("run-new", state=ts.RUN_STATE_CANCELLED)]
+    with pytest.raises(TrainingFailed, match="cancelled"):
+        await TrainingClient("m", runtime=platform).train_on(["run-a"])
+    said.watched = [training("run-new")]
+    with pytest.raises(TrainingFailed, match=r"not over within 0\.3 s; it goes on"):
+        await TrainingClient("m", runtime=platform).train_on(["run-a"], timeout_s=0.3)
+
+
+async def test_what_is_refused_reaches_the_caller(planner: tuple[Planner, Platform]) -> None:
+    said, platform = planner
+    client = TrainingClient("m", runtime=platform)
+    with pytest.raises(RemoteNotFound, match="no run run-x"):
+        await client.train_on(["run-x"])
+    said.refusal = "run-a is trained already by run-0"
+    with pytest.raises(RemoteRefused, match="trained already by run-0"):
+        await client.train_on(["run-a"])
+    with pytest.raises(UpcycleError, match="no run to train on"):
+        await client.train_on([])
+    with pytest.raises(UpcycleError, match="which evaluation it belongs to"):
+        await client.train_on([episode("")])
+    with pytest.raises(OptionInvalid, match="did you mean 'learning_rate'"):
+        await client.train_on(["run-a"], learning_rat=1.0)  # type: ignore[call-arg]
+    lonely = await Job.start("m", group=1)
+    with pytest.raises(EvaluationFailed, match=r"Job\.start"):
+        await lonely.train(runtime=platform)
+    assert not said.submitted
+
+
+def test_an_option_has_the_type_of_its_flag() -> None:
+    assert train_options({"learning_rate": 1, "max_turns": None}) == TrainOptions(learning_rate=1)
+    for wrong in ({"steps": 1.0}, {"steps": True}, {"gate": 3}, {"no_sampling": "yes"}):
+        with pytest.raises(OptionInvalid, match="is not"):
+            train_options(wrong)
+    with pytest.raises(OptionInvalid, match="at least 2"):
+        train_options({"group": 1})
+
+
+def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
+    spec = create_agent("m").run_spec("sums", 8, trainable=True)
+    assert (spec.trainable, spec.policy.channel) == (True, common.CHANNEL_LATEST)
+    assert create_agent("m").run_spec("sums", 8).policy.channel == common.CHANNEL_HEAD
+    assert create_agent("m@v3").run_spec("sums", 8, trainable=True).policy.pinned_version == 3
+    with pytest.raises(UpcycleError, match="group 1"):
+        create_agent("m").run_spec("sums", 1, trainable=True)

@@ -1,0 +1,224 @@
+"""`train --from`, `eval --trainable` and how groups ended, as a user meets them: the installed command
+against a planner that says what the test wants."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
+
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.cli.outcomes import counted, groups_text, nothing_learnt, source_text, step_text
+from upcycle.cli.runs import run_table
+from upcycle.platform import Addresses
+
+UPCYCLE = Path(sys.executable).parent / "upcycle"
+LONG = "no step within 64 groups: " + "zero_spread " * 40
+
+
+@pytest.fixture
+async def planner() -> AsyncIterator[tuple[Planner, Addresses]]:
+    """A planner, and where it is."""
+    said = Planner()  # type: ignore[abstract]
+    async with serving(said) as addresses:
+        yield said, addresses
+
+
+async def upcycle(
+    addresses: Addresses | None, *arguments: str, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
+    peers = addresses.peers if addresses is not None else {}
+    env = {f"UPCYCLE_PEERS_{peer.upper()}": address for peer, address in peers.items()}
+    child = await asyncio.create_subprocess_exec(
+        str(UPCYCLE),
+        *arguments,
+        env={**clean, **env, "COLUMNS": "100"},
+        cwd=cwd,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(100):
+        out, err = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, out.decode(), err.decode()
+
+
+async def test_sources_are_asked_for_and_what_does_not_fit_is_named(
+    planner: tuple[Planner, Addresses],
+) -> None:
+    said, where = planner
+    said.runs = [evaluation("run-a"), evaluation("run-b", "judge")]
+    left_out = {"version": 6, "incomplete_group": 20}
+    said.answer = training("run-t", sources=[ts.SourceReport(run_id="run-a", groups=64, left_out=left_out)])
+    options = (
+        "--from",
+        "run-a",
+        "run-b",
+        "--no-sampling",
+        "--steps",
+        "0",
+        "--no-step-groups",
+        "9",
+        "--detach",
+    )
+    status, out, err = await upcycle(where, "train", "m", *options)
+    assert (status, out) == (0, "run-t\n"), err
+    (request,) = said.submitted
+    assert list(request.spec.source_runs) == ["run-a", "run-b"]
+    assert request.spec.no_sampling
+    assert request.spec.taskset == "sums"  # that of the first source
+    assert request.spec.training.HasField("steps")
+    assert (request.spec.training.steps, request.spec.training.no_step_groups) == (0, 9)
+    assert "from run-a: 38 of 64 groups can train; left out: incomplete 20, other version 6" in err
+
+
+async def test_last_is_the_newest_evaluation_of_train_tasks(planner: tuple[Planner, Addresses]) -> None:
+    said, where = planner
+    said.runs = [training("run-4"), evaluation("run-3", "judge"), evaluation("run-2"), evaluation("run-1")]
+    status, _, err = await upcycle(where, "train", "m", "--from", "last", "--taskset", "other", "--detach")
+    assert status == 0, err
+    assert list(said.submitted[0].spec.source_runs) == ["run-2"]
+    assert said.submitted[0].spec.taskset == "other"
+    said.runs = said.runs[:2]
+    status, _, err = await upcycle(where, "train", "m", "--from", "last", "--detach")
+    assert status == 2
+    assert "upcycle eval TASKS m --group 8" in err
+
+
+async def test_a_held_out_source_does_not_name_what_to_train_on(planner: tuple[Planner, Addresses]) -> None:
+    said, where = planner
+    said.runs = [evaluation("run-b", "judge")]
+    status, _, err = await upcycle(where, "train", "m", "--from", "run-b", "--detach")
+    assert status == 2
+    assert "'judge', which is not of split train" in err
+    assert not said.submitted
+
+
+async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addresses]) -> None:
+    said, where = planner
+    said.runs, said.refusal = [evaluation("run-a")], "run-a is trained already by run-0"
+    status, _, err = await upcycle(where, "train", "m", "--from", "run-a", "--detach")
+    assert status == 1
+    assert "run-a is trained already by run-0" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("m --from run-a --sft talks.jsonl", "imitate"),
+        ("m --from run-a --sft-from run-b", "imitate"),
+        ("m --no-sampling --sft-from run-b", "imitate"),
+        ("--attach run-t --from run-a", "--attach follows"),
+        ("--attach run-t --no-sampling", "--attach follows"),
+        ("m --from run-a --group 1", "at least 2"),
+        ("m --from run-a --no-step-groups 0", "at least 1"),
+        ("--from run-a m", "MODEL before --from"),
+    ],
+)
+async def test_options_that_cannot_be_meant_are_refused_without_a_platform(
+    tmp_path: Path, options: str, said: str
+) -> None:
+    status, _, err = await upcycle(None, "train", *options.split(), cwd=tmp_path)
+    assert status == 2, err
+    assert said in err
+
+
+async def test_a_run_that_learns_nothing_says_so_and_its_reason_is_one_line(
+    planner: tuple[Planner, Addresses],
+) -> None:
+    said, where = planner
+    flat = ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 30, "released(zero_spread)": 20})
+    source = ts.SourceReport(run_id="run-a", groups=20, left_out={"zero_spread": 20})
+    going = training("run-t", counts=flat, sources=[source])
+    failed = training("run-t", counts=flat, sources=[source], state=ts.RUN_STATE_FAILED, failure=LONG)
+    said.runs, said.watched = [going], [going, failed]
+    status, out, err = await upcycle(where, "train", "--attach", "run-t")
+    assert status == 1
+    warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: 50 of 50 groups had no spread: ")
+    assert f"run-t is failed: {LONG}" in err.splitlines()
+    assert LONG in out.splitlines()[0]
+    assert out.splitlines()[1:] == ["groups 50: no spread 50", "from run-a 0/20 groups trained, 20 no spread"]
+
+
+async def test_a_run_without_a_limit_is_not_ended_early(planner: tuple[Planner, Addresses]) -> None:
+    said, where = planner
+    spec = training("run-t").spec
+    spec.training.steps = 0
+    said.runs = [evaluation("run-e"), training("run-t", spec=spec), training("run-s")]
+    said.watched = [training("run-t", spec=spec, step=7, state=ts.RUN_STATE_COMPLETED)]
+    status, out, _ = await upcycle(where, "train", "--attach", "last")  # the newest that trains
+    assert status == 0
+    assert out.startswith("run-t: 7 steps, v0,")
+
+
+async def test_an_evaluation_that_may_train_plays_the_newest_weights_and_names_who_draws(
+    planner: tuple[Planner, Addresses],
+) -> None:
+    said, where = planner
+    done = evaluation("run-e")
+    said.answer, said.watched = done, [done]
+    status, out, err = await upcycle(where, "eval", "sums", "m", "--group", "4", "--trainable")
+    assert status == 0, err
+    spec = said.submitted[0].spec
+    assert (spec.trainable, spec.policy.channel, spec.group_size) == (True, common.CHANNEL_LATEST, 4)
+    assert out.splitlines()[-1].startswith("no running training run of m on sums draws from it; ")
+    assert out.splitlines()[-1].endswith("upcycle train m --from run-e")
+
+    drawn = ts.SourceReport(run_id="run-e", groups=12, trained=5, offered=1, left_out={"stale": 6})
+    over = training("run-o", state=ts.RUN_STATE_COMPLETED, sources=[drawn])
+    said.runs = [over, training("run-t", sources=[drawn])]
+    _, out, _ = await upcycle(where, "eval", "sums", "m", "--group", "4", "--trainable", "--channel", "head")
+    assert said.submitted[1].spec.policy.channel == common.CHANNEL_HEAD
+    assert out.splitlines()[-1] == ("run-t draws from it: from run-e 5/12 groups trained, 6 stale, 1 waiting")
+    _, out, _ = await upcycle(where, "eval", "sums", "m", "--group", "4", "--trainable", "--json")
+    kinds = [json.loads(line)["kind"] for line in out.splitlines()]
+    assert kinds == ["launch", "drawn_by", "done"]
+
+
+async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
+    planner: tuple[Planner, Addresses], tmp_path: Path
+) -> None:
+    said, where = planner
+    said.answer, said.watched = evaluation("run-e"), [evaluation("run-e")]
+    await upcycle(where, "eval", "sums", "m")
+    assert not said.submitted[0].spec.trainable
+    assert said.submitted[0].spec.policy.channel == common.CHANNEL_HEAD
+    status, _, err = await upcycle(None, "eval", "sums", "m", "--trainable", cwd=tmp_path)
+    assert status == 2
+    assert "--trainable with --group 1" in err
+
+
+def test_outcomes_in_words() -> None:
+    outcomes = {"trained": 32, "excluded(zero_spread)": 10, "released(zero_spread)": 8, "excluded(stale)": 0}
+    run = training("run-t", counts=ts.RunCounts(groups_by_outcome=outcomes))
+    assert groups_text(run) == "groups 50: trained 32, no spread 18"
+    assert groups_text(training("run-t")) == ""
+    assert nothing_learnt(run) == ""
+    mixed = training("r", counts=ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 3, "failed": 5}))
+    assert nothing_learnt(mixed) == "8 of 8 groups ended without a step: failed 5, no spread 3"
+    assert nothing_learnt(training("r", step=1, counts=mixed.counts)) == ""
+    source = ts.SourceReport(
+        run_id="run-e", groups=64, trained=38, waiting=4, offered=2, left_out={"zero_spread": 20}
+    )
+    assert source_text(source) == "from run-e 38/64 groups trained, 20 no spread, 6 waiting"
+    assert (
+        counted({"other_environment": 1, "excluded(no_such_word)": 2})
+        == "no such word 2, other environment 1"
+    )
+
+
+def test_steps_with_and_without_a_limit() -> None:
+    limited, endless = training("run-1", step=7), training("run-2", step=7)
+    endless.spec.training.steps = 0
+    assert (step_text(limited, 7), step_text(endless, 7)) == ("step 7/100", "step 7")
+    table = run_table([limited, endless, evaluation("run-3")])
+    (column,) = [one for one in table.columns if one.header == "steps"]  # type: ignore[attr-defined]
+    assert list(column.cells) == ["7/100", "7/no limit", ""]

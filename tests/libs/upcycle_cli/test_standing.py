@@ -1,0 +1,196 @@
+"""The file of a standing run: what is refused before anything starts, and when a run is begun again."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.libs.upcycle_cli.planner import Planner, serving
+
+from upcycle.api.taskset.v1 import service_pb2 as pb
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.cli.standing import StandingInvalid, keep, read
+from upcycle.platform import Platform
+
+UPCYCLE = Path(sys.executable).parent / "upcycle"
+WHOLE = """
+[run]  # a comment is no content
+model = "m"
+taskset = "sums"
+from = ["run-a", "run-b"]
+steps = 12
+learning_rate = 1
+no_sampling = true
+max_turns = 3
+gate = "judge"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_asks_for_what_the_flags_ask_for(tmp_path: Path) -> None:
+    standing = read(write(tmp_path, WHOLE))
+    spec = standing.options.spec(standing.model, standing.taskset, standing.sources)
+    assert (spec.policy.model, spec.taskset, spec.no_sampling) == ("m", "sums", True)
+    assert list(spec.source_runs) == ["run-a", "run-b"]
+    assert (spec.training.steps, spec.training.learning_rate, spec.sampling.max_turns) == (12, 1.0, 3)
+    assert (spec.gate.taskset, spec.gate.attempts, spec.group_size) == ("judge", 4, 8)
+    assert not spec.sampling.HasField("max_tokens_per_turn")
+    endless = read(write(tmp_path, '[run]\nmodel = "m"\ntaskset = "sums"\n'))
+    assert endless.options.training().steps == 0
+
+
+def test_the_request_id_is_of_the_content_alone(tmp_path: Path) -> None:
+    first = read(write(tmp_path, WHOLE))
+    lines = WHOLE.splitlines()
+    turned = read(write(tmp_path, "\n".join(["# another comment", lines[1], *reversed(lines[2:])])))
+    assert turned.request_id(1) == first.request_id(1)
+    assert first.request_id(2) != first.request_id(1)
+    other = read(write(tmp_path, WHOLE.replace("max_turns = 3", "max_turns = 4")))
+    assert other.request_id(1) != first.request_id(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run]\nmodel = m\n", "line 2"),
+        ("steps = 3\n", "unknown key 'steps'; everything goes into the table [run]"),
+        ("", "has no table [run]"),
+        ('[run]\ntaskset = "sums"\n', "has no model"),
+        ('[run]\nmodel = "m"\n', "has no taskset"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nlearning_rat = 1.0\n', "did you mean 'learning_rate'?"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nzzz = 1\n', "it knows checkpoint_every"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nsteps = "3"\n', "steps = '3' is not a whole number"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nsteps = true\n', "steps = True is not a whole number"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nno_sampling = 1\n', "no_sampling = 1 is not true or false"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\ngroup = 1\n', "must be at least 2"),
+        ('[run]\nmodel = 3\ntaskset = "sums"\n', "model = 3 is not text"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nfrom = "run-a"\n', "is not a list of run ids"),
+        ('[run]\nmodel = "m"\ntaskset = "sums"\nfrom = ["last"]\n', "name the run by its id"),
+        ('[run]\nmodel = "m"\ntaskset = "absent.py"\n', "absent.py"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(StandingInvalid) as refused:
+        read(write(tmp_path, text))
+    assert said in str(refused.value)
+    assert "run.toml" in str(refused.value)
+
+
+def test_up_starts_nothing_for_a_file_that_cannot_be_used(tmp_path: Path) -> None:
+    write(tmp_path, '[run]\nmodel = "m"\ntaskset = "sums"\nstepz = 3\n')
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
+
+    def up(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(UPCYCLE), "up", "--standing", *options]
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    done = up("run.toml")
+    assert (done.returncode, "did you mean 'steps'?" in done.stderr) == (2, True), done.stderr
+    assert up("absent.toml").returncode == 2
+    write(tmp_path, WHOLE)
+    done = up("run.toml", "--model", "other")
+    assert (done.returncode, "the engines serve --model other" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / ".upcycle").exists()
+
+
+class History(Planner):
+    """Every run that is submitted ends at once as `ending`, after so many seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending, self.after_s, self.trained = ts.RUN_STATE_FAILED, 5, 0
+        self.known: dict[str, ts.Run] = {}
+
+    async def SubmitRun(self, request: Any, context: Any) -> pb.SubmitRunResponse:
+        if request.request_id not in self.known:
+            run = ts.Run(run_id=f"run-{len(self.known) + 1}", spec=request.spec, state=ts.RUN_STATE_RUNNING)
+            self.known[request.request_id] = run
+        run = self.known[request.request_id]
+        if run.spec != request.spec:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"belongs to {run.run_id} with another spec")
+        return pb.SubmitRunResponse(run=run)
+
+    def end_all(self) -> None:
+        for run in self.known.values():
+            if run.state == ts.RUN_STATE_RUNNING:
+                run.state, run.failure = self.ending, "broken_artifact: no weights"
+                run.submitted_at.FromSeconds(1_000)
+                run.finished_at.FromSeconds(1_000 + self.after_s)
+                if self.trained:
+                    run.sources.add(run_id="run-a", groups=9, trained=self.trained)
+
+
+@pytest.fixture
+async def history() -> AsyncIterator[tuple[History, Platform]]:
+    """A planner with a memory, and a client of it."""
+    planner = History()  # type: ignore[abstract]
+    async with serving(planner) as addresses, Platform(addresses) as platform:
+        yield planner, platform
+
+
+async def begun(history: tuple[History, Platform], path: Path, times: int) -> list[str]:
+    """What is said at each start of a platform whose run ends before the next."""
+    lines = []
+    for _ in range(times):
+        (line,) = await keep(history[1], read(path))
+        lines.append(line)
+        history[0].end_all()
+    return lines
+
+
+async def test_a_run_that_fails_at_once_is_begun_three_times(
+    history: tuple[History, Platform], tmp_path: Path
+) -> None:
+    path = write(tmp_path, WHOLE)
+    *first, last, again = await begun(history, path, 5)
+    assert [line.split()[2] for line in first] == ["run-1", "run-2", "run-3"]
+    assert last == again
+    assert "failed 3 times in a row within 60 s" in last
+    assert "last as run-3: broken_artifact: no weights" in last
+    assert len(history[0].known) == 3
+    (line,) = await keep(history[1], read(write(tmp_path, WHOLE + "seed = 2\n")))
+    assert "standing run run-4 " in line
+
+
+@pytest.mark.parametrize(
+    ("ending", "after_s"),
+    [(ts.RUN_STATE_FAILED, 61), (ts.RUN_STATE_COMPLETED, 1), (ts.RUN_STATE_CANCELLED, 1)],
+)
+async def test_a_run_that_lasted_or_was_ended_is_begun_again(
+    history: tuple[History, Platform], tmp_path: Path, ending: "ts.RunState.ValueType", after_s: int
+) -> None:
+    history[0].ending, history[0].after_s = ending, after_s
+    lines = await begun(history, write(tmp_path, WHOLE), 5)
+    assert [line.split()[2] for line in lines] == [f"run-{number}" for number in range(1, 6)]
+
+
+async def test_sources_that_trained_are_the_first_batches_once(
+    history: tuple[History, Platform], tmp_path: Path
+) -> None:
+    path, planner = write(tmp_path, WHOLE), history[0]
+    planner.ending = ts.RUN_STATE_COMPLETED
+    await begun(history, path, 2)
+    planner.trained = 4
+    await begun(history, path, 3)
+    sources = [list(run.spec.source_runs) for run in planner.known.values()]
+    assert sources == [["run-a", "run-b"]] * 3 + [[]] * 2
+
+
+async def test_a_run_that_an_earlier_version_submitted_otherwise_is_passed_over(
+    history: tuple[History, Platform], tmp_path: Path
+) -> None:
+    standing = read(write(tmp_path, WHOLE))
+    history[0].known[standing.request_id(1)] = ts.Run(run_id="run-old", state=ts.RUN_STATE_COMPLETED)
+    (line,) = await keep(history[1], standing)
+    assert "standing run run-2 " in line

@@ -1,0 +1,93 @@
+"""`up --standing` against the running planner: one run per file, found again, begun again once it is over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
+
+from upcycle.api.taskset.v1 import service_pb2 as pb
+from upcycle.cli.standing import Standing, keep, read
+from upcycle.environment import load_environment
+from upcycle.platform import Addresses, Platform
+from upcycle.tasks import Taskset
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Standing:
+    """A file beside a tasks file of two sums."""
+    env = load_environment(ENVIRONMENTS / "arith.py")
+    rows = [env.scenarios["sum"].task(a=a, b=1, slug=f"{a}+1") for a in (1, 2)]
+    Taskset("sums", rows, "train").save(tmp_path / "sums.json")
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nmodel = "incident"\ntaskset = "sums.json"\nsteps = 9\ngroup = 2\nprompts = 2\n')
+    return read(path)
+
+
+def client(runner: Runner) -> Platform:
+    peers = dict.fromkeys(("trajectories", "training", "registry", "gateway"), NOBODY)
+    return Platform(
+        Addresses({**peers, "tasksets": runner.address, "environments": runner.address}, "the test")
+    )
+
+
+async def brought(runner: Runner, standing: Standing) -> list[str]:
+    async with client(runner) as platform:
+        return await keep(platform, standing)
+
+
+async def going(runner: Runner) -> list[Any]:
+    listed = await runner.tasksets.ListRuns(pb.ListRunsRequest(unfinished=True))
+    return list(listed.runs)
+
+
+async def test_one_run_over_restarts_and_another_once_it_is_over(
+    start_runner: Start, standing: Standing
+) -> None:
+    runner = await start_runner()
+    (line,) = await brought(runner, standing)
+    (run,) = await going(runner)
+    assert line.startswith(f"standing run {run.run_id} trains incident on sums for 9 steps; ")
+    await runner.tasksets.PauseRun(pb.PauseRunRequest(run_id=run.run_id))
+    await runner.service.stop()
+
+    runner = await start_runner()
+    (line,) = await brought(runner, standing)
+    assert f"{run.run_id} " in line
+    assert f"upcycle runs resume {run.run_id}" in line
+    assert [one.run_id for one in await going(runner)] == [run.run_id]
+
+    await runner.tasksets.CancelRun(pb.CancelRunRequest(run_id=run.run_id))
+    async for _ in runner.tasksets.WatchRun(pb.WatchRunRequest(run_id=run.run_id)):
+        continue
+    (line,) = await brought(runner, standing)
+    assert run.run_id not in line
+    assert (await brought(runner, standing)) == [line]
+    assert len(await going(runner)) == 1
+
+
+async def test_another_training_run_of_the_model_is_named_with_both_ways_out(
+    runner: Runner, standing: Standing, tmp_path: Path
+) -> None:
+    await brought(runner, standing)
+    (run,) = await going(runner)
+    other = tmp_path / "other.toml"
+    other.write_text(standing.path.read_text().replace("steps = 9", "steps = 8"))
+    first, *ways = await brought(runner, read(other))
+    assert first == f"no standing run: incident is being trained by {run.run_id} on sums"
+    assert f"upcycle runs stop {run.run_id} --wait" in ways[0]
+    assert "upcycle models fork incident" in ways[1]
+    assert [one.run_id for one in await going(runner)] == [run.run_id]
+
+
+async def test_what_the_platform_refuses_is_one_line(runner: Runner, standing: Standing) -> None:
+    path = standing.path
+    path.write_text(path.read_text().replace('"incident"', '"nobody"'))
+    (line,) = await brought(runner, read(path))
+    assert line.startswith("no standing run: ")
+    assert "no model 'nobody'" in line
+    path.write_text('[run]\nmodel = "incident"\ntaskset = "absent"\n')
+    (line,) = await brought(runner, read(path))
+    assert "absent" in line

@@ -33,6 +33,7 @@ REGISTER_TIMEOUT_S = 120.0
 
 DAY_S = 86_400.0
 
+
 class EvaluationFailed(UpcycleError):
     """The run ended without a result for every episode, or was cancelled."""
 

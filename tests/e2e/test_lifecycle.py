@@ -128,7 +128,7 @@ async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> 
             await asyncio.sleep(0.5)
             listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
     await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=sampled.run_id), timeout=10)
-    chosen = successes(listed, sampled.run_id)[:16]
+    chosen = [one.trajectory_id for one in successes(listed, sampled.run_id)][:16]
     plan = Plan(sampled.run_id, (tuple(chosen[:8]), tuple(chosen[8:]), tuple(chosen)))
     losses: list[float] = []
     last = await run_plan(

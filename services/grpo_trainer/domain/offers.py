@@ -10,8 +10,9 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
-from grpo_trainer.domain.spec import MAX_TRAJECTORIES_PER_STEP, TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Reason, Settlement, excluded
+from run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
 """Fewer have nothing to be compared with."""

@@ -200,7 +200,8 @@ async def test_a_run_with_an_unknown_loss_fails_with_the_nearest_name_and_the_ne
     await Episodes(world, run_id="run-2").group(1, MIXED)
     async with Trainer(world) as trainer:
         await world.published("step.completed/run-2/1")
-        failure = trainer.sessions.refused[RUN]
+        (failed,) = trainer.sessions.failed
+        failure = failed.failure.detail
     assert "'pppo'" in failure
     assert "did you mean 'ppo'" in failure
 

@@ -17,8 +17,6 @@ from scenario_runner.domain.runs import (
     EpisodeRow,
     PolicyChoice,
     Purpose,
-    RegisteredTaskset,
-    RunnableTask,
     RunRecord,
     RunSpec,
     RunState,
@@ -26,6 +24,7 @@ from scenario_runner.domain.runs import (
     Split,
     Training,
 )
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.events import fact_from
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.feeding import draw_more

@@ -289,6 +289,7 @@ def test_the_largest_group_fits_in_one_fact() -> None:
             member=member,
             attempt=0,
             task_position=0,
+            taskset="ts",
             reward=-0.12345678901234567,
             oldest_version=1_000_000,
             newest_version=1_000_000,
@@ -299,7 +300,7 @@ def test_the_largest_group_fits_in_one_fact() -> None:
         )
         for member in range(MAX_OFFERED_MEMBERS)
     ]
-    row = GroupRow(group, source.run_id, 0, 0, MAX_OFFERED_MEMBERS)
+    row = GroupRow(group, source.run_id, 0, 0, MAX_OFFERED_MEMBERS, "ts")
     fact = group_offered(source, Offer(source, row, Split.TRAIN, "d" * 64, True, members), now)
     assert len(fact.members) == 512
     assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES

@@ -181,11 +181,11 @@ async def test_a_source_that_still_runs_or_is_no_evaluation_is_refused_by_name(
     assert "not finished" in text
 
     trains = await watching.submit(platform, training_on(measured.run_id, steps=1, prompts=1))
+    done = await watching.follow(platform, trains.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    assert done.state == RUN_STATE_COMPLETED, done.failure
     text = await refused(platform, training_on(trains.run_id, steps=1))
     assert trains.run_id in text
     assert "training run" in text
-    done = await watching.follow(platform, trains.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
-    assert done.state == RUN_STATE_COMPLETED, done.failure
 
 
 async def test_an_evaluation_that_is_trained_whole_is_refused_and_names_who_trained_it(

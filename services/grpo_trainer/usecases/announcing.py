@@ -41,8 +41,8 @@ async def _confirm(state: SessionState, tools: Tools) -> None:
 async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patience: Patience) -> None:
     """Publish the version of a state, then the facts: groups, step, policy, checkpoint, in this order.
 
-    A first state that merely repeats a version which is already published announces nothing. The step was
-    confirmed. Raises Overruled where that took too long.
+    A first state that merely repeats a version which is already published announces nothing. Raises Overruled
+    where the planner ended the run without the step: then only its policy is out, which no fact names.
     """
     record, facts, spec = state.last_step, tools.facts, state.spec
     if record is None and state.version == state.base.version:
@@ -61,15 +61,17 @@ async def announce(state: SessionState, tools: Tools, snapshot: Snapshot, patien
 
 
 async def _settle(state: SessionState, record: StepRecord, tools: Tools, patience: Patience) -> None:
-    """All groups of a step. While the bus was away the run may have ended, so a second try asks again."""
-    tries = 0
+    """All groups of a step, and proof that the stream took these facts and not others before them.
+
+    The upload of the policy may have taken minutes, so the planner may have ended the run since the step was
+    confirmed; it may also do so while the facts are published. The stream drops a fact whose id it has, so
+    only reading it tells whose came first. Raises Overruled.
+    """
 
     async def attempt() -> None:
-        nonlocal tries
-        tries += 1
-        if tries > 1:
-            await _confirm(state, tools)
+        await _confirm(state, tools)
         await asyncio.gather(*(tools.facts.settled(state.spec, one) for one in record.settlements))
+        await _confirm(state, tools)
 
     await patience.until_done(attempt)
 

@@ -209,8 +209,21 @@ class Taskset:
 
 
 def task_digest(environment: str, scenario: str, args_json: str) -> str:
-    """sha256 (hex) of a task's content. args_json: canonical JSON."""
-    return hashlib.sha256(canonical_json([environment, scenario, json.loads(args_json)]).encode()).hexdigest()
+    """sha256 (hex) of a task's content. args_json: canonical JSON.
+
+    Equal numbers are equal content: 7 and 7.0 are one task, so they cannot be on two sides of a split.
+    """
+    content = [environment, scenario, _whole_numbers(json.loads(args_json))]
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The value with floats that are whole written as integers, as far as a float tells integers apart."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(one) for key, one in value.items()}
+    return [_whole_numbers(one) for one in value] if isinstance(value, list) else value
 
 
 def taskset_digest(split: str, task_digests: Iterable[str]) -> str:

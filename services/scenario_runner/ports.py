@@ -93,8 +93,8 @@ class PlanUnit(Protocol):
     def tasksets(self) -> list[RegisteredTaskset]:
         """The newest revision of each, without its tasks."""
 
-    def lock_name(self, name: str) -> None:
-        """Until the end of the transaction no other one registers tasks under this name."""
+    def lock(self, name: str) -> None:
+        """Until the end of the transaction no other one gets past its own call with this name."""
 
     def add_taskset(self, taskset: RegisteredTaskset) -> None:
         """A revision with its tasks."""

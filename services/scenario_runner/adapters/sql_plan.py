@@ -1,6 +1,7 @@
 """The plan in SQL: one PlanUnit per transaction, its announcements in the outbox of the same transaction."""
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from google.protobuf.message import Message
 from opentelemetry import context, propagate
+from sqlalchemy.exc import IntegrityError
 
 from scenario_runner import events, wire
 from scenario_runner.adapters import plan_statements as statements
@@ -44,9 +46,11 @@ from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POOLS = {Purpose.TRAIN: "train", Purpose.EVAL: "eval"}
+_CONFLICTS = 3
 _CHUNK = 500  # SQLite binds at most 32,766 values in one statement
 
 
@@ -66,6 +70,12 @@ class SqlPlan:
             unit.flush()
             return result
 
+        for _ in range(_CONFLICTS):
+            try:
+                return await self._database.run(transaction)
+            except IntegrityError as error:
+                # Another planner wrote the same row first; run again, the work sees that row.
+                log.info("transaction_conflict", extra={"error": str(error.orig)[:200]})
         return await self._database.run(transaction)
 
 

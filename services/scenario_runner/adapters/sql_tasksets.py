@@ -52,9 +52,9 @@ class SqlTasksets:
         wanted = sa.select(TASKSET).join(newest, is_newest).order_by(TASKSET.c.name)
         return [taskset_of(row) for row in self._sql.execute(wanted).mappings()]
 
-    def lock_name(self, name: str) -> None:
+    def lock(self, name: str) -> None:
         if self._sql.dialect.name == "postgresql":  # SQLite has one writer
-            number = int.from_bytes(hashlib.sha256(f"taskset/{name}".encode()).digest()[:8], signed=True)
+            number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
             self._sql.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
 
     def add_taskset(self, taskset: RegisteredTaskset) -> None:

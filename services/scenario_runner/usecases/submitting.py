@@ -281,6 +281,7 @@ def _known_run(unit: PlanUnit, request_id: str, spec: RunSpec) -> RunView | None
 def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
     if spec.purpose is not Purpose.TRAIN:
         return
+    unit.lock(f"training/{spec.policy.model}")  # two submissions at once would each see no other run
     for run in unit.active_runs():
         if run.spec.purpose is Purpose.TRAIN and run.spec.policy.model == spec.policy.model:
             raise Refused(

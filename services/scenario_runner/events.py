@@ -36,7 +36,7 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
 
 
 def run_stopping(run: RunRecord, reason: str, now: datetime, *, is_last: bool) -> taskset_events.RunStopping:
-    """Fact run.stopping; id `run.stopping/<run_id>`, of the last word `…/last`."""
+    """Fact run.stopping; id `run.stopping/<run_id>`, with last_word `…/last`."""
     return taskset_events.RunStopping(
         run_id=run.run_id,
         model=run.spec.policy.model,

@@ -138,7 +138,8 @@ class PlanUnit(Protocol):
         """Open groups that have no unsettled member: there should be none."""
 
     def num_without_step(self, run_id: str, since_step: int) -> int:
-        """Groups that the trainer settled without training on them, since a step was completed."""
+        """Groups that the trainer settled without training on them, since a step was completed. Of those of
+        evaluations only the ones that taught the run nothing."""
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         """The same groups with their outcomes and rewards."""
@@ -235,7 +236,7 @@ class Draws(Protocol):
     def tallies(self, run_id: str) -> list[DrawTally]: ...
 
     def released_since(self, run_id: str, step: int) -> dict[str, int]:
-        """Groups that the trainer released since the run completed a step, by `released(<reason>)`."""
+        """Groups that taught the run nothing, released since it completed a step, by `released(<reason>)`."""
 
     def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
         """The rewards of the same groups: `released(<reason>)` to reward to episodes."""

@@ -214,6 +214,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         step=run.step,
         taskset_revision=run.taskset_revision,
         sources=[source_report_to_wire(report) for report in view.sources],
+        notice=view.notice,
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(moment(run.finished_at))

@@ -7,7 +7,15 @@ import sqlalchemy as sa
 
 from scenario_runner.adapters.sql_rows import run_of, slots_of
 from scenario_runner.adapters.tables import CLAIM, DRAW, EPISODE, GROUP, RUN, TASK
-from scenario_runner.domain.drawn import TAKEN, Draw, DrawLoad, DrawState, DrawTally, EndedGroup
+from scenario_runner.domain.drawn import (
+    TAKEN,
+    TAUGHT_NOTHING,
+    Draw,
+    DrawLoad,
+    DrawState,
+    DrawTally,
+    EndedGroup,
+)
 from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeState, Purpose, RunRecord, Split
 
 _OF_RUN = DRAW.c.run_id == sa.bindparam("run_id_")
@@ -38,7 +46,12 @@ TAKEN_OF_SOURCE = (
     .join_from(GROUP, DRAW, DRAW.c.group_id == GROUP.c.group_id)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), _IS_TAKEN)
 )
-_RELEASED_SINCE = (_OF_RUN, DRAW.c.state == DrawState.RELEASED.value, DRAW.c.step >= sa.bindparam("step_"))
+_RELEASED_SINCE = (
+    _OF_RUN,
+    DRAW.c.state == DrawState.RELEASED.value,
+    DRAW.c.step >= sa.bindparam("step_"),
+    DRAW.c.reason.in_(sorted(TAUGHT_NOTHING)),
+)
 RELEASED_SINCE = sa.select(DRAW.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(DRAW.c.reason)
 RELEASED_REWARDS = (
     sa.select(DRAW.c.reason, EPISODE.c.reward, sa.func.count())

@@ -29,6 +29,10 @@ class DrawState(StrEnum):
 TAKEN = frozenset({DrawState.OFFERED, DrawState.TRAINED})
 """A group is in one of these states for at most one run."""
 
+TAUGHT_NOTHING = frozenset({"zero_spread", "untrainable"})
+"""Why groups are released that a run had nothing to learn from. Any other reason says that a group does not
+fit the run, and nothing about what the run can learn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:

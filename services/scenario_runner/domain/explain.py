@@ -71,7 +71,7 @@ class DurableFact:
 
     @property
     def is_abandoned(self) -> bool:
-        """Nobody pulls, and nobody works on anything of it."""
+        """No process pulls, and none works on anything of it."""
         return self.num_pulling == 0 and self.num_unacknowledged == 0
 
 
@@ -152,11 +152,13 @@ def _paused(world: World) -> Iterator[WaitReason]:
 def _learning_nothing(world: World) -> Iterator[WaitReason]:
     run, without = world.view.run, world.waits.without_step
     training = run.spec.training
-    if training is None or run.state not in LIVELY_RUN_STATES or not is_worth_an_alarm(without, training):
+    if training is None or run.state not in LIVELY_RUN_STATES:
+        return
+    if not is_worth_an_alarm(without.num_groups, training):
         return
     limit = training.max_no_step_groups
     outlook = (
-        f"the run fails at {limit} such groups in a row"
+        f"the run {'ends early' if run.step else 'fails'} at {limit} such groups in a row"
         if training.steps
         else f"the run goes on until you end it: upcycle runs stop {run.run_id}"
     )

@@ -55,7 +55,8 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Fact: the run is to end before its last step. Our own; its place among the grades is what it says.
+    """Fact: the run is to end before its last step. The planner publishes it itself: its place in the stream
+    divides the grades that the trainer settles from those that it ignores.
 
     is_last: the trainer was waited for long enough; what it has not said before this, it will not say."""
 

@@ -10,11 +10,22 @@ from scenario_runner.domain.runs import Training
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10
 NO_SPREAD = "zero_spread"
+_SOONER = (
+    "draw from evaluations of the version that the run begins from or of later ones, or raise max_staleness"
+)
 _REMEDIES = {
     "stale": "raise max_staleness, or sample fewer groups at once",
     "short_group": "see why their episodes failed",
     "held_out": "train on tasks that are not held out",
     "quarantined": "look at the trajectories that were set aside: upcycle trajectories list",
+    "version": _SOONER,
+    "tokenizer": "evaluate a version that has the tokenizer of the one that the run began from",
+    "too_large": "lower prompts_per_step, or evaluate with smaller groups",
+    "group_too_large": "lower prompts_per_step, or evaluate with smaller groups",
+    "untrainable": "evaluate with a temperature above 0: greedy episodes have nothing to train on",
+    "incomplete_group": "see why their episodes failed",
+    "unassigned": "register their tasks in a taskset of split train",
+    "split": "train on tasks that are not held out",
 }
 _SOLVED = "harder tasks: these are solved"
 _UNSOLVED = (
@@ -39,8 +50,8 @@ class WithoutStep:
 
 
 def nothing_to_learn(without: WithoutStep, step: int, num_waiting: int) -> str:
-    """Why a run fails that makes no step. step: the last one. num_waiting: groups that are graded and not
-    settled."""
+    """Why a run ends that makes no step any more. step: the last one. num_waiting: groups that are graded and
+    not settled."""
     since = f" after step {step}" if step else ""
     rewards: Counter[float] = Counter()
     for counted in without.rewards.values():
@@ -66,9 +77,17 @@ def alarm(without: WithoutStep, step: int) -> str:
     return f"{since}: {'; '.join(parts)}"
 
 
-def is_worth_an_alarm(without: WithoutStep, training: Training) -> bool:
+def is_worth_an_alarm(num_groups: int, training: Training) -> bool:
     """Whether so many groups in a row brought no step that people should know."""
-    return without.num_groups >= min(training.max_no_step_groups, 2 * training.prompts_per_step)
+    return num_groups >= min(training.max_no_step_groups, 2 * training.prompts_per_step)
+
+
+def remedy_of_left_out(counts: Mapping[str, int]) -> str:
+    """What may help a run whose groups of evaluations were left out or released for these reasons; empty
+    where nothing is known."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    known = [_ALIKE if reason == NO_SPREAD else _REMEDIES.get(reason, "") for reason, _ in ordered]
+    return "; ".join(dict.fromkeys(remedy for remedy in known if remedy))
 
 
 def remedies(without: WithoutStep) -> str:

@@ -263,6 +263,8 @@ class RunView:
     run: RunRecord
     counts: Counts
     sources: tuple[SourceReport, ...] = ()
+    notice: str = ""
+    """What a person should know of a training run that goes on."""
 
 
 @dataclass(frozen=True, slots=True)

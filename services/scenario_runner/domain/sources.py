@@ -1,21 +1,15 @@
 """Which groups of evaluations a training run may draw, and what is said about the others. Pure."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from run_config import MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
 from scenario_runner.domain.drawn import ClaimCheck, DrawState, DrawTally, EndedGroup, SourceReport
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, Purpose, RunRecord, Split
 
-MAX_OFFERED_MEMBERS = 512
-"""Members of one group that one fact can carry."""
-MAX_BATCH_ROWS = 2048
-"""Episodes of one training batch, if every group had the size of this one."""
-
 ALREADY_TRAINED = "already_trained"
 RUN_OVER = "run_over"
-_REVISION = re.compile(r"@\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +27,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class DrawRules:
-    """What a group must be to train in one run. newest_version: from which staleness is counted back;
-    one_version: all members must be sampled by the same one."""
+    """What a group must be to be offered to one run. head_version: of a group of a source run, head when the
+    training run is submitted; its members must be of one version, which is not newer. Whether a version is
+    too old is decided by the trainer alone, which knows the ancestors of the version that it began from."""
 
     split: Split
     is_same_environment: bool
     group_size: int
     prompts_per_step: int
-    max_staleness: int
-    newest_version: int | None
-    one_version: bool
+    head_version: int | None = None
 
 
 def misfit(group: EndedGroup, rules: DrawRules) -> str:
@@ -51,25 +44,20 @@ def misfit(group: EndedGroup, rules: DrawRules) -> str:
 
 
 def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
-    size = rules.group_size
+    size, batch = rules.group_size, rules.group_size * rules.prompts_per_step
     return (
         ("split" if rules.split is Split.HELD_OUT else "unassigned", rules.split is not Split.TRAIN),
         ("other_environment", not rules.is_same_environment),
         ("incomplete_group", group.outcome != "evaluated" or group.num_members < size),
         ("group_of_one", size < 2),
-        ("group_too_large", size > MAX_OFFERED_MEMBERS or size * rules.prompts_per_step > MAX_BATCH_ROWS),
+        ("group_too_large", size > MAX_TRAINABLE_GROUP or batch > MAX_TRAJECTORIES_PER_STEP),
         ("no_tokens", group.num_without_body > 0),
-        ("version" if rules.one_version else "stale", not _is_fresh(group, rules)),
+        ("version", not _is_of_one_known_version(group, rules.head_version)),
     )
 
 
-def _is_fresh(group: EndedGroup, rules: DrawRules) -> bool:
-    if rules.one_version and group.oldest != group.newest:
-        return False
-    if rules.newest_version is None:
-        return True
-    is_from_the_future = rules.one_version and group.newest > rules.newest_version
-    return not is_from_the_future and rules.newest_version - group.oldest <= rules.max_staleness
+def _is_of_one_known_version(group: EndedGroup, head_version: int | None) -> bool:
+    return head_version is None or group.oldest == group.newest <= head_version
 
 
 def ended_group(group: EndedGroup, members: Sequence[EpisodeRow]) -> EndedGroup:
@@ -101,11 +89,6 @@ def with_body(row: EpisodeRow, body: ClaimCheck, stop_reason: int) -> EpisodeRow
     )
 
 
-def taskset_name(stored: str) -> str:
-    """The name of a taskset without its revision: `sums@3` is a revision of `sums`."""
-    return _REVISION.sub("", stored)
-
-
 def draws_online(run: RunRecord, source: RunRecord) -> bool:
     """Whether the groups that an evaluation ends from now on are for the training run."""
     return (
@@ -113,7 +96,7 @@ def draws_online(run: RunRecord, source: RunRecord) -> bool:
         and source.spec.purpose is Purpose.EVAL
         and source.spec.trainable
         and source.spec.policy.model == run.spec.policy.model
-        and taskset_name(source.spec.taskset) == taskset_name(run.spec.taskset)
+        and source.taskset_name == run.taskset_name
     )
 
 

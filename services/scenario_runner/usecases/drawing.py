@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scenario_runner.domain.drawn import Draw, DrawState, EndedGroup
 from scenario_runner.domain.facts import GroupSettled
-from scenario_runner.domain.runs import GroupRow, Purpose, RunRecord
+from scenario_runner.domain.runs import GroupRow, Purpose, RunRecord, Split
 from scenario_runner.domain.sources import (
     ALREADY_TRAINED,
     DrawRules,
@@ -71,12 +71,11 @@ def _offer_one(unit: PlanUnit, run: RunRecord, draw: Draw) -> str:
     members = rewarded(unit.members(draw.group_id))
     ended = ended_group(EndedGroup(draw.group_id, draw.ended_at, group.outcome, 0), members)
     is_before_start = source.run_id in run.spec.source_runs
-    # The versions of a finished evaluation were judged when the run was submitted.
     task = unit.tasks(group.taskset, [group.task_position])[group.task_position]
     # A task may have been claimed since the evaluation was submitted, so its side is looked up now.
     split = unit.splits([task.digest])[task.digest]
-    rules = rules_for(unit, run, source, None if is_before_start else run.policy_version)
-    reason = misfit(ended, replace(rules, split=split))
+    # The versions of a source run were looked at when the run was submitted.
+    reason = misfit(ended, rules_for(unit, run, source, split))
     if reason:
         return reason
     offered = Offer(source, group, split, task.digest, is_before_start, members)
@@ -84,20 +83,17 @@ def _offer_one(unit: PlanUnit, run: RunRecord, draw: Draw) -> str:
     return ""
 
 
-def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, newest_version: int | None) -> DrawRules:
-    """What a group of an evaluation must be to train in a run."""
+def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -> DrawRules:
+    """What a group of an evaluation must be to train in a run, whatever its versions. split: of its task."""
     training = run.spec.training
     played, own = unit.taskset(source.spec.taskset), unit.taskset(run.spec.taskset)
     return DrawRules(
-        split=source.split,
+        split=split,
         is_same_environment=(
             played is not None and own is not None and played.source.name == own.source.name
         ),
         group_size=source.spec.group_size,
         prompts_per_step=training.prompts_per_step if training else 1,
-        max_staleness=training.max_staleness if training else 0,
-        newest_version=newest_version,
-        one_version=source.run_id in run.spec.source_runs,
     )
 
 

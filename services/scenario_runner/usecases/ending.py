@@ -1,10 +1,10 @@
 """How runs end: with their last step, early, cancelled, or failed.
 
 A trainer may be in the middle of a step when its run is to end. So the end is a word in the stream
-(`run.stopping`): what is graded before it is the trainer's to settle, what is not never trains. A trainer
-that does not answer in time gets a last word; what it has not settled before that is settled in its stead,
-under the ids that it would use. The stream keeps the first of the two, so everybody hears the same of each
-group.
+(`run.stopping`): what is graded before it is the trainer's to settle, what is not never trains. To a trainer
+that does not answer in time `run.stopping` is sent again, with `last_word`; what the trainer has not settled
+before that, the planner settles, under the ids that the trainer would use. The stream keeps the first of two
+messages with one id, so the planner and the trainer hear the same of each group.
 """
 
 import logging
@@ -55,20 +55,29 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
         release_offers(unit, ended, RUN_OVER)
 
 
-def stop_early(unit: PlanUnit, run: RunRecord, reason: str) -> None:
-    """End a training run as COMPLETED before its last step: plan nothing more, and say so."""
+def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = False) -> None:
+    """End a training run as COMPLETED before its last step: plan nothing more, and say so.
+
+    kept: the run keeps the reason, as it ends by itself.
+    """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
-    stopping = replace(run, state=RunState.DRAINING, ending=RunState.COMPLETED, ending_since=unit.now)
+    stopping = replace(
+        run,
+        state=RunState.DRAINING,
+        ending=RunState.COMPLETED,
+        ending_since=unit.now,
+        failure=reason if kept else run.failure,
+    )
     unit.update_run(stopping)
     unit.announce_stopping(stopping, reason)
 
 
 def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
-    """Our own word to stop, at its place among the grades: the trainer ignores every later one.
+    """The planner's own `run.stopping` came back: the trainer ignores every grade behind it in the stream.
 
-    The last word settles what is graded: in the stream first, and here when it comes back from there,
-    because a word of the trainer may be on its way between the two.
+    The one with `last_word` settles what is graded: in the stream first, and here when it comes back from
+    there, because an answer of the trainer may be on its way between the two.
     """
     if run.ending is None or not run.awaits_trainer or run.state in FINAL_RUN_STATES:
         return
@@ -92,9 +101,9 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
 def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     """The trainer says that it will not go on with the run: end it now, as FAILED unless it ends already.
 
-    It ends as after a grace period, without the period: by the last word. So a second trainer of the run, if
-    there is one, hears it too, and what it said before stands. A run that is over, or that has no trainer,
-    stays as it is.
+    It ends as after a grace period, without the period: by `run.stopping` with `last_word`. So a second
+    trainer of the run, if there is one, hears it too, and what it said before stands. A run that is over, or
+    that has no trainer, stays as it is.
     """
     if run.state in FINAL_RUN_STATES or run.spec.training is None:
         return

@@ -3,11 +3,13 @@ evaluations alone ends when they are used up.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scenario_runner.domain import plan
-from scenario_runner.domain.drawn import DrawLoad, DrawState, SourceReport
+from scenario_runner.domain.drawn import DrawLoad, DrawState, DrawTally, SourceReport
 from scenario_runner.domain.explain import Feeding
+from scenario_runner.domain.learning import remedy_of_left_out
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, Purpose, RunRecord, RunState
 from scenario_runner.domain.sources import draws_online, in_words, outcomes, reports
 from scenario_runner.ports import PlanUnit
@@ -42,23 +44,24 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
         return
     tallies = unit.draws.tallies(run.run_id)
     if run.step or any(tally.state is DrawState.TRAINED for tally in tallies):
-        stop_early(unit, run, STOPPED_BECAUSE)
+        stop_early(unit, run, STOPPED_BECAUSE, kept=True)
     else:
-        end_run(unit, run, RunState.FAILED, "run_failed", failure=_why_no_step(unit, run))
+        failure = _why_no_step(run, source_reports(run, tallies))
+        end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
     conclude(unit, run.run_id)
 
 
-def _why_no_step(unit: PlanUnit, run: RunRecord) -> str:
+def _why_no_step(run: RunRecord, drawn: Sequence[SourceReport]) -> str:
     left_out: Counter[str] = Counter()
-    drawn = source_reports(unit, run)
     for report in drawn:
         left_out.update(report.left_out)
     num_groups, num_offered = sum(one.groups for one in drawn), sum(one.offered for one in drawn)
     prompts = run.spec.training.prompts_per_step if run.spec.training is not None else 0
+    remedy = remedy_of_left_out(left_out)
     return (
         f"no step was made: a step takes {prompts} groups, and of the {num_groups} groups of its evaluations "
-        f"{num_offered} are with the trainer; left out: {in_words(left_out)}; "
-        "name more evaluations, or lower spec.training.prompts_per_step"
+        f"{num_offered} are with the trainer; left out: {in_words(left_out)}; what may help: "
+        f"{f'{remedy}; ' if remedy else ''}name more evaluations, or lower spec.training.prompts_per_step"
     )
 
 
@@ -68,19 +71,15 @@ def evaluations_under_way(unit: PlanUnit, run: RunRecord) -> list[str]:
     return [one.run_id for one in evaluations if draws_online(run, one)]
 
 
-def source_reports(unit: PlanUnit, run: RunRecord) -> tuple[SourceReport, ...]:
-    """What the run took from each evaluation; nothing for an evaluation."""
-    if run.spec.purpose is Purpose.EVAL:
-        return ()
+def source_reports(run: RunRecord, tallies: Sequence[DrawTally]) -> tuple[SourceReport, ...]:
+    """What a training run took from each evaluation."""
     is_over = run.ending is not None or run.state in FINAL_RUN_STATES
-    return reports(unit.draws.tallies(run.run_id), run.spec.source_runs, is_over=is_over)
+    return reports(tallies, run.spec.source_runs, is_over=is_over)
 
 
-def with_drawn(unit: PlanUnit, run: RunRecord, counts: Counts) -> Counts:
-    """The counts of a run, with the groups that it drew and its trainer settled among the outcomes."""
-    if run.spec.purpose is Purpose.EVAL:
-        return counts
-    drawn = Counter(outcomes(unit.draws.tallies(run.run_id)))
+def with_drawn(counts: Counts, tallies: Sequence[DrawTally]) -> Counts:
+    """The counts of a training run, the groups that it drew and its trainer settled among the outcomes."""
+    drawn = Counter(outcomes(tallies))
     return replace(counts, groups_by_outcome=dict(drawn + Counter(counts.groups_by_outcome)))
 
 

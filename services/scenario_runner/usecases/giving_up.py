@@ -7,7 +7,7 @@ from scenario_runner.domain.facts import Fact, GroupSettled
 from scenario_runner.domain.learning import nothing_to_learn
 from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeRow, EpisodeState, RunState
 from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.ending import end_run, why_all_failed
+from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
 
 
 def give_up_if_hopeless(unit: PlanUnit, run_id: str) -> None:
@@ -29,7 +29,9 @@ def settled_without_step(facts: Iterable[Fact]) -> set[str]:
 def give_up_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     """A training run with a step limit that it never comes nearer to would sample for ever.
 
-    Looked at after a whole batch of facts: a step that the batch completes counts.
+    Before its first step it fails. After one it ends early, with what it has learnt as its final checkpoint:
+    it may have solved its tasks. Looked at after a whole batch of facts: a step that the batch completes
+    counts.
     """
     run = unit.run(run_id)
     if run is None or run.state not in LIVELY_RUN_STATES:
@@ -40,8 +42,11 @@ def give_up_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     if unit.num_without_step(run_id, run.step) < training.max_no_step_groups:
         return
     num_waiting = _num_waiting(unit.unsettled(run_id))
-    failure = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)
-    end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
+    reason = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)
+    if run.step:
+        stop_early(unit, run, reason, kept=True)
+    else:
+        end_run(unit, run, RunState.FAILED, "run_failed", failure=reason)
 
 
 def _num_waiting(unsettled: Iterable[EpisodeRow]) -> int:

@@ -243,9 +243,9 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
 
 
 def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
-    """Graded before our own word that it is overdue reached the stream, which keeps the first of the two.
+    """Graded before the planner's `episode.failed` reached the stream, which keeps the first of the two.
 
-    So for everybody else it is graded. While its group is open it counts, and its replacement is called off.
+    So for all others it is graded. While its group is open it counts, and its replacement is called off.
     """
     group = unit.group(episode.group_id)
     is_waited_for = run.state in LIVELY_RUN_STATES or run.awaits_trainer

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
+from run_config import MAX_TRAINABLE_GROUP
 from scenario_runner.domain.drawn import Draw, DrawState
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
@@ -27,6 +28,11 @@ def check_source_fields(spec: RunSpec) -> None:
         raise InvalidRequest(
             f"spec.trainable needs spec.group_size of 2 or more, it is {spec.group_size}: "
             "a group of one has no baseline to learn from"
+        )
+    if spec.trainable and spec.group_size > MAX_TRAINABLE_GROUP:
+        raise InvalidRequest(
+            f"spec.trainable needs spec.group_size of {MAX_TRAINABLE_GROUP} or less, it is {spec.group_size}"
+            ": no training run can draw larger groups; use a smaller group_size, or leave spec.trainable out"
         )
     if len(spec.source_runs) > MAX_SOURCE_RUNS:
         raise InvalidRequest(f"spec.source_runs names {len(spec.source_runs)} runs, limit {MAX_SOURCE_RUNS}")
@@ -94,15 +100,16 @@ def _check_split(unit: PlanUnit, source: RunRecord) -> None:
 
 
 def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[Draw]:
-    rules = rules_for(unit, run, source, head_version)
     splits = unit.draws.splits_of_source(source.run_id)
+    of_split = {
+        split: replace(rules_for(unit, run, source, split), head_version=head_version)
+        for split in set(splits.values())
+    }
     taken = unit.draws.taken_of_source(source.run_id)
     draws = []
     for group in unit.draws.ended_groups(source.run_id):
         reason = (
-            ALREADY_TRAINED
-            if group.group_id in taken
-            else misfit(group, replace(rules, split=splits[group.group_id]))
+            ALREADY_TRAINED if group.group_id in taken else misfit(group, of_split[splits[group.group_id]])
         )
         state = DrawState.LEFT_OUT if reason else DrawState.WAITING
         settled_at = unit.now if reason else None
@@ -130,8 +137,8 @@ def _nothing_fits(
     if counts[ALREADY_TRAINED]:
         runs = sorted(set(unit.draws.taken_of_source(source.run_id).values()))
         text += f"; already trained by {', '.join(runs)}, and a group trains once"
-    if counts["version"] and run.spec.training is not None:
+    if counts["version"]:
         text += (
-            f"; head is version {head_version}, and max_staleness {run.spec.training.max_staleness} versions"
+            f"; a group of one version trains, and of none newer than head, which is version {head_version}"
         )
     return f"{text}; evaluate {run.spec.policy.model!r} as it is now and name that run"

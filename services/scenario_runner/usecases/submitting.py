@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from run_config import MAX_GROUP_SIZE, gate_refusals, refusals
+from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
     AlreadyTaken,
@@ -210,8 +211,21 @@ def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
 
 def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
     """A run with its counts, as of this transaction."""
-    counts = with_drawn(unit, run, unit.counts(run.run_id))
-    return RunView(run, counts, source_reports(unit, run))
+    counts = unit.counts(run.run_id)
+    if run.spec.training is None:
+        return RunView(run, counts)
+    tallies = unit.draws.tallies(run.run_id)
+    notice = _notice(unit, run, run.spec.training)
+    return RunView(run, with_drawn(counts, tallies), source_reports(run, tallies), notice)
+
+
+def _notice(unit: PlanUnit, run: RunRecord, training: Training) -> str:
+    """What a person should know of a training run that goes on; empty where there is nothing."""
+    if run.state not in LIVELY_RUN_STATES:
+        return ""
+    if not is_worth_an_alarm(unit.num_without_step(run.run_id, run.step), training):
+        return ""
+    return alarm(unit.without_step(run.run_id, run.step), run.step)
 
 
 def check_spec(spec: RunSpec) -> None:

@@ -29,6 +29,7 @@ from scenario_runner.events import fact_from
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.planning import plan_more, sweep
+from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.sources import take_sources
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext, find_run, view_of
 from sql_store import Database
@@ -73,7 +74,7 @@ class Sources:
         )
         source = PythonEnvironment(environment, "/e.py")
         taskset = RegisteredTaskset(name, name.rjust(64, "0"), split, source, num_tasks, tasks)
-        await self.world.do(lambda unit: unit.add_taskset(taskset))
+        await self.world.do(lambda unit: store(unit, taskset))
 
     async def submit(self, spec: RunSpec) -> str:
         """Through the use case; one second passes, so that runs have an order."""

@@ -19,10 +19,12 @@ from tests.services.scenario_runner.support import (
     until,
 )
 
-from scenario_runner.domain.facts import Advanced, GroupSettled
+from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothing_to_learn
 from scenario_runner.domain.runs import RunState, Training
 from scenario_runner.usecases.explaining import _own_facts
+from scenario_runner.usecases.submitting import find_run, view_of
+from scenario_runner.wire import run_to_wire
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 
@@ -81,10 +83,31 @@ async def test_a_step_begins_the_count_again_and_the_reason_names_it(world: Worl
     assert (await world.run()).state is RunState.RUNNING
     assert dict((await without_step(world)).groups) == {ZERO: 2}
     await settle(world, 5, (1.0, 1.0))
-    failure = (await world.run()).failure
-    assert "3 groups in a row were settled without a step after step 1: 3 had no spread" in failure
-    assert "what may help: harder tasks: these are solved" in failure
+    run = await world.run()
+    assert (run.state, run.ending, run.ends_early) == (RunState.DRAINING, RunState.COMPLETED, True)
+    assert "3 groups in a row were settled without a step after step 1: 3 had no spread" in run.failure
+    assert "what may help: harder tasks: these are solved" in run.failure
+    assert (await world.announced())[f"run.stopping/{world.run_id}"] == 1
+    await world.hear(Stopping(world.run_id))
+    assert (await world.run()).state is RunState.COMPLETED
+    assert (await world.run()).failure == run.failure
     await check_conservation(world)
+
+
+async def test_what_a_person_should_know_is_a_notice_while_the_run_goes_on(world: World) -> None:
+    await world.begin(train_spec(prompts=2, no_step_groups=5), num_tasks=3)
+
+    async def notice() -> str:
+        return run_to_wire(await world.do(lambda unit: view_of(unit, find_run(unit, world.run_id)))).notice
+
+    for group in range(3):
+        await settle(world, group, (0.0, 0.0))
+    assert await notice() == ""
+    await settle(world, 3, (0.0, 0.0))  # min(no_step_groups, 2 * prompts_per_step) is 4
+    assert await notice() == "no step yet: 4 of 4 groups had no spread: every reward was 0.000"
+    await settle(world, 4, (0.0, 0.0))
+    assert (await world.run()).ending is RunState.FAILED
+    assert await notice() == ""
 
 
 async def test_a_step_that_arrives_with_the_last_group_counts(world: World) -> None:
@@ -202,7 +225,7 @@ def test_groups_without_spread_of_several_rewards_are_told_apart() -> None:
     assert alarm(fifty, 7) == "no step since step 7: 50 of 50 groups had no spread: every reward was 0.000"
 
 
-def test_a_group_that_nobody_graded_says_so() -> None:
+def test_a_group_without_rewards_says_so() -> None:
     unknown = replace(WithoutStep(), groups={"excluded(odd)": 2, ZERO: 1})
     text = nothing_to_learn(unknown, 0, 0)
     assert "1 had no spread (their rewards are not known)" in text

@@ -9,6 +9,7 @@ from tests.services.scenario_runner.sources_world import Sources, eval_spec, gra
 
 from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
+from run_config import MAX_TRAINABLE_GROUP
 from scenario_runner.domain.drawn import ClaimCheck, EndedGroup, SourceReport
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
@@ -25,7 +26,7 @@ from scenario_runner.domain.runs import (
     RunState,
     Split,
 )
-from scenario_runner.domain.sources import MAX_OFFERED_MEMBERS, DrawRules, Offer, misfit
+from scenario_runner.domain.sources import DrawRules, Offer, misfit
 from scenario_runner.events import group_offered
 from scenario_runner.usecases.ending import end_run
 from upcycle.api.common.v1 import common_pb2
@@ -41,8 +42,8 @@ async def sources(world: World) -> Sources:
 
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
-SOURCE = DrawRules(Split.TRAIN, True, 2, 16, 1, 4, one_version=True)
-ONLINE = replace(SOURCE, one_version=False)
+SOURCE = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)
+ONLINE = replace(SOURCE, head_version=None)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,9 @@ ONLINE = replace(SOURCE, one_version=False)
         ),
         (replace(GROUP, num_without_body=1), SOURCE, "no_tokens"),
         (replace(GROUP, oldest=3), SOURCE, "version"),  # members of two versions
-        (replace(GROUP, oldest=3, newest=3), SOURCE, ""),
-        (replace(GROUP, oldest=2, newest=2), SOURCE, "version"),  # two behind head, one is allowed
+        (replace(GROUP, oldest=1, newest=1), SOURCE, ""),  # whether that is too old, the trainer decides
         (replace(GROUP, oldest=5, newest=5), SOURCE, "version"),  # newer than head
-        (replace(GROUP, oldest=3), ONLINE, ""),
-        (replace(GROUP, oldest=5, newest=5), ONLINE, ""),  # newer than the planner has heard of
-        (replace(GROUP, oldest=2), ONLINE, "stale"),
+        (replace(GROUP, oldest=1, newest=5), ONLINE, ""),  # newer than the planner has heard of
     ],
 )
 def test_each_reason_that_leaves_a_group_out(group: EndedGroup, rules: DrawRules, reason: str) -> None:
@@ -146,9 +144,9 @@ async def test_what_does_not_fit_is_listed_with_its_reason(sources: Sources) -> 
     assert (await sources.run(evaluation)).state is RunState.COMPLETED
     run_id = await sources.submit(train_spec(evaluation))
     await sources.plan(run_id)
-    expected = {"version": 2, "no_tokens": 1, "incomplete_group": 1}
-    assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 2, 0, 0, expected)
-    assert len(await sources.offers(run_id)) == 2
+    expected = {"version": 1, "no_tokens": 1, "incomplete_group": 1}
+    assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 3, 0, 0, expected)
+    assert len(await sources.offers(run_id)) == 3
 
 
 async def _refused(sources: Sources, spec: RunSpec) -> RunnerError:
@@ -189,11 +187,12 @@ async def test_a_source_of_which_nothing_fits_is_refused_with_the_counts(sources
     await sources.play(other)
     assert "of 6, 6 other_environment;" in str(await _refused(sources, train_spec(other)))
     old = await sources.submit(eval_spec())
-    await sources.play(old, num_groups=5, versions=(1, 1))
+    await sources.play(old, num_groups=3, versions=(5, 5))
+    await sources.play(old, num_groups=2, versions=(3, 4))
     await sources.play(old, body=None)
     error = str(await _refused(sources, train_spec(old)))
     assert f"source run {old} has no group to train on: of 6, 5 version, 1 no_tokens" in error
-    assert "head is version 4, and max_staleness 1 versions" in error
+    assert "a group of one version trains, and of none newer than head, which is version 4" in error
     assert "evaluate 'm' as it is now" in error
 
 
@@ -235,6 +234,11 @@ async def test_released_groups_go_to_a_later_run(sources: Sources) -> None:
 async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(sources: Sources) -> None:
     for spec, text in (
         (eval_spec(group_size=1, online=True), "spec.trainable needs spec.group_size of 2 or more"),
+        (
+            eval_spec(group_size=600, online=True),
+            "spec.trainable needs spec.group_size of 512 or less, it is 600: no training run can draw larger "
+            "groups; use a smaller group_size, or leave spec.trainable out",
+        ),
         (train_spec("a", "b", "a"), "spec.source_runs names 'a' twice"),
         (train_spec(*(f"run-{n}" for n in range(65))), "spec.source_runs names 65 runs, limit 64"),
     ):
@@ -298,9 +302,9 @@ def test_the_largest_group_fits_in_one_fact() -> None:
             body_size=1 << 24,
             stop_reason=trajectory_pb2.STOP_REASON_MAX_TOKENS,
         )
-        for member in range(MAX_OFFERED_MEMBERS)
+        for member in range(MAX_TRAINABLE_GROUP)
     ]
-    row = GroupRow(group, source.run_id, 0, 0, MAX_OFFERED_MEMBERS, "ts")
+    row = GroupRow(group, source.run_id, 0, 0, MAX_TRAINABLE_GROUP, "ts")
     fact = group_offered(source, Offer(source, row, Split.TRAIN, "d" * 64, True, members), now)
     assert len(fact.members) == 512
     assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES

@@ -68,8 +68,8 @@ async def test_held_out_groups_are_left_out_even_when_the_evaluation_says_traina
 ) -> None:
     run_id = await sources.submit(ONLY_EVALUATIONS)
     evaluation = await sources.submit(eval_spec(online=True))
-    wanted = sa.text("UPDATE run SET split = :split WHERE run_id = :run_id")
-    values = {"split": Split.HELD_OUT.value, "run_id": evaluation}
+    wanted = sa.text("UPDATE task_claim SET split = :split")
+    values = {"split": Split.HELD_OUT.value}
     await sources.database.run(lambda sql: sql.execute(wanted, values))
     await sources.play(evaluation)
     await sources.plan(run_id)
@@ -87,7 +87,7 @@ async def test_a_gate_evaluation_is_never_offered(sources: Sources) -> None:
     assert (await sources.view(run_id)).sources == ()
 
 
-async def test_groups_that_became_stale_while_they_waited_are_left_out(sources: Sources) -> None:
+async def test_groups_that_became_old_while_they_waited_are_the_trainers_to_release(sources: Sources) -> None:
     run_id = await sources.submit(ONLY_EVALUATIONS)
     evaluation = await sources.submit(eval_spec(online=True))
     played = await sources.play(evaluation)
@@ -96,8 +96,11 @@ async def test_groups_that_became_stale_while_they_waited_are_left_out(sources: 
         *(settled(run_id, group, source=evaluation) for group in played[:2]), Advanced(run_id, 1, 6)
     )
     assert await sources.plan(run_id) == 2
+    assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 4, 2, 0)
+    await sources.world.hear(
+        *(settled(run_id, group, "released", "stale", source=evaluation) for group in played[4:])
+    )
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 2, 2, 0, {"stale": 2})
-    assert len(await sources.offers(run_id)) == 4
 
 
 async def test_the_evaluation_is_measured_as_if_no_run_had_drawn_from_it(sources: Sources) -> None:
@@ -129,17 +132,18 @@ async def test_groups_that_brought_no_step_are_counted_with_their_rewards(source
     await sources.plan(run_id)
     groups = [offer.group_id for offer in await sources.offers(run_id)]
     await sources.world.hear(
-        settled(run_id, groups[0], "released", "stale", source=evaluation),
+        settled(run_id, groups[0], "released", "untrainable", source=evaluation),
         Advanced(run_id, 1, 5),
         settled(run_id, groups[1], "released", "zero_spread", source=evaluation),
-        settled(run_id, groups[2], "released", "zero_spread", source=evaluation),
+        settled(run_id, groups[2], "released", "stale", source=evaluation),
         settled(run_id, groups[3], source=evaluation),
     )
-    stale, flat = {"released(stale)": 1}, {"released(zero_spread)": 2}
-    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 0)) == {**stale, **flat}
+    greedy, flat = {"released(untrainable)": 1}, {"released(zero_spread)": 1}
+    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 0)) == {**greedy, **flat}
     assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 1)) == flat
+    assert await sources.world.do(lambda unit: unit.num_without_step(run_id, 1)) == 1
     rewards = await sources.world.do(lambda unit: unit.draws.released_rewards(run_id, 1))
-    assert rewards == {"released(zero_spread)": {0.0: 2, 1.0: 2}}  # two groups of one success and one failure
+    assert rewards == {"released(zero_spread)": {0.0: 1, 1.0: 1}}  # as graded
 
 
 async def test_the_first_answer_stands_but_a_gradient_is_never_forgotten(sources: Sources) -> None:
@@ -282,6 +286,7 @@ async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources:
     await sources.world.hear(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).ending is RunState.COMPLETED
+    assert (await sources.run(run_id)).failure == "its evaluations are used up"
     assert await sources.outbox("run.stopping/%", "event_id") == [f"run.stopping/{run_id}"]
     await sources.world.hear(settled(run_id, groups[5], "released", "run_over", source=evaluation))
     assert (await sources.run(run_id)).state is RunState.COMPLETED
@@ -300,6 +305,38 @@ async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: 
     assert run.state is RunState.FAILED
     assert "no step was made: a step takes 2 groups" in run.failure
     assert "left out: 6 zero_spread" in run.failure
+
+
+async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: Sources) -> None:
+    await sources.register("many", num_tasks=80)
+    evaluation = await sources.submit(eval_spec("many"))
+    await sources.play(evaluation)
+    spec = replace(train_spec(evaluation, prompts=8), taskset="many")
+    run_id = await sources.submit(spec)
+    released: set[str] = set()
+    while await sources.plan(run_id):
+        new = [one.group_id for one in await sources.offers(run_id) if one.group_id not in released]
+        released.update(new)
+        facts = [settled(run_id, group, "released", "version", source=evaluation) for group in new]
+        await sources.world.hear(*facts)
+    view = await sources.view(run_id)
+    assert (view.run.state, view.run.failure, view.notice) == (RunState.RUNNING, "", "")
+    assert view.sources == (SourceReport(evaluation, 80, left_out={"version": 80}),)
+    assert view.counts.groups_open == 16  # (1 + 1) * 8 slots, all for its own groups
+    assert view.counts.requested == 32
+
+
+async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reasons(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
+    await sources.plan(run_id)
+    for number in range(6):
+        answer = settled(run_id, f"{evaluation}-g{number:05d}", "released", "version", source=evaluation)
+        await sources.world.hear(answer)
+    await sources.plan(run_id)
+    run = await sources.run(run_id)
+    assert run.state is RunState.FAILED
+    assert "left out: 6 version; what may help: draw from evaluations of the version that" in run.failure
 
 
 async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) -> None:

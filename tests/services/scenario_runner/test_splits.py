@@ -260,6 +260,8 @@ async def test_what_was_registered_before_is_claimed_by_the_migration(sql_url: s
     assert [(one.name, one.key, one.revision) for one in found] == [
         (name, name, 1) for name in ("adhoc-0123456789ab", "judge", "train", "train2")
     ]
+    # An ad-hoc taskset judges no more: no gate takes it, and its runs are no evidence.
+    assert [one.split for one in found] == [UNASSIGNED, HELD_OUT, TRAIN, TRAIN]
     group = await world.do(lambda unit: unit.group("g"))
     run = await world.do(lambda unit: unit.run("r"))
     assert group is not None
@@ -271,8 +273,14 @@ async def test_what_was_registered_before_is_claimed_by_the_migration(sql_url: s
         "train",
     )
     await database.run(lambda sql: move_tables(sql, "0001", back=True))
-    names = await database.run(lambda sql: list(sql.execute(sa.text("SELECT name FROM taskset")).scalars()))
-    assert sorted(names) == ["adhoc-0123456789ab", "judge", "train", "train2"]
+    before = sa.text("SELECT name, split FROM taskset ORDER BY name")
+    rows = await database.run(lambda sql: [tuple(row) for row in sql.execute(before)])
+    assert rows == [
+        ("adhoc-0123456789ab", "held_out"),
+        ("judge", "held_out"),
+        ("train", "train"),
+        ("train2", "train"),
+    ]
     await database.stop()
 
 

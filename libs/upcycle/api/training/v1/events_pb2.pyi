@@ -257,7 +257,7 @@ class GroupSettled(_message.Message):
     outcome: _builtins.str
     """trained, excluded; released: of an evaluation, and not trained: it stays evaluated"""
     reason: _builtins.str
-    """stale, zero_spread, truncated_policy, quarantined, short_group, run_over, held_out"""
+    """stale, zero_spread, quarantined, short_group, run_over, held_out"""
     step: _builtins.int
     """trained only"""
     source_run_id: _builtins.str

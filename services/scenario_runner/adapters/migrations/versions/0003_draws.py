@@ -34,6 +34,7 @@ def upgrade() -> None:
         "draw_taken_once", "draw", ["group_id"], unique=True, sqlite_where=taken, postgresql_where=taken
     )
     op.create_index("draw_by_state", "draw", ["run_id", "state", "ended_at", "group_id"])
+    op.create_index("draw_by_step", "draw", ["run_id", "state", "step"])
     op.create_index("draw_by_source", "draw", ["run_id", "source_run_id", "state", "reason"])
 
 

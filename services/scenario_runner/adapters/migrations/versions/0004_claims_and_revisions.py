@@ -8,13 +8,14 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
-# What `upcycle.eval(task)` registered as held out, though nobody decided that it is.
+# What `upcycle.eval(task)` registered as held out, when every taskset had to be either that or train.
 _AD_HOC = "adhoc-"
 
 
 def upgrade() -> None:
-    """To this revision."""
+    """To this revision. Ad-hoc tasksets claim no task and become unassigned: they neither train nor judge."""
     _claims()
+    _move_ad_hoc("held_out", "unassigned")
     # Named as it is used from now on. Both databases rename it in the foreign keys of other tables as well.
     op.execute("ALTER TABLE taskset RENAME COLUMN name TO storage_key")
     op.add_column("taskset", sa.Column("name", sa.String(200), nullable=False, server_default=""))
@@ -29,7 +30,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Later revisions become tasksets called `name@n`."""
+    """Later revisions become tasksets called `name@n`, and unassigned ad-hoc tasksets are held out again.
+
+    All claims are dropped. An upgrade after that makes those of registered tasksets again, and not those of
+    interactive gradients (`gradient of …`): such a task may then be registered as held out.
+    """
+    _move_ad_hoc("unassigned", "held_out")
     op.drop_column("task_group", "taskset")
     op.drop_column("run", "taskset_revision")
     op.drop_index("taskset_by_name", "taskset")
@@ -37,6 +43,13 @@ def downgrade() -> None:
     op.drop_column("taskset", "name")
     op.execute("ALTER TABLE taskset RENAME COLUMN storage_key TO name")
     op.drop_table("task_claim")
+
+
+def _move_ad_hoc(of: str, split: str) -> None:
+    moved = sa.text(
+        "UPDATE taskset SET split = :split WHERE split = :of AND substr(name, 1, :size) = :ad_hoc"
+    )
+    op.get_bind().execute(moved, {"split": split, "of": of, "size": len(_AD_HOC), "ad_hoc": _AD_HOC})
 
 
 def _revision(name: str) -> sa.Column[int]:

@@ -222,7 +222,7 @@ class Facts(Protocol):
         """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
 
     async def failed(self, failure: Failure) -> None:
-        """A session ended without success."""
+        """A session ended without success. Raises Waiting; Unpublishable where no repeat can help."""
 
 
 class Instruments(Protocol):

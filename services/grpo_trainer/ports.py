@@ -222,7 +222,7 @@ class Facts(Protocol):
         """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
 
     async def failed(self, failure: Failure) -> None:
-        """A session ended without success."""
+        """A session ended without success. Raises Waiting; Unpublishable where no repeat can help."""
 
 
 class Instruments(Protocol):
@@ -292,6 +292,8 @@ class StoredTrajectory:
     reward: float | None
     task_digest: str
     split: Split
+    run_id: str = ""
+    group_id: str = ""
 
 
 class Trajectories(Protocol):
@@ -302,10 +304,11 @@ class Trajectories(Protocol):
 
 
 class TaskClaims(Protocol):
-    """Tasks that no taskset has put on a side yet."""
+    """Which tasks are training data; the planner keeps it."""
 
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
-        """Make them training data. Raises HeldOutInput when one is held out by now; InvalidInput; Waiting."""
+        """Make them training data for good; those that already are stay so. Raises HeldOutInput when one is
+        held out by now; InvalidInput; Waiting."""
 
 
 class Conversations(Protocol):

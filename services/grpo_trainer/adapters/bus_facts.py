@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from event_bus import Delivery
-from event_bus.errors import BusUnavailable
+from event_bus.errors import BusUnavailable, EventTooLarge, UnknownEvent
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import Waiting
+from grpo_trainer.domain.errors import Unpublishable, Waiting
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
@@ -94,4 +94,7 @@ class BusFacts:
 
     async def failed(self, failure: Failure) -> None:
         """See ports.Facts."""
-        await self._publish(failure.model, wire.session_failed(failure))
+        try:
+            await self._publish(failure.model, wire.session_failed(failure))
+        except (EventTooLarge, UnknownEvent) as error:
+            raise Unpublishable(str(error)) from error

@@ -224,4 +224,4 @@ def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequ
     if rewards:
         metrics["reward_mean"] = sum(rewards) / len(rewards)
     trajectory_ids = tuple(one.trajectory_id for one in batch.inputs if one.trajectory_id)
-    return Measured(metrics, len(credited), trajectory_ids)
+    return Measured(metrics, len(credited), trajectory_ids, batch.groups)

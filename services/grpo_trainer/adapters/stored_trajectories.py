@@ -43,4 +43,6 @@ class PlatformTrajectories:
             reward=summary.reward if summary.graded else None,
             task_digest=reply.body.task_digest,
             split=_SPLITS.get(reply.body.split, Split.TRAIN),
+            run_id=reply.body.run_id,
+            group_id=reply.body.group_id,
         )

@@ -51,6 +51,10 @@ class Waiting(TrainerError):
     """Something outside is away for a while; the text names it. The same call may succeed later."""
 
 
+class Unpublishable(TrainerError):
+    """The bus can never store this event: no subject can be made of the model's name, or it is too large."""
+
+
 class InvalidInput(TrainerError):
     """A request to train by hand names or holds something that cannot be trained on as it stands."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from grpo_trainer.domain.errors import InvalidInput
+from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
 from grpo_trainer.domain.steps import checkpoint_id
 from grpo_trainer.domain.trajectories import StoredBody
@@ -53,11 +54,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one forward and backward pass added. num_datums: rows; trajectory_ids: those of the store."""
+    """What one forward and backward pass added. num_datums: rows; trajectory_ids: those of the store;
+    groups: their runs and groups."""
 
     metrics: Mapping[str, float]
     num_datums: int
     trajectory_ids: tuple[str, ...] = ()
+    groups: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class HandState:
     """The durable state after an optimizer step by hand.
 
     manifest, digest: of its published weights, whose version nobody else can have. head_revision: of the head
-    that the step began from. keep_head: head was to stay where it was.
+    that the step began from. keep_head: head was to stay where it was. groups: stored groups that the weights
+    have trained on since the model's line began, by run, see SettledGroups.
     """
 
     session: SessionState
@@ -100,6 +104,12 @@ class HandState:
     request_id: str
     head_revision: int
     keep_head: bool
+    groups: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """How many groups of which run the weights have trained on."""
+        return {run_id: len(SettledGroups.from_json(run_id, one)) for run_id, one in self.groups.items()}
 
     @property
     def checkpoint_id(self) -> str:
@@ -122,7 +132,9 @@ class HandState:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
+        groups = {"groups": dict(self.groups)} if self.groups else {}  # read back to the bytes of the marker
         return {
+            **groups,
             "session": self.session.to_json(),
             "manifest": asdict(self.manifest),
             "digest": self.digest,
@@ -141,7 +153,16 @@ def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
         request_id=plain["request_id"],
         head_revision=plain["head_revision"],
         keep_head=plain["keep_head"],
+        groups=dict(plain.get("groups", {})),
     )
+
+
+def groups_after(before: Mapping[str, Any], taken: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """HandState.groups after a step. taken: run and group of what it trained on; a group counts once."""
+    known = {run_id: SettledGroups.from_json(run_id, one) for run_id, one in before.items()}
+    for run_id, group_id in taken:
+        known.setdefault(run_id, SettledGroups(run_id)).add(group_id)
+    return {run_id: known[run_id].to_json() for run_id in sorted(known)}
 
 
 def hand_run_id(model: str) -> str:

@@ -96,8 +96,8 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    """One trajectory. sampled: it holds the sampler's log-probabilities; task: its digest, if known;
-    is_unassigned: its task is to be claimed as training data first.
+    """One trajectory. sampled: it holds the sampler's log-probabilities. task (its digest), run_id and
+    group_id: of a stored trajectory.
 
     Without rows no token of it may be trained: its reward counts in its group, and it teaches nothing."""
 
@@ -108,7 +108,8 @@ class PreparedInput:
     task: str = ""
     trajectory_id: str = ""
     oldest_version: int | None = None
-    is_unassigned: bool = False
+    run_id: str = ""
+    group_id: str = ""
 
     @property
     def needs_reward(self) -> bool:
@@ -181,6 +182,17 @@ class PreparedBatch:
     group_size: int | None
     reward_scale: float
     advantage: str
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Digests of the tasks of stored trajectories, sorted."""
+        return tuple(sorted({one.task for one in self.inputs if one.task}))
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        """Run and group of the stored trajectories that have something to train, each once."""
+        stored = (one for one in self.inputs if one.run_id and one.rows)
+        return tuple(dict.fromkeys((one.run_id, one.group_id or one.trajectory_id) for one in stored))
 
 
 def prepared_batch(inputs: Sequence[PreparedInput], options: BatchOptions, loss: LossSpec) -> PreparedBatch:

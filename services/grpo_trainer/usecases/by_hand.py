@@ -1,6 +1,6 @@
-"""One model that is trained by hand: gradients accumulate, an optimizer step makes a version of them.
+"""One model that is trained interactively: gradients accumulate, an optimizer step makes a version of them.
 
-Guarantees: calls take turns; a version is stored before the state that names it, and nobody hears of either
+Guarantees: calls take turns; a version is stored before the state that names it, and neither is announced
 before both are durable; a step that was cut off is finished when the model is opened again; gradients are
 never applied to weights that they were not computed for.
 """
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from grpo_trainer.domain.errors import (
     HeadMoved,
@@ -26,7 +26,15 @@ from grpo_trainer.domain.errors import (
     StaleForward,
     UnknownForward,
 )
-from grpo_trainer.domain.hands import DatumValues, HandState, Head, Measured, StepDone, Update
+from grpo_trainer.domain.hands import (
+    DatumValues,
+    HandState,
+    Head,
+    Measured,
+    StepDone,
+    Update,
+    groups_after,
+)
 from grpo_trainer.domain.inputs import Lora, Pass, PreparedBatch, prepared_batch
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
@@ -174,11 +182,12 @@ class ModelByHand:
     async def _prepared(self, asked: Pass, policy: Path) -> PreparedBatch:
         prepared = await self._preparer.prepare(asked.inputs, policy, asked.loss)
         batch = prepared_batch(prepared, asked.options, asked.loss)
-        await self._claim(sorted({one.task for one in prepared if one.is_unassigned}))
+        await self._claim(batch.tasks)
         return batch
 
     async def _claim(self, digests: Sequence[str]) -> None:
-        """Tasks that were on no side are training data before anything is computed on them."""
+        """All tasks are training data before anything is computed on them, whatever the stored body says:
+        a task may have been held out since."""
         if digests:
             claims, by = self._tools.claims, f"interactive training of {self.model}"
             await self.patience.until_done(lambda: claims.claim(digests, by))
@@ -287,8 +296,11 @@ class ModelByHand:
             snapshot = await self._learner.snapshot()
             session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
             policy = await publish(session, self._tools, snapshot, self.patience)
+            groups = groups_after(
+                await self._groups_before(head), (one for each in pending.values() for one in each.groups)
+            )
             state = HandState(
-                session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head
+                session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head, groups
             )
             done = await self._finish(await self._persist(state, snapshot))
         except BaseException:
@@ -325,6 +337,11 @@ class ModelByHand:
             trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
         )
         return session_of(self._spec, head.base if self._base is None else self._base, record)
+
+    async def _groups_before(self, head: Head) -> Mapping[str, Any]:
+        """What the weights of head have trained on, as far as its state is kept."""
+        kept = await self._kept(head.base.version)
+        return kept.groups if kept is not None and kept.published == head.base else {}
 
     async def _persist(self, state: HandState, snapshot: Snapshot) -> HandState:
         """Weights, moments and what the step was, durable under one marker."""

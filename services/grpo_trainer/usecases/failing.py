@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_trainer.domain.failures import ENDS_PROCESS, FailedRun, Failure
+from grpo_trainer.domain.errors import Unpublishable, Waiting
+from grpo_trainer.domain.failures import FailedRun, Failure
 from grpo_trainer.ports import Tools
 from grpo_trainer.usecases.horizon import Horizon
 from grpo_trainer.usecases.patience import Patience
@@ -32,6 +33,7 @@ class Failures:
         self._spawn = spawn
         self._runs: dict[str, FailedRun] = {}
         self._said: set[str] = set()
+        self._unpublishable: set[str] = set()
         self._over: set[str] = set()
 
     def __contains__(self, run_id: str) -> bool:
@@ -51,7 +53,7 @@ class Failures:
         if run_id in self._over or self._runs[run_id].closed:
             return
         self._over.add(run_id)
-        if run_id in self._said:
+        if run_id in self._said | self._unpublishable:
             self._spawn(f"closing/{run_id}", self._close(run_id))
 
     async def remember(self, run_id: str) -> Failure:
@@ -65,22 +67,31 @@ class Failures:
         return kept
 
     async def say(self, run_id: str) -> None:
-        """Publish the failure, as often as it takes, unless the run is over."""
+        """Publish the failure, as often as it takes, unless the run is over. Raises Waiting."""
         failure = self._runs[run_id].failure
-        if failure.model and not (run_id in self._over or self._runs[run_id].closed):
-            await self._publish(failure)
-        self._said.add(run_id)
+        try:
+            if failure.model and not (run_id in self._over or self._runs[run_id].closed):
+                await self._publish(failure)
+            self._said.add(run_id)
+        except Unpublishable:
+            log.exception("failure_not_published", extra={"run_id": run_id})
+            self._unpublishable.add(run_id)
         if run_id in self._over:
             await self._close(run_id)
 
     async def _publish(self, failure: Failure) -> None:
-        try:
-            await Patience().until_done(lambda: self._tools.facts.failed(failure))
-        except ENDS_PROCESS:
-            raise
-        except Exception:  # a name that is no subject: the next start tries again
-            log.exception("failure_not_published", extra={"run_id": failure.run_id})
-            return
+        """Return when the bus has stored the failure; after an unexpected error it is tried again too."""
+
+        async def attempt() -> None:
+            try:
+                await self._tools.facts.failed(failure)
+            except (Unpublishable, Waiting):
+                raise
+            except Exception as error:
+                log.exception("failure_publish_error", extra={"run_id": failure.run_id})
+                raise Waiting(f"the bus (the failure of {failure.run_id}): {error!r}") from error
+
+        await Patience().until_done(attempt)
         log.info("failure_published", extra={"run_id": failure.run_id, "kind": failure.kind.value})
 
     async def remember_and_say(self, run_id: str) -> None:

@@ -125,7 +125,7 @@ async def announce_step(state: HandState, tools: HandTools, patience: Patience) 
     spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
     marker, at = tools.states.marker_of(state), record.completed_at
     await patience.until_done(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
-    await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker, {}))
+    await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker, state.sources))
     promote = partial(
         tools.heads.promote,
         spec.model,

@@ -20,6 +20,7 @@ from grpo_trainer.domain.errors import (
 from grpo_trainer.domain.hands import HandSession, HandStep, StepDone
 from grpo_trainer.ports import HandTools
 from grpo_trainer.usecases.by_hand import ModelByHand
+from grpo_trainer.usecases.claiming import RememberedClaims
 from grpo_trainer.usecases.patience import Patience
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Models:
 
     def __init__(self, tools: HandTools, *, leave_s: float = 10.0) -> None:
         """leave_s: how long requests under way may take to end when the process stops."""
-        self.tools = replace(tools, stepped=self._stepped)
+        self.tools = replace(tools, stepped=self._stepped, claims=RememberedClaims(tools.claims))
         self.changed = asyncio.Condition()
         self._tell = tools.stepped
         self._leave_s = leave_s

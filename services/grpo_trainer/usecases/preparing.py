@@ -1,4 +1,4 @@
-"""Inputs of training by hand as rows: fetched, rendered, checked. Nothing is changed here."""
+"""Inputs of interactive training as rows: fetched, rendered, checked. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class Preparer:
             task=found.task_digest,
             trajectory_id=found.tokens.trajectory_id,
             oldest_version=found.tokens.oldest_version if rows else None,
-            is_unassigned=found.split is Split.UNASSIGNED,
+            run_id=found.run_id,
+            group_id=found.group_id,
         )
 
 
@@ -126,6 +127,6 @@ def _from_samples(
 
 
 def _unsampled(prepared: PreparedInput) -> PreparedInput:
-    """Nobody sampled these tokens: their log-probabilities are unknown."""
+    """No sampler made these tokens: their log-probabilities are unknown."""
     rows = tuple(replace(row, logprobs=[float("nan")] * len(row.token_ids)) for row in prepared.rows)
     return replace(prepared, rows=rows, sampled=False)

@@ -107,8 +107,10 @@ class Library:
         task: str = "t",
         version: int = 0,
         unreadable: bool = False,
+        group: str = "",
     ) -> str:
-        """A stored trajectory of two turns; returns its id. unreadable: none of its turns is trained."""
+        """A stored trajectory of two turns; returns its id. unreadable: none of its turns is trained.
+        group: `<run>-g<index>`, if it matters."""
         tokens = episode_tokens(
             name,
             [
@@ -118,7 +120,9 @@ class Library:
             temperature=1.0,
             train_parse_errors=False,
         )
-        self.known[name] = StoredTrajectory(tokens, reward, task, split)
+        self.known[name] = StoredTrajectory(
+            tokens, reward, task, split, run_id=group.rpartition("-g")[0], group_id=group
+        )
         return name
 
 

@@ -1,4 +1,4 @@
-"""Interactive passes claim what is on no side yet: before anything is computed, or not at all."""
+"""Interactive passes claim the tasks of all stored inputs: before anything is computed, or not at all."""
 
 from __future__ import annotations
 
@@ -43,29 +43,33 @@ def stored(by: Any, *tasks: str, split: Split = UNASSIGNED) -> list[Any]:
     ]
 
 
-async def test_every_kind_of_pass_claims_its_unassigned_tasks_once_each(world: World) -> None:
+async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World) -> None:
     async with hands(world) as by:
         inputs = [*stored(by, "b", "a"), *stored(by, "sure", split=Split.TRAIN)]
         inputs += [inline(1, 0.0), inline(2, 1.0)]
         await by.forward_backward("f", inputs, group_size=2)
-        assert by.claims.made == [(("a", "b"), WHO)]
+        assert by.claims.made == [(("a", "b", "sure"), WHO)]
         asked = passing(stored(by, "c"), group_size=2)
         await by.models.once(MODEL, "w", b"", lambda one: one.forward(asked))
         await by.forward_backward("x", stored(by, "d"), loss="cross_entropy")
         assert [digests for digests, _ in by.claims.made[1:]] == [("c",), ("d",)]
         await by.forward_backward("y", [inline(3, 0.0), inline(4, 1.0)])
-        await by.forward_backward("z", stored(by, "e", split=Split.TRAIN))
         assert len(by.claims.made) == 3
+        await by.forward_backward("z", stored(by, "e", "a", split=Split.TRAIN), group_size=2)
+        await by.forward_backward("again", stored(by, "e", "a"), group_size=2)
+        assert [digests for digests, _ in by.claims.made[3:]] == [("e",)]
         assert (await by.optim_step("o")).version == 1
 
 
+@pytest.mark.parametrize("split", [Split.UNASSIGNED, Split.TRAIN])
 async def test_a_task_that_is_held_out_by_now_refuses_the_batch_before_anything_is_computed(
-    world: World,
+    world: World, split: Split
 ) -> None:
+    """split: what the stored body says, which was so when the episode was asked for."""
     async with hands(world) as by:
         by.claims.held_out.add("b")
         with pytest.raises(HeldOutInput, match="task b is held out: it must never train"):
-            await by.forward_backward("f", stored(by, "a", "b"), group_size=2)
+            await by.forward_backward("f", stored(by, "a", "b", split=split), group_size=2)
         with pytest.raises(NothingAccumulated):
             await by.optim_step("o")
         assert by.claims.made == []

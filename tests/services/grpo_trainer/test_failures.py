@@ -13,7 +13,7 @@ import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.crashes import Fuse, Killed, wired
 
-from event_bus import BusUnavailable
+from event_bus.errors import BusUnavailable, EventTooLarge, NotProvisioned, UnknownEvent
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Diverged, LostRank
 from grpo_trainer.domain.failures import FailureKind, detail_of, kind_of
@@ -213,31 +213,58 @@ async def test_the_failure_is_said_in_time_though_the_next_batch_computes(world:
         assert time.monotonic() - began < 2.0
 
 
-async def test_the_failure_is_repeated_while_the_bus_is_away(world: World) -> None:
-    tries = 0
+class FailingBus:
+    """A bus that raises so many errors, then publishes."""
 
-    def change(tools: Tools) -> Tools:
-        publish = world.recorder.publish
+    def __init__(self, world: World, *errors: Exception) -> None:
+        self.stored = world.recorder.stored
+        self.tries = 0
+        self._world = world
+        self._errors = errors
 
-        class Away:
-            stored = world.recorder.stored
+    async def publish(self, *args: Any, **names: Any) -> object:
+        self.tries += 1
+        if self.tries <= len(self._errors):
+            raise self._errors[self.tries - 1]
+        return await self._world.recorder.publish(*args, **names)
 
-            async def publish(self, *args: Any, **names: Any) -> object:
-                nonlocal tries
-                tries += 1
-                if tries < 4:
-                    raise BusUnavailable("gone")
-                return await publish(*args, **names)
-
-        vars(tools.facts)["_bus"] = Away()
+    def change(self, tools: Tools) -> Tools:
+        vars(tools.facts)["_bus"] = self
         return tools
 
+
+GONE, BUG = BusUnavailable("gone"), ValueError("a bug in the client")
+
+
+@pytest.mark.parametrize("errors", [(GONE, GONE, GONE), (BUG,), (NotProvisioned("no stream"), GONE)])
+async def test_the_failure_is_repeated_until_the_bus_stores_it(
+    world: World, errors: tuple[Exception, ...]
+) -> None:
+    bus = FailingBus(world, *errors)
     world.stream.append(submission(loss="pppo"))
-    async with Trainer(world, change=change) as trainer:
-        await until(lambda: tries > 1)
+    async with Trainer(world, change=bus.change) as trainer:
+        await until(lambda: bus.tries > 0)
         assert trainer.sessions.waiting_for() is None  # readiness does not wait for a failed session
         await world.published(FAILED)
-    assert tries == 4
+    assert bus.tries == len(errors) + 1
+
+
+@pytest.mark.parametrize("error", [EventTooLarge("2 MiB"), UnknownEvent("token is 201 characters long")])
+async def test_a_failure_that_can_never_be_published_is_given_up_with_a_log_line(
+    world: World, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = FailingBus(world, error)
+    world.stream.append(submission(loss="pppo"))
+
+    def given_up() -> bool:
+        return any(one.getMessage() == "failure_not_published" for one in caplog.records)
+
+    async with Trainer(world, change=bus.change):
+        await until(given_up)
+        world.stream.append(over())
+        await until(holds(world, CLOSED))
+    assert bus.tries == 1
+    assert FAILED not in world.recorder.events
 
 
 @pytest.mark.parametrize("refused", [True, False])

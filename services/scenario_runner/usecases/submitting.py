@@ -80,6 +80,7 @@ class SubmitRun:
     def _add(
         self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext, head: int
     ) -> RunView:
+        unit.lock(f"request/{request_id}")
         known = _known_run(unit, request_id, spec)
         if known is not None:
             return known

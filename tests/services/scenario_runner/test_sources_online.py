@@ -77,6 +77,26 @@ async def test_held_out_groups_are_left_out_even_when_the_evaluation_says_traina
     assert (await sources.report(run_id, evaluation)).left_out == {"split": 6}
 
 
+async def test_an_old_taskset_whose_name_ends_like_a_revision_is_another_taskset(sources: Sources) -> None:
+    await sources.register(
+        "ts@2", digests="old"
+    )  # refused by RegisterTaskset now, and may be left from before
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(eval_spec("ts@2", online=True))
+    await sources.play(evaluation)
+    assert await sources.plan(run_id) == 0
+    assert (await sources.view(run_id)).sources == ()
+
+
+async def test_the_groups_of_another_revision_are_drawn(sources: Sources) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    await sources.register(num_tasks=2, digests="new")
+    evaluation = await sources.submit(eval_spec(online=True))
+    assert (await sources.run(evaluation)).taskset == "ts@2"
+    await sources.play(evaluation)
+    assert await sources.plan(run_id) == 2
+
+
 async def test_a_gate_evaluation_is_never_offered(sources: Sources) -> None:
     await sources.register("held", Split.HELD_OUT)
     run_id = await sources.submit(ONLY_EVALUATIONS)

@@ -226,6 +226,21 @@ async def evaluate_as_client(stack: Stack, seed: int) -> Run:
         return await watching.follow(client, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
 
 
+async def goes_on(platform: Platform, clients: Sequence[asyncio.Task[Run]]) -> None:
+    """Wait until another episode was graded, unless the evaluations are over."""
+
+    async def count() -> int:
+        by_state = (await ledger(platform, "")).by_state
+        return by_state["evaluated"] + by_state["trained"]
+
+    before = await count()
+
+    async def is_further() -> bool:
+        return all(client.done() for client in clients) or await count() > before
+
+    await until("an episode that is graded after the kill", is_further)
+
+
 async def fed_through_kills(stack: Stack, platform: Platform, run_id: str) -> Sequence[Run]:
     """Three clients evaluate at once while trainer, planner and sampler are killed; their finished runs."""
     clients = [asyncio.create_task(evaluate_as_client(stack, seed)) for seed in (11, 12, 13)]
@@ -235,7 +250,7 @@ async def fed_through_kills(stack: Stack, platform: Platform, run_id: str) -> Se
         for victim in ("grpo_trainer", "scenario_runner", "rollout_sampler"):
             await stack.kill(victim)
             await stack.wait_ready(victim, timeout_s=60)
-            await asyncio.sleep(1.0)
+            await goes_on(platform, clients)
         return await asyncio.gather(*clients)
     finally:
         for client in clients:

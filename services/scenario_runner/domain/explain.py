@@ -3,10 +3,17 @@
 A fact that is None could not be learnt (its service did not answer in time), which is an answer too.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scenario_runner.domain.learning import WithoutStep, alarm, is_worth_an_alarm, remedies
+from scenario_runner.domain.learning import (
+    WithoutStep,
+    alarm,
+    is_worth_an_alarm,
+    remedies,
+    remedy_of_left_out,
+)
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     LIVELY_RUN_STATES,
@@ -15,6 +22,7 @@ from scenario_runner.domain.runs import (
     RunState,
     RunView,
 )
+from scenario_runner.domain.sources import in_words
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
@@ -296,8 +304,21 @@ def _feeding(world: World) -> Iterator[WaitReason]:
         what = f"{waiting} groups of evaluations wait for a slot: {taken} of {feeding.slots} are taken"
         remedy = "none: each group that the trainer settles frees a slot"
         yield WaitReason("grpo_trainer", what, 0, feeding.offered_s, remedy)
+    yield from _none_trained(world)
     if run.spec.no_sampling and not waiting and offered < training.prompts_per_step:
         yield from _unfed(world, offered, training.prompts_per_step)
+
+
+def _none_trained(world: World) -> Iterator[WaitReason]:
+    """Nothing that the run was to draw fits it."""
+    left_out: Counter[str] = Counter()
+    for report in world.view.sources:
+        if report.offered or report.waiting or report.trained:
+            return
+        left_out.update(report.left_out)
+    if left_out and world.view.run.state in LIVELY_RUN_STATES:
+        what = f"none of {left_out.total()} groups of evaluations trained: {in_words(left_out)}"
+        yield WaitReason("you", what, 0, 0.0, remedy_of_left_out(left_out) or "draw from other evaluations")
 
 
 def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.services.scenario_runner.planning_world import World, open_database
+from tests.services.scenario_runner.sources_world import Sources
 
 from event_bus import EventBus
 from event_bus.provision import provision
@@ -92,6 +93,14 @@ async def world(sql_url: str) -> AsyncIterator[World]:
     database = await open_database(sql_url)
     yield World(database)
     await database.stop()
+
+
+@pytest.fixture
+async def sources(world: World) -> Sources:
+    """A plan with one taskset of six tasks."""
+    made = Sources(world)
+    await made.register()
+    return made
 
 
 @pytest.fixture

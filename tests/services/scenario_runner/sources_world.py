@@ -66,14 +66,21 @@ class Sources:
         return self.world.database
 
     async def register(
-        self, name: str = "ts", split: Split = Split.TRAIN, environment: str = "e", num_tasks: int = NUM_TASKS
+        self,
+        name: str = "ts",
+        split: Split = Split.TRAIN,
+        environment: str = "e",
+        num_tasks: int = NUM_TASKS,
+        digests: str = "",
     ) -> None:
+        """digests: what the digests begin with; the name by default."""
+        start = digests or name
         tasks = tuple(
-            RunnableTask(f"{name}{n}", "s", "{}", "default", f"{name}-{n}".rjust(64, "0"))
+            RunnableTask(f"{name}{n}", "s", "{}", "default", f"{start}-{n}".rjust(64, "0"))
             for n in range(num_tasks)
         )
         source = PythonEnvironment(environment, "/e.py")
-        taskset = RegisteredTaskset(name, name.rjust(64, "0"), split, source, num_tasks, tasks)
+        taskset = RegisteredTaskset(name, start.rjust(64, "0"), split, source, num_tasks, tasks)
         await self.world.do(lambda unit: store(unit, taskset))
 
     async def submit(self, spec: RunSpec) -> str:

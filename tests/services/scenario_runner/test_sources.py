@@ -4,7 +4,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from tests.services.scenario_runner.planning_world import World
 from tests.services.scenario_runner.sources_world import Sources, eval_spec, graded, settled, train_spec
 
 from event_bus import codec
@@ -31,15 +30,6 @@ from scenario_runner.events import group_offered
 from scenario_runner.usecases.ending import end_run
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
-
-
-@pytest.fixture
-async def sources(world: World) -> Sources:
-    """A plan with one taskset of six tasks."""
-    made = Sources(world)
-    await made.register()
-    return made
-
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
 SOURCE = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,14 +82,23 @@ async def _offers(runner: Runner, count: int) -> list[Any]:
     return offers
 
 
+def _check_offers(offers: list[Any], evaluation: str, online: str) -> None:
+    """Three groups of a source run, then three of an evaluation beside the run."""
+    assert [(one.source_run_id, one.before_start) for one in offers] == [(evaluation, True)] * 3 + [
+        (online, False)
+    ] * 3
+    assert {(len(one.members), one.group_size, one.split) for one in offers} == {
+        (2, 2, common_pb2.SPLIT_TRAIN)
+    }
+    member = offers[0].members[1]
+    told = (member.body.size_bytes, member.reward, member.stop_reason)
+    assert told == (9, 1.0, trajectory_pb2.STOP_REASON_DONE)
+
+
 async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
     await register(runner, arith())
-
-    async def play(request: Any) -> None:
-        await _grade(runner, request)
-
     training = taskset_pb2.TrainingConfig(steps=2, prompts_per_step=2, max_staleness=1)
-    async with sampling(runner, play):
+    async with sampling(runner, partial(_grade, runner)):
         evaluation = await submit(runner, run_spec(), "e1")
         measured = (await finished(runner, evaluation.run_id)).run
         spec = run_spec(TRAIN, 2, training=training, source_runs=[evaluation.run_id], no_sampling=True)
@@ -103,22 +113,12 @@ async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
         for offer in first:
             await _settle(runner, run.run_id, offer, "trained")
         offers = await _offers(runner, 6)
-    assert {offer.source_run_id for offer in offers} == {evaluation.run_id, online.run_id}
-    assert [offer.before_start for offer in offers] == [True] * 3 + [False] * 3
-    assert {(len(offer.members), offer.group_size, offer.split) for offer in offers} == {
-        (2, 2, common_pb2.SPLIT_TRAIN)
-    }
-    member = offers[0].members[1]
-    assert (member.body.size_bytes, member.reward, member.stop_reason) == (
-        9,
-        1.0,
-        trajectory_pb2.STOP_REASON_DONE,
-    )
+    _check_offers(offers, evaluation.run_id, online.run_id)
     for offer in offers[4:]:
         await _settle(runner, run.run_id, offer, "released")
     # Four of six groups trained, nothing more can come: the run ends like one that is stopped.
     done = (await finished(runner, run.run_id)).run
-    assert done.state == taskset_pb2.RUN_STATE_COMPLETED
+    assert (done.state, done.failure) == (taskset_pb2.RUN_STATE_COMPLETED, "its evaluations are used up")
     reports = {one.run_id: (one.groups, one.trained, dict(one.left_out)) for one in done.sources}
     assert reports == {
         evaluation.run_id: (3, 3, {}),
@@ -169,6 +169,11 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
             _drawing(SourceReport("e", 20, 11), no_sampling=True, feeding=Feeding(("run-e",), 16)),
             "evaluation",
             "waiting for evaluations (run-e bring groups): a step takes 16 groups, the trainer has 11",
+        ),
+        (
+            _drawing(SourceReport("e", 20, left_out={"version": 12, "already_trained": 8})),
+            "you",
+            "none of 20 groups of evaluations trained: 12 version, 8 already_trained",
         ),
     ],
 )

@@ -157,6 +157,17 @@ async def rival(sql_url: str, world: World) -> AsyncIterator[SqlPlan]:
     await database.stop()
 
 
+async def _waits_for_a_lock(world: World) -> None:
+    """Until a transaction on this Postgres database waits for another one."""
+    waiting = sa.text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with asyncio.timeout(20):
+        while not await world.database.run(lambda sql: sql.execute(waiting).scalar_one()):
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("winner_commits", [True, False])
 async def test_two_planners_never_both_accept_a_task(
     world: World, rival: SqlPlan, winner_commits: bool
@@ -173,8 +184,8 @@ async def test_two_planners_never_both_accept_a_task(
     first = asyncio.create_task(world.do(slow))
     assert await asyncio.to_thread(inserted.wait, 20)
     second = asyncio.create_task(rival.transact(lambda unit: store(unit, taskset("two", HELD_OUT, 2, 3))))
-    await asyncio.sleep(0.3)
-    assert not second.done()  # it waits for the transaction that inserted the same digest
+    await _waits_for_a_lock(world)  # of the transaction that inserted the same digest
+    assert not second.done()
     go_on.set()
     if winner_commits:
         await first

@@ -266,6 +266,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
         gate=gate_from_wire(spec.gate) if spec.HasField("gate") and spec.gate.taskset else None,
         finished_at=run.finished_at.ToDatetime(UTC) if run.HasField("finished_at") else None,
         results=tuple(_result_from_wire(result) for result in response.results),
+        taskset_revision=run.taskset_revision,
     )
 
 

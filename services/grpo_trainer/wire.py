@@ -78,24 +78,7 @@ def graded_from_wire(
     message: TrajectoryGraded, sequence: int, headers: Mapping[str, str]
 ) -> GradedTrajectory:
     """A graded trajectory as the assembler sees it."""
-    return GradedTrajectory(
-        trajectory_id=message.trajectory_id,
-        episode_id=message.episode_id,
-        run_id=message.run_id,
-        group_id=message.group_id,
-        member=message.member,
-        group_size=message.group_size,
-        reward=message.reward,
-        success=message.success,
-        body=body_from_wire(message.body),
-        oldest_version=message.sampled_by.oldest,
-        newest_version=message.sampled_by.newest,
-        task_digest=message.task_digest,
-        may_train=message.purpose == common.PURPOSE_TRAIN and message.split == common.SPLIT_TRAIN,
-        sequence=sequence,
-        trace_headers=trace_headers(headers),
-        cut_off=message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
-    )
+    return _graded(message, message, sequence, trace_headers(headers))
 
 
 def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, str]) -> OfferedGroup:
@@ -106,18 +89,24 @@ def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, 
         source_run_id=message.source_run_id,
         group_size=message.group_size,
         before_start=message.before_start,
-        members=tuple(_offered(message, one, sequence, trace) for one in message.members),
+        members=tuple(_graded(message, one, sequence, trace) for one in message.members),
         sequence=sequence,
     )
 
 
-def _offered(
-    group: GroupOffered, member: OfferedTrajectory, sequence: int, trace: Mapping[str, str]
+def _graded(
+    group: TrajectoryGraded | GroupOffered,
+    member: TrajectoryGraded | OfferedTrajectory,
+    sequence: int,
+    trace: Mapping[str, str],
 ) -> GradedTrajectory:
+    """One rollout. group: the fact about it, or about its group; what that says holds for every member."""
+    offered = isinstance(group, GroupOffered)
+    was_asked_to_train = offered or group.purpose == common.PURPOSE_TRAIN
     return GradedTrajectory(
         trajectory_id=member.trajectory_id,
         episode_id=member.episode_id,
-        run_id=group.source_run_id,
+        run_id=group.source_run_id if offered else group.run_id,
         group_id=group.group_id,
         member=member.member,
         group_size=group.group_size,
@@ -127,11 +116,11 @@ def _offered(
         oldest_version=member.sampled_by.oldest,
         newest_version=member.sampled_by.newest,
         task_digest=group.task_digest,
-        may_train=group.split == common.SPLIT_TRAIN,
+        may_train=was_asked_to_train and group.split == common.SPLIT_TRAIN,
         sequence=sequence,
         trace_headers=trace,
         cut_off=member.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
-        offered=True,
+        offered=offered,
     )
 
 

@@ -94,6 +94,7 @@ def job_of(row: RowMapping) -> GateJob:
         gate=GateSpec(**row["gate"]) if row["gate"] else None,
         profile=SamplingProfile(**row["profile"]) if row["profile"] else None,
         taskset_digest=row["taskset_digest"],
+        taskset_revision=row["taskset_revision"],
     )
 
 

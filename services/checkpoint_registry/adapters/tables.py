@@ -87,6 +87,7 @@ gate_job = Table(
     Column("gate", JSON, nullable=True),
     Column("profile", JSON, nullable=True),
     Column("taskset_digest", String(64), nullable=False),
+    Column("taskset_revision", Integer, nullable=False, server_default="0"),
     # The model's name while the job runs, else null: unique, so that a model has one evaluation slot.
     Column("slot", String(64), nullable=True, unique=True),
     Index("gate_job_by_phase", "phase", "model", "version"),

@@ -44,6 +44,7 @@ class GateJob:
     gate: GateSpec | None = None
     profile: SamplingProfile | None = None
     taskset_digest: str = ""
+    taskset_revision: int = 0  # with the digest: what the gate's taskset was when the spec was read
 
 
 class RequestState(StrEnum):

@@ -47,6 +47,7 @@ class RunView:
     gate: GateSpec | None
     finished_at: datetime | None
     results: tuple[EpisodeOutcome, ...] = ()
+    taskset_revision: int = 0  # 0: of a planner that knows no revisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,12 @@ class EvaluationOrder:
     profile: SamplingProfile
     seed: int
     label: str
+
+
+def exact_name(taskset: str, revision: int) -> str:
+    """What names this revision of a taskset, whatever is registered under the name since."""
+    suffix = f"@{revision}"
+    return taskset if revision == 0 or taskset.endswith(suffix) else taskset + suffix
 
 
 def version_measured(run: RunView) -> int | None:

@@ -19,7 +19,7 @@ from checkpoint_registry.domain.runs import (
     EvaluationOrder,
     RunOutcome,
     RunView,
-    TasksetView,
+    exact_name,
     tally,
     version_measured,
 )
@@ -104,7 +104,7 @@ class GatherEvidence:
             request_id=request_id,
             model=checkpoint.model,
             version=checkpoint.version,
-            taskset=(await self._revision(gate.taskset, job.taskset_digest))[0],
+            taskset=exact_name(gate.taskset, job.taskset_revision),
             attempts=gate.attempts,
             profile=job.profile,
             seed=_seed(job.taskset_digest, attempt),
@@ -135,8 +135,8 @@ class GatherEvidence:
     async def _read(self, run: RunView) -> tuple[Evaluation | None, str]:
         if run.outcome is not RunOutcome.COMPLETED:
             return None, f"run {run.run_id} {run.outcome.value}: {run.failure or 'no reason given'}"
-        _, taskset = await self._revision(run.taskset, run.taskset_digest)
-        if taskset is None:
+        taskset = await self._tasksets.taskset(exact_name(run.taskset, run.taskset_revision))
+        if taskset is None or taskset.digest != run.taskset_digest:
             return None, f"taskset {run.taskset!r} is no longer what run {run.run_id} was made of"
         if not taskset.is_held_out:
             return None, f"taskset {run.taskset!r} is not held out"
@@ -157,18 +157,6 @@ class GatherEvidence:
             finished_at=run.finished_at or self._now(),
         )
         return evaluation, ""
-
-    async def _revision(self, name: str, digest: str) -> tuple[str, TasksetView | None]:
-        """What names the revision with this digest, and that revision; there may be a newer one by now."""
-        newest = await self._tasksets.taskset(name)
-        if newest is None or newest.digest == digest:
-            return name, newest
-        for number in range(newest.revision - 1, 0, -1):
-            exact = f"{newest.name}@{number}"
-            found = await self._tasksets.taskset(exact)
-            if found is not None and found.digest == digest:
-                return exact, found
-        return name, None
 
     async def _measured(self, run: RunView) -> Checkpoint | None:
         version = version_measured(run)

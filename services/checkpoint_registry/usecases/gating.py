@@ -91,7 +91,12 @@ class RunGate:
             await self._store.hold(job.checkpoint_id, f"gate taskset {run.gate.taskset!r} {why}", self._now())
             return
         queued = replace(
-            job, phase=JobPhase.QUEUED, gate=run.gate, profile=run.profile, taskset_digest=taskset.digest
+            job,
+            phase=JobPhase.QUEUED,
+            gate=run.gate,
+            profile=run.profile,
+            taskset_digest=taskset.digest,
+            taskset_revision=taskset.revision,
         )
         await self._store.save_job(queued, was=JobPhase.NEW)
 

@@ -95,7 +95,7 @@ class HandState:
 
     manifest, digest: of its published weights, whose version nobody else can have. head_revision: of the head
     that the step began from. keep_head: head was to stay where it was. groups: stored groups that the weights
-    have trained on since the model's line began, by run, see SettledGroups.
+    have trained on, in this step and those before it, by run, see SettledGroups.
     """
 
     session: SessionState

@@ -39,21 +39,27 @@ class Attempts:
     @asynccontextmanager
     async def at(self, step: int, groups: Sequence[CompleteGroup]) -> AsyncIterator[None]:
         """Inside, the batch of that step is computed, and no other batch of this process is. Raises
-        KilledInBatch where it was begun too often."""
-        async with self._tools.computing:
-            await self._begin(step, groups)
-            self._computing = True
-            try:
-                yield
-            except Diverged:
-                await self._done()
-                raise
-            except RanksGone:  # another session's batch broke the process
-                await self._take_back()
-                raise
-            finally:
-                self._computing = False
+        KilledInBatch where it was begun too often.
+
+        The start is written when no other batch computes: otherwise a kill would be charged to a batch that
+        waited. The other reads and writes leave the turn to the next session.
+        """
+        await self._look_up()
+        try:
+            async with self._tools.computing:
+                await self._begin(step, groups)
+                self._computing = True
+                try:
+                    yield
+                finally:
+                    self._computing = False
+        except Diverged:
             await self._done()
+            raise
+        except RanksGone:  # another session's batch broke the process
+            await self._take_back()
+            raise
+        await self._done()
 
     def leave(self) -> None:
         """The process leaves on notice: what it computes now does not count, however that ends."""
@@ -66,11 +72,14 @@ class Attempts:
         if self._noting is not None:
             await asyncio.wait({self._noting})
 
-    async def _begin(self, step: int, groups: Sequence[CompleteGroup]) -> None:
-        states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
+    async def _look_up(self) -> None:
         if not self._known:
+            states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
             self._newest = await self._patience.until_done(lambda: states.attempt(model, run_id))
             self._known = True
+
+    async def _begin(self, step: int, groups: Sequence[CompleteGroup]) -> None:
+        run_id = self._spec.run_id
         attempt = next_attempt(self._newest, step, [group.group_id for group in groups])
         if attempt.starts > MAX_KILLED:
             raise KilledInBatch(

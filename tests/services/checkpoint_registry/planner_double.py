@@ -26,6 +26,10 @@ class PlannerDouble:
     """ports.Tasksets."""
 
     tasksets: dict[str, TasksetView] = field(default_factory=lambda: {HELD_OUT.name: HELD_OUT})
+    older: list[TasksetView] = field(default_factory=list)
+    """Revisions that are no longer the newest of their name."""
+    asked: list[str] = field(default_factory=list)
+    """Names of tasksets, in the order in which they were asked for."""
     runs: dict[str, RunView] = field(default_factory=dict)
     orders: dict[str, EvaluationOrder] = field(default_factory=dict)
     is_away: bool = False
@@ -38,7 +42,9 @@ class PlannerDouble:
 
     async def taskset(self, name: str) -> TasksetView | None:
         self._answer()
-        return self.tasksets.get(name)
+        self.asked.append(name)
+        exact = {f"{one.name}@{one.revision}": one for one in [*self.older, *self.tasksets.values()]}
+        return self.tasksets.get(name) or exact.get(name)
 
     async def submit(self, order: EvaluationOrder) -> str:
         self._answer()
@@ -100,6 +106,7 @@ def evaluation_run(
         profile=profile,
         gate=None,
         finished_at=None,
+        taskset_revision=taskset.revision,
     )
 
 

@@ -6,7 +6,7 @@ from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT, PR
 
 from checkpoint_registry.domain.errors import CheckpointConflict, PeerUnavailable, UnknownModel
 from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState
-from checkpoint_registry.domain.runs import RunOutcome, TasksetView
+from checkpoint_registry.domain.runs import RunOutcome, TasksetView, exact_name
 from checkpoint_registry.usecases.rollback import RollbackPolicy
 
 
@@ -183,21 +183,28 @@ async def test_a_candidate_is_judged_on_the_revision_that_its_job_began_with(ben
     await bench.save(1)
     await bench.drive()
     first = bench.planner.order_of(1)
-    newest = TasksetView("held-out", "e" * 64, True, 50, revision=3)
-    bench.planner.tasksets = {
-        "held-out": newest,
-        "held-out@2": TasksetView("held-out", "f" * 64, True, 45, revision=2),
-        "held-out@1": HELD_OUT,
-    }
+    bench.planner.tasksets = {"held-out": TasksetView("held-out", "e" * 64, True, 50, revision=3)}
+    bench.planner.older = [HELD_OUT, TasksetView("held-out", "f" * 64, True, 45, revision=2)]
+    bench.planner.asked.clear()
     bench.planner.fail(first, RunOutcome.FAILED, "engine lost")
     await bench.report(first)
     bench.clock.forward(1.1)
     await bench.drive()
     again = bench.planner.orders[bench.planner.order_of(1)]
-    assert (again.taskset, bench.planner.orders[first].taskset) == ("held-out@1", "held-out")
+    assert (again.taskset, bench.planner.orders[first].taskset) == ("held-out@1", "held-out@1")
     await bench.finish(1, 0.9)
     await bench.finish(0, 0.3)
     assert await bench.head() == 1
+    assert bench.planner.asked == [
+        "held-out@1",
+        "held-out@1",
+    ]  # once for each piece of evidence, never a list
+
+
+def test_a_revision_is_named_once() -> None:
+    assert exact_name("held-out", 2) == "held-out@2"
+    assert exact_name("held-out@2", 2) == "held-out@2"
+    assert exact_name("held-out", 0) == "held-out"
 
 
 async def test_an_evaluation_that_always_fails_holds_with_the_reason(bench: Bench) -> None:

@@ -178,3 +178,32 @@ async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(w
     async with Trainer(world, change=change) as trainer:
         assert isinstance(await trainer.death(), LostRank)
     assert json.loads(world.store.objects[RECORD])["starts"] == 1
+
+
+async def test_a_store_that_is_slow_to_note_a_batch_as_done_holds_up_no_other_run(world: World) -> None:
+    noting, go_on = asyncio.Event(), asyncio.Event()
+
+    def change(tools: Tools) -> Tools:
+        note = tools.states.note_attempt
+
+        async def slow(model: str, run_id: str, attempt: Attempt) -> None:
+            if run_id == RUN and attempt.done:
+                noting.set()
+                await go_on.wait()
+            await note(model, run_id, attempt)
+
+        vars(tools.states)["note_attempt"] = slow
+        return tools
+
+    await world.publish_base(model="other", seed=4)
+    world.stream.append(submission(steps=1, prompts_per_step=1))
+    await Episodes(world).group(0, MIXED)
+    async with Trainer(world, change=change):
+        async with asyncio.timeout(20):
+            await noting.wait()
+        world.stream.append(submission(run_id="run-2", model="other", steps=1, prompts_per_step=1))
+        await Episodes(world, run_id="run-2").group(0, MIXED)
+        await world.published("step.completed/run-2/1")
+        assert f"step.completed/{RUN}/1" not in world.recorder.events
+        go_on.set()
+        await world.published(f"step.completed/{RUN}/1")

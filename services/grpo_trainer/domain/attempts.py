@@ -9,17 +9,23 @@ from typing import Any, Final
 
 MAX_KILLED: Final = 2
 """Starts of one batch that ended with the process before the batch is taken as one that does not fit."""
+_MAX_OTHERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The newest batch of a run. batch: digest of its group ids. starts: how often a process began to compute
-    it, departures on notice left out. done: it was computed."""
+    it, departures on notice left out. done: it was computed.
+
+    others: batches of later steps that were begun and not computed. A process that is killed in step 2 while
+    the state of step 1 is not durable computes step 1 again first; what is known of step 2 must outlast that.
+    """
 
     step: int
     batch: str
     starts: int
     done: bool = False
+    others: tuple[Attempt, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -32,11 +38,16 @@ class Attempt:
 
 def attempt_from_json(plain: Mapping[str, Any]) -> Attempt:
     """The attempt that `to_json` described. Raises ValueError, KeyError, TypeError."""
-    return Attempt(int(plain["step"]), str(plain["batch"]), int(plain["starts"]), bool(plain["done"]))
+    step, batch, starts = int(plain["step"]), str(plain["batch"]), int(plain["starts"])
+    others = tuple(attempt_from_json(one) for one in plain.get("others", ()))
+    return Attempt(step, batch, starts, bool(plain["done"]), others)
 
 
 def next_attempt(before: Attempt | None, step: int, group_ids: Iterable[str]) -> Attempt:
     """The attempt that begins now. before: the recorded one, if there is one."""
     batch = hashlib.sha256("\n".join(group_ids).encode()).hexdigest()[:16]
-    same = before is not None and (before.step, before.batch, before.done) == (step, batch, False)
-    return Attempt(step, batch, 1 + (before.starts if same and before is not None else 0))
+    recorded = () if before is None else (replace(before, others=()), *before.others)
+    begun = [one for one in recorded if not one.done]
+    starts = sum(one.starts for one in begun if (one.step, one.batch) == (step, batch))
+    others = [one for one in begun if one.step >= step and (one.step, one.batch) != (step, batch)]
+    return Attempt(step, batch, 1 + starts, others=tuple(others[:_MAX_OTHERS]))

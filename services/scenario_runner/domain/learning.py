@@ -10,15 +10,12 @@ from scenario_runner.domain.runs import Training
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10
 NO_SPREAD = "zero_spread"
-_SOONER = (
-    "draw from evaluations of the version that the run begins from or of later ones, or raise max_staleness"
-)
 _REMEDIES = {
     "stale": "raise max_staleness, or sample fewer groups at once",
     "short_group": "see why their episodes failed",
     "held_out": "train on tasks that are not held out",
     "quarantined": "look at the trajectories that were set aside: upcycle trajectories list",
-    "version": _SOONER,
+    "version": "evaluate the model as it is now, or raise max_staleness",
     "tokenizer": "evaluate a version that has the tokenizer of the one that the run began from",
     "too_large": "lower prompts_per_step, or evaluate with smaller groups",
     "group_too_large": "lower prompts_per_step, or evaluate with smaller groups",

@@ -107,7 +107,10 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     """
     if run.state in FINAL_RUN_STATES or run.spec.training is None:
         return
-    ended = replace(run, failure=run.failure or failure)
+    known = run.failure or failure
+    if run.ends_early and failure not in known:
+        known = f"{known}; {failure}"  # why it ended early, and why it may lack its final checkpoint
+    ended = replace(run, failure=known)
     if run.ending is None:
         ended = replace(ended, state=RunState.DRAINING, ending=RunState.FAILED, ending_since=unit.now)
     log.warning("trainer_gave_up", extra={"run_id": run.run_id, "failure": failure})

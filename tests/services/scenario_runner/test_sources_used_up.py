@@ -6,7 +6,7 @@ import pytest
 from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
 
 from scenario_runner.domain.drawn import SourceReport
-from scenario_runner.domain.facts import Advanced
+from scenario_runner.domain.facts import Advanced, SessionFailed
 from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.feeding import feeding_of
 
@@ -29,6 +29,20 @@ async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources:
     assert await sources.outbox("run.stopping/%", "event_id") == [f"run.stopping/{run_id}"]
     await sources.world.hear(settled(run_id, groups[5], "released", "run_over", source=evaluation))
     assert (await sources.run(run_id)).state is RunState.COMPLETED
+
+
+async def test_a_trainer_that_gives_up_on_a_run_that_is_used_up_is_told_as_well(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
+    await sources.plan(run_id)
+    for number in range(5):
+        await sources.world.hear(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
+    await sources.plan(run_id)
+    assert (await sources.run(run_id)).ends_early
+    fact = SessionFailed(run_id, "diverged", "loss is nan")
+    await sources.world.hear(fact, fact)
+    told = "its evaluations are used up; the trainer gave up (diverged): loss is nan"
+    assert (await sources.run(run_id)).failure == told
 
 
 async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: Sources) -> None:
@@ -75,7 +89,10 @@ async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reas
     await sources.plan(run_id)
     run = await sources.run(run_id)
     assert run.state is RunState.FAILED
-    assert "left out: 6 version; what may help: draw from evaluations of the version that" in run.failure
+    assert (
+        "left out: 6 version; what may help: evaluate the model as it is now, or raise max_staleness; "
+        in run.failure
+    )
 
 
 async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) -> None:

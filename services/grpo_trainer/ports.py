@@ -201,7 +201,7 @@ class Facts(Protocol):
         """The end of a group."""
 
     async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
-        """What the stream holds about the end of the run and its groups after `sequence`, whoever said it."""
+        """What the stream holds about the end of the run and its groups after `sequence`."""
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step and what it consumed."""
@@ -264,7 +264,7 @@ class Tools:
 
 
 class HandLearner(Learner, Protocol):
-    """A learner whose gradients are accumulated by hand. A call that fails leaves them as they were."""
+    """A learner of interactive training: gradients accumulate. A call that fails leaves them as they were."""
 
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
         """Log-probabilities of the rows under the weights of now. Raises InvalidInput."""
@@ -335,7 +335,7 @@ class Heads(Protocol):
 
 
 class HandStates(Protocol):
-    """Durable states of models trained by hand; a state exists once its marker does."""
+    """Durable states of models in interactive training; a state exists once its marker does."""
 
     async def models(self) -> tuple[str, ...]:
         """Models of which a state is kept, sorted."""
@@ -361,8 +361,8 @@ class HandStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandTools:
-    """What training by hand works with. busy: says which run trains a model, if one does; Waiting: not yet.
-    stepped: hears of each durable step."""
+    """What interactive training works with. busy: says which run trains a model, if one does; Waiting:
+    not yet. stepped: hears of each durable step."""
 
     new_learner: Callable[[], HandLearner]
     trajectories: Trajectories

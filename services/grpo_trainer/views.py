@@ -28,7 +28,7 @@ FINAL: Final = (training.SESSION_STATE_FINISHED, training.SESSION_STATE_FAILED)
 
 
 def find(sessions: Sessions, run_id: str, by_hand: Sequence[HandSession] = ()) -> training.TrainingSession:
-    """The session of a run, or of a model trained by hand. Raises UnknownSession."""
+    """The session of a run, or of a model in interactive training. Raises UnknownSession."""
     for view in every(sessions, by_hand):
         if view.run_id == run_id:
             return view
@@ -61,7 +61,7 @@ def _point(
 
 
 def every(sessions: Sessions, by_hand: Sequence[HandSession] = ()) -> list[training.TrainingSession]:
-    """All sessions: runs of earlier processes, of this one, those that failed, and models trained by hand."""
+    """All sessions: runs of earlier processes, of this one, those that failed, and interactive ones."""
     limits = sessions.alarm_limits
     past = [_past(state, limits) for state in sessions.past]
     present = [_present(session, limits) for session in sessions.all]

@@ -135,7 +135,7 @@ def body_from_wire(ref: common.BlobRef) -> StoredBody:
 
 
 def base_from_wire(checkpoint: registry.Checkpoint) -> BasePolicy:
-    """What a checkpoint is to whoever goes on from it."""
+    """A checkpoint as the base of further training."""
     return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, body_from_wire(checkpoint.manifest))
 
 

@@ -78,7 +78,7 @@ class RegistryPolicies:
         return tuple(found)
 
     async def _kept_parent(self, manifest: PolicyManifest) -> PolicyManifest | None:
-        """The manifest of the parent; None for a base model, and where nobody needed the parent any more."""
+        """The manifest of the parent; None for a base model, and where the parent was pruned."""
         if not manifest.HasField("parent_version") or manifest.parent_version >= manifest.version:
             return None
         try:

@@ -31,7 +31,7 @@ class BrokenArtifact(TrainerError):
 
 
 class Overruled(TrainerError):
-    """The planner ended the run without waiting longer for this step: it is void, and nobody hears of it."""
+    """The planner ended the run without waiting longer for this step: it is void and not announced."""
 
 
 class Diverged(TrainerError):
@@ -56,7 +56,7 @@ class Unpublishable(TrainerError):
 
 
 class InvalidInput(TrainerError):
-    """A request to train by hand names or holds something that cannot be trained on as it stands."""
+    """An interactive request names or holds something that cannot be trained on as it stands."""
 
 
 class PartialGroup(InvalidInput):

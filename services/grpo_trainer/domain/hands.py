@@ -1,4 +1,4 @@
-"""Training by hand: parameters of an optimizer step, what a call measured, the durable state of a model."""
+"""Interactive training: parameters of a step, what a call measured, the durable state of a model."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HandState:
-    """The durable state after an optimizer step by hand.
+    """The durable state after an interactive optimizer step.
 
-    manifest, digest: of its published weights, whose version nobody else can have. head_revision: of the head
-    that the step began from. keep_head: head was to stay where it was. groups: stored groups that the weights
-    have trained on, in this step and those before it, by run, see SettledGroups.
+    manifest, digest: of its published weights, whose version no other step can have. head_revision: of the
+    head that the step began from. keep_head: head was to stay where it was. groups: stored groups that the
+    weights have trained on, in this step and those before it, by run, see SettledGroups.
     """
 
     session: SessionState
@@ -166,13 +166,13 @@ def groups_after(before: Mapping[str, Any], taken: Iterable[tuple[str, str]]) ->
 
 
 def hand_run_id(model: str) -> str:
-    """What stands for a run where a model is trained by hand."""
+    """What stands for a run in interactive training."""
     return f"hand-{model}"
 
 
 @dataclass(frozen=True, slots=True)
 class HandStep:
-    """What a durable step by hand measured."""
+    """What a durable interactive step measured."""
 
     step: int
     version: int
@@ -181,7 +181,7 @@ class HandStep:
 
 @dataclass(frozen=True, slots=True)
 class HandSession:
-    """A model that is trained by hand, as an operator sees it.
+    """A model in interactive training, as an operator sees it.
 
     version: of its weights; steps: newest last; waiting_s: since the last of them, or since this process
     began; failure: why it cannot be opened, if so.
@@ -197,7 +197,7 @@ class HandSession:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """An optimizer step by hand, durable and published. is_head: head moved to it."""
+    """An interactive optimizer step, durable and published. is_head: head moved to it."""
 
     step: int
     version: int

@@ -16,10 +16,10 @@ from grpo_trainer.usecases.patience import Patience
 
 
 async def confirm(state: SessionState, tools: Tools, patience: Patience) -> None:
-    """Before a step is announced: is anybody still waiting for it?
+    """Before a step is announced: ask the stream whether the planner settled its groups already.
 
-    Whoever planned the run settles groups in our stead when it was not answered in time. Raises Overruled
-    where the first word about a group is not ours, or the last word to us came before any.
+    The planner settles the groups of a run that ended, where the trainer did not do so in time. Raises
+    Overruled where a group of the step was settled otherwise first, or the planner has stopped waiting.
     """
     await patience.until_done(lambda: _confirm(state, tools))
 

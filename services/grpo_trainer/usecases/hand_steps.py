@@ -1,4 +1,4 @@
-"""A durable step of training by hand: what it is called, how it is published, how head moves to it."""
+"""A durable step of interactive training: what it is called, how it is published, how head moves to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from run_config import ALL_LINEAR
 
 
 def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
-    """The configuration under which a model is trained by hand; each call brings its own loss and rate.
+    """The configuration under which a model is trained interactively; each call brings its own loss and rate.
 
     Raises InvalidTrainingSpec."""
     adapters = Lora() if lora is None else lora
@@ -104,8 +104,8 @@ def step_metrics(
 async def publish(
     session: SessionState, tools: HandTools, snapshot: Snapshot, patience: Patience
 ) -> PublishedPolicy:
-    """Store the version of `session`, of which nobody hears yet. Raises LineageTaken where the number went to
-    somebody else."""
+    """Store the version of `session`, which is not announced yet. Raises LineageTaken where another trainer
+    has taken the number."""
     with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
         directory = Path(folder) / "policy"
         await snapshot.export(directory)

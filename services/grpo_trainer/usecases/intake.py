@@ -130,7 +130,7 @@ class Intake:
     async def _handle(self, fact: Fact) -> None:
         self.seen = fact.sequence
         if (self.retired or self.stopping) and not isinstance(fact, RunOver):
-            return  # no step follows; whoever plans the run cancels what is left
+            return  # no step follows; the planner cancels what is left
         match fact:
             case GradedTrajectory():
                 await self._take(self.assembler.add(fact))

@@ -1,4 +1,4 @@
-"""All models that are trained by hand: opened when first asked for, each request done once."""
+"""All models in interactive training: opened when first asked for, each request done once."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Models:
         return None
 
     async def start(self) -> None:
-        """Look up, beside everything else, what was trained by hand before; a model is opened when it is
+        """Look up, beside everything else, what was trained interactively before; a model is opened when
         first asked for."""
         self._recalling = asyncio.create_task(self._recall(), name="recall/by-hand")
 

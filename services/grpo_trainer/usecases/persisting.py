@@ -1,8 +1,8 @@
 """Makes states durable and announces them, one at a time, beside the compute of the next step.
 
 Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
-then the end of states that nobody needs. Waits for: object store and bus. At most one state is in flight,
-so memory is bounded by one host copy; whoever comes with the next one waits for it. A step that the planner
+then the end of old states. Waits for: object store and bus. At most one state is in flight,
+so memory is bounded by one host copy; the next one waits for it. A step that the planner
 did not wait for is never announced (Overruled).
 """
 

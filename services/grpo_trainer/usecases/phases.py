@@ -10,7 +10,7 @@ Turn = Callable[[], Awaitable[None]]
 
 
 async def at_once() -> None:
-    """Nobody else is there."""
+    """No other session of the model: nothing to wait for."""
 
 
 class Phase(StrEnum):

@@ -27,7 +27,8 @@ Recall = Callable[[TrainingSpec, int], Awaitable[Sequence[Fact]]]
 
 
 async def newest_of(spec: TrainingSpec, tools: Tools) -> SessionState | FailedRun | None:
-    """Where the run is, whoever took it there. Raises BrokenArtifact where that cannot be read."""
+    """The newest durable state of a run, of any trainer, or its failure. Raises BrokenArtifact where neither
+    can be read."""
     found = await Patience().until_done(lambda: tools.states.find_run(spec.model, spec.run_id))
     if found.broken:
         raise BrokenArtifact(found.broken[0].detail)
@@ -39,7 +40,7 @@ async def newest_of(spec: TrainingSpec, tools: Tools) -> SessionState | FailedRu
 def may_go_on(session: TrainingSession, newest: SessionState | None, error: Exception) -> bool:
     """Whether another trainer is the reason why the session ended, and another try is worth it."""
     lost = 0 if session.took_steps else session.lost_in_a_row
-    if newest is None:  # nothing durable: where the session had a state, somebody deleted it
+    if newest is None:  # nothing durable: where the session had a state, it was deleted
         is_taken = session.state is None and isinstance(error, LineageTaken)
     else:
         is_behind = session.state is None or newest.step > session.state.step

@@ -67,8 +67,8 @@ class TrainingSession:
         *,
         turn: Turn = at_once,
     ) -> None:
-        """state: the newest durable one; None for a run that was just submitted. turn: returns when nobody
-        else adds versions to the model, and raises Waiting until then; asked before the first version."""
+        """state: the newest durable one; None for a run that was just submitted. turn: returns when no other
+        session adds versions to the model, and raises Waiting until then; asked before the first version."""
         self.spec = submission.spec
         self.state = state
         self.phase = Phase.OPENING

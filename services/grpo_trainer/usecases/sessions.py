@@ -56,7 +56,7 @@ class Sessions:
         self, tools: Tools, *, leave_s: float = 15.0, by_hand: Callable[[str], bool] = lambda model: False
     ) -> None:
         """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
-        by_hand: whether a model is being trained by hand at this moment."""
+        by_hand: whether an interactive call about a model is under way."""
         self._tools = tools
         self._leave_s = leave_s
         self._by_hand = by_hand
@@ -122,15 +122,15 @@ class Sessions:
         return TrainingSession(submission, self._tools, self.horizon, state, turn=turn)
 
     async def _turn(self, spec: TrainingSpec) -> None:
-        """One at a time adds versions to a model. A run begins when the runs before it are over and the call
-        by hand that is under way has ended; those that come now are refused. Raises Waiting."""
+        """One at a time adds versions to a model. A run begins when the runs before it are over and the
+        interactive call that is under way has ended; calls that come now are refused. Raises Waiting."""
         for run_id, session in self._sessions.items():
             if run_id == spec.run_id:
                 break
             if session.spec.model == spec.model and session.phase not in _OVER:
                 raise Waiting(f"{run_id}, which trains {spec.model!r} before it")
         if self._by_hand(spec.model):
-            raise Waiting(f"the training of {spec.model!r} by hand that is under way")
+            raise Waiting(f"the interactive call about {spec.model!r} that is under way")
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """A run that was submitted at `sequence` asks for what cannot be."""
@@ -184,7 +184,7 @@ class Sessions:
             session = following
 
     async def _following(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
-        """The session that goes on with the run of one that ended by `error`; None where there is none."""
+        """`session` ended by `error`: the session that continues its run; None where the run is over."""
         if self._stopping and kind_of(error) in _OF_LEAVING:
             log.warning("session_left", exc_info=error, extra={"run_id": session.spec.run_id})
             return None
@@ -260,7 +260,7 @@ class Sessions:
 
     async def stop(self) -> None:
         """Let steps under way become durable, then end every session. What takes too long is abandoned: the
-        newest durable state does not know of it, and whoever resumes takes that step again."""
+        newest durable state does not know of it, and the trainer that resumes takes that step again."""
         self._stopping = True
         for session in self._sessions.values():
             session.stop()

@@ -53,6 +53,7 @@ async def test_tables_of_the_version_before_are_brought_up_with_no_sources(bench
 
     def as_before(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE checkpoint DROP COLUMN sources")
+        connection.exec_driver_sql("ALTER TABLE gate_job DROP COLUMN taskset_revision")
         connection.exec_driver_sql("UPDATE checkpoint_registry_version SET version_num = '0001'")
 
     await bench.database.run(as_before)

@@ -161,6 +161,12 @@ class Trainer:
         return self._task.exception()
 
 
+async def refused(world: World, run_id: str) -> None:
+    """Wait until a running trainer has refused a new run: it has handled everything before that."""
+    world.stream.append(submission(run_id=run_id, model="marker", learning_rate=-1.0))
+    await world.published(f"session.failed/{run_id}")
+
+
 def shortened(index: int, expected_members: int) -> taskset_events.GroupShortened:
     """A member of that group failed for good."""
     group_id = f"{RUN}-g{index:05d}"

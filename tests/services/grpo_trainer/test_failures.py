@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.bench import (
+    MIXED,
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    refused,
+    submission,
+)
 from tests.services.grpo_trainer.crashes import Fuse, Killed, wired
 
 from event_bus.errors import BusUnavailable, EventTooLarge, NotProvisioned, UnknownEvent
@@ -126,7 +135,7 @@ async def shown_and_said_again_until_closed(world: World, fact: events.SessionFa
         world.stream.append(over())
         await until(lambda: CLOSED in world.store.objects)
     async with Trainer(world) as trainer:
-        await asyncio.sleep(0.1)
+        await refused(world, "run-after")
         assert views.find(trainer.sessions, RUN).failure_kind == fact.kind
     assert world.recorder.order.count(FAILED) == before + 1
 
@@ -267,10 +276,12 @@ async def test_a_failure_that_can_never_be_published_is_given_up_with_a_log_line
     assert FAILED not in world.recorder.events
 
 
-@pytest.mark.parametrize("refused", [True, False])
-async def test_a_kill_before_any_write_of_a_failure_loses_nothing(tmp_path: Path, refused: bool) -> None:
+@pytest.mark.parametrize("at_submission", [True, False])
+async def test_a_kill_before_any_write_of_a_failure_loses_nothing(
+    tmp_path: Path, at_submission: bool
+) -> None:
     """Also where nothing was durable: then the replay begins at the submission again."""
-    config = {"learning_rate": -1.0} if refused else {"loss": "pppo"}
+    config = {"learning_rate": -1.0} if at_submission else {"loss": "pppo"}
     for writes in range(4):
         world = World(tmp_path / f"{writes}")
         await world.publish_base()

@@ -17,6 +17,7 @@ from tests.services.grpo_trainer.bench import (
     Trainer,
     World,
     assert_same_bits,
+    refused,
     submission,
 )
 from tests.services.grpo_trainer.crashes import trained_once
@@ -128,7 +129,8 @@ async def test_facts_that_arrive_while_the_session_is_opened_again_are_not_lost(
         sleeper.wake.set()
         await recalling.wait()
         await Episodes(world).groups(range(1, STEPS))
-        await asyncio.sleep(0.05)  # the reader has them, the session that is gone would have lost them
+        # The reader has them; the session that is gone would have lost them.
+        await until(lambda: left.sessions.horizon.handled == len(world.stream.facts))
         go_on.set()
         await world.published(LAST)
     trained_once(world)
@@ -158,7 +160,7 @@ async def test_after_three_losses_in_a_row_the_run_ends(tmp_path: Path) -> None:
     assert world.recorder.order[-1] == FAILED
 
 
-async def test_two_trainers_side_by_side_train_nothing_twice_whoever_wins(tmp_path: Path) -> None:
+async def test_two_trainers_side_by_side_train_nothing_twice(tmp_path: Path) -> None:
     world = await new_world(tmp_path)
     async with Trainer(world), Trainer(world):
         for index in range(STEPS):
@@ -186,9 +188,9 @@ async def test_a_trainer_that_wakes_up_after_the_run_is_over_does_no_harm(
         said = list(world.recorder.order)
         sleeper.wake.set()
         await until(lambda: left.sessions.get(RUN).phase is Phase.FINISHED)
-        await asyncio.sleep(0.1)
-    assert set(world.recorder.order) == set(said)
-    assert not [key for key in world.store.objects if key.endswith("failed.json")]
+        await refused(world, "run-after")
+    assert set(world.recorder.order) == {*said, "session.failed/run-after"}
+    assert not [key for key in world.store.objects if key.endswith(f"/{RUN}/failed.json")]
     trained_once(world)
 
 
@@ -215,7 +217,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
         async with Trainer(world, change=broken):
             fact = await world.published(FAILED)
         marker = f"training/{MODEL}/{RUN}/step-00000001/state.json"
-        world.store.objects[marker] = b"{}"  # whatever another trainer left there
+        world.store.objects[marker] = b"{}"  # as another trainer may leave it
         sleeper.wake.set()
         await until(lambda: left.sessions.get(RUN).phase is Phase.FAILED)
         assert left.sessions.get(RUN).failure == fact.detail

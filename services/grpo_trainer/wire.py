@@ -101,12 +101,14 @@ def _graded(
     trace: Mapping[str, str],
 ) -> GradedTrajectory:
     """One rollout. group: the fact about it, or about its group; what that says holds for every member."""
-    offered = isinstance(group, GroupOffered)
-    was_asked_to_train = offered or group.purpose == common.PURPOSE_TRAIN
+    if isinstance(group, GroupOffered):
+        offered, run_id, was_asked_to_train = True, group.source_run_id, True
+    else:
+        offered, run_id, was_asked_to_train = False, group.run_id, group.purpose == common.PURPOSE_TRAIN
     return GradedTrajectory(
         trajectory_id=member.trajectory_id,
         episode_id=member.episode_id,
-        run_id=group.source_run_id if offered else group.run_id,
+        run_id=run_id,
         group_id=group.group_id,
         member=member.member,
         group_size=group.group_size,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.hand_bench import hands, inline, passing
 
 from grpo_trainer.domain.hands import groups_after, hand_state_from_json
-from grpo_trainer.domain.inputs import StoredInput
+from grpo_trainer.domain.inputs import StoredInput, TrainingInput
 
 FIRST, SECOND = "run-e1", "run-e2"
 
@@ -25,7 +26,7 @@ def group(by: Any, run_id: str, index: int, *, unreadable: bool = False) -> list
     ]
 
 
-async def step(by: Any, number: int, *groups: list[StoredInput]) -> dict[str, int]:
+async def step(by: Any, number: int, *groups: Sequence[TrainingInput]) -> dict[str, int]:
     """One optimizer step with a pass per group; what its checkpoint says of its sources."""
     for index, inputs in enumerate(groups):
         await by.forward_backward(f"f{number}-{index}", inputs, group_size=2)
@@ -36,7 +37,7 @@ async def step(by: Any, number: int, *groups: list[StoredInput]) -> dict[str, in
 
 async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(world: World) -> None:
     async with hands(world) as by:
-        own = [inline(1, 0.0), inline(2, 1.0)]
+        own: list[TrainingInput] = [inline(1, 0.0), inline(2, 1.0)]
         assert await step(by, 1, own) == {}
         assert await step(by, 2, group(by, FIRST, 0), group(by, FIRST, 1), group(by, SECOND, 7)) == {
             FIRST: 2,
@@ -44,7 +45,7 @@ async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(worl
         }
         registry = by.registry
     async with hands(world, registry=registry) as by:
-        untrainable = [*group(by, SECOND, 8, unreadable=True), *own]
+        untrainable: list[TrainingInput] = [*group(by, SECOND, 8, unreadable=True), *own]
         assert await step(by, 3, group(by, FIRST, 1), group(by, FIRST, 3), untrainable) == {
             FIRST: 3,
             SECOND: 1,

@@ -141,6 +141,9 @@ class PlanUnit(Protocol):
         """Groups that the trainer settled without training on them, since a step was completed. Of those of
         evaluations only the ones that taught the run nothing."""
 
+    def has_step_under_way(self, run_id: str, since_step: int) -> bool:
+        """Whether groups were settled as trained by a step whose `step.completed` was not heard yet."""
+
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         """The same groups with their outcomes and rewards."""
 
@@ -234,6 +237,9 @@ class Draws(Protocol):
         """All groups that an evaluation is done with, in the order in which they ended."""
 
     def tallies(self, run_id: str) -> list[DrawTally]: ...
+
+    def trained_after(self, run_id: str, step: int) -> bool:
+        """Whether the run trained a group that it drew in a later step than this one."""
 
     def released_since(self, run_id: str, step: int) -> dict[str, int]:
         """Groups that taught the run nothing, released since it completed a step, by `released(<reason>)`."""

@@ -65,6 +65,13 @@ _WITHOUT_STEP = (
     sa.not_(GROUP.c.is_open),
     GROUP.c.outcome.like("excluded(%"),
 )
+TRAINED_SINCE = sa.select(
+    sa.exists().where(
+        GROUP.c.run_id == sa.bindparam("run_id_"),
+        GROUP.c.at_step == sa.bindparam("since_step"),
+        GROUP.c.outcome == "trained",
+    )
+)
 GROUPS_WITHOUT_STEP = (
     sa.select(GROUP.c.outcome, sa.func.count()).where(*_WITHOUT_STEP).group_by(GROUP.c.outcome)
 )

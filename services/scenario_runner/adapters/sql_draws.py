@@ -1,6 +1,7 @@
 """Draws in SQL: which groups of evaluations a training run has looked at, and what became of them."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -63,6 +64,9 @@ RELEASED_REWARDS = (
     .where(*_RELEASED_SINCE)
     .group_by(DRAW.c.reason, EPISODE.c.reward)
 )
+TRAINED_AFTER = sa.select(
+    sa.exists().where(_OF_RUN, DRAW.c.state == DrawState.TRAINED.value, DRAW.c.step > sa.bindparam("step_"))
+)
 SPLITS_OF_SOURCE = (
     sa.select(GROUP.c.group_id, sa.func.coalesce(CLAIM.c.split, Split.UNASSIGNED.value))
     .join_from(GROUP, TASK, (TASK.c.taskset == GROUP.c.taskset) & (TASK.c.position == GROUP.c.task_position))
@@ -96,6 +100,7 @@ ENDED_GROUPS = (
         sa.func.coalesce(sa.func.sum(sa.case((EPISODE.c.episode_id.is_(None), 0), else_=_WITHOUT_BODY)), 0),
         sa.func.coalesce(sa.func.min(EPISODE.c.oldest_version), 0),
         sa.func.coalesce(sa.func.max(EPISODE.c.newest_version), 0),
+        sa.func.coalesce(sa.func.max(EPISODE.c.reward) > sa.func.min(EPISODE.c.reward), sa.false()),
     )
     .join_from(
         GROUP,
@@ -141,7 +146,7 @@ class SqlDraws:
 
     def ended_groups(self, source_run_id: str) -> list[EndedGroup]:
         rows = self._sql.execute(ENDED_GROUPS, {"run_id_": source_run_id})
-        return [EndedGroup(*row) for row in rows]
+        return [replace(EndedGroup(*row[:-1]), has_spread=bool(row[-1])) for row in rows]
 
     def splits_of_source(self, source_run_id: str) -> dict[str, Split]:
         rows = self._sql.execute(SPLITS_OF_SOURCE, {"run_id_": source_run_id})
@@ -150,6 +155,9 @@ class SqlDraws:
     def tallies(self, run_id: str) -> list[DrawTally]:
         rows = self._sql.execute(TALLIES, {"run_id_": run_id})
         return [DrawTally(source, DrawState(state), reason, count) for source, state, reason, count in rows]
+
+    def trained_after(self, run_id: str, step: int) -> bool:
+        return bool(self._sql.execute(TRAINED_AFTER, {"run_id_": run_id, "step_": step}).scalar_one())
 
     def released_since(self, run_id: str, step: int) -> dict[str, int]:
         rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step})

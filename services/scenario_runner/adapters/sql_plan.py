@@ -165,6 +165,12 @@ class SqlPlanUnit(SqlTasksets):
         own = sum(int(count) for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
         return own + sum(self.draws.released_since(run_id, since_step).values())
 
+    def has_step_under_way(self, run_id: str, since_step: int) -> bool:
+        self.flush()
+        wanted = {"run_id_": run_id, "since_step": since_step}
+        own = bool(self._sql.execute(statements.TRAINED_SINCE, wanted).scalar_one())
+        return own or self.draws.trained_after(run_id, since_step)
+
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}

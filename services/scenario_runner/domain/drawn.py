@@ -85,6 +85,8 @@ class EndedGroup:
     num_without_body: int = 0
     oldest: int = 0
     newest: int = 0
+    has_spread: bool = True
+    """Their rewards differ, so that there is something to learn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
         ("group_too_large", size > MAX_TRAINABLE_GROUP or batch > MAX_TRAJECTORIES_PER_STEP),
         ("no_tokens", group.num_without_body > 0),
         ("version", not _is_of_one_known_version(group, rules.head_version)),
+        # Of online groups the trainer says so: they count as groups that brought no step.
+        ("zero_spread", rules.head_version is not None and not group.has_spread),
     )
 
 
@@ -70,6 +72,7 @@ def ended_group(group: EndedGroup, members: Sequence[EpisodeRow]) -> EndedGroup:
         num_without_body=sum(not row.body_key for row in members),
         oldest=min((row.oldest_version for row in members), default=0),
         newest=max((row.newest_version for row in members), default=0),
+        has_spread=len({row.reward for row in members}) > 1,
     )
 
 

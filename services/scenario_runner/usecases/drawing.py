@@ -120,21 +120,14 @@ def _answered(unit: PlanUnit, run: RunRecord, draw: Draw, fact: GroupSettled) ->
     return replace(draw, state=DrawState.RELEASED, reason=fact.reason, step=run.step, settled_at=unit.now)
 
 
-def release_offers(unit: PlanUnit, run: RunRecord, reason: str) -> int:
-    """Release what is on offer to a run whose trainer will not answer any more; returns how many groups. They
-    stay evaluated, and a later run may draw them."""
+def announce_released(unit: PlanUnit, run: RunRecord) -> int:
+    """Publish `group.settled` for every offer that the trainer has not answered and will not.
+
+    Returns how many. The rows change when these facts, or those of the trainer that were first, come back
+    from the stream: another planner may hold an answer that this one has not read.
+    """
     if run.spec.training is None:
         return 0
-    offered = unit.draws.offered(run.run_id)
-    unit.draws.update(
-        [replace(draw, state=DrawState.RELEASED, reason=reason, settled_at=unit.now) for draw in offered]
-    )
-    return len(offered)
-
-
-def announce_released(unit: PlanUnit, run: RunRecord) -> int:
-    """Publish `group.settled` for every offer that the trainer did not answer in time; returns how many. The
-    rows change when these facts, or those of the trainer that were first, come back from the stream."""
     offered = unit.draws.offered(run.run_id)
     unit.prefetch([draw.group_id for draw in offered])
     for draw in offered:

@@ -21,9 +21,8 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
-from scenario_runner.domain.sources import RUN_OVER
 from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import announce_released, release_offers
+from scenario_runner.usecases.drawing import announce_released
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
         unit.announce_stopping(ended, failure or reason)
     else:
         cancel(unit, ended, unit.unsettled(run.run_id), reason)
-        release_offers(unit, ended, RUN_OVER)
+        announce_released(unit, ended)
 
 
 def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = False) -> None:
@@ -126,7 +125,7 @@ def end_wait(unit: PlanUnit, run: RunRecord) -> None:
         unit.announce_stopping(run, _NO_ANSWER, is_last=True)
     else:
         cancel(unit, run, unit.unsettled(run.run_id), "run_over")
-        release_offers(unit, run, RUN_OVER)
+        announce_released(unit, run)
 
 
 def conclude(unit: PlanUnit, run_id: str) -> bool:

@@ -42,6 +42,8 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
         return
     if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
         return
+    if unit.has_step_under_way(run.run_id, run.step):  # it may be the last one
+        return
     tallies = unit.draws.tallies(run.run_id)
     if run.step or any(tally.state is DrawState.TRAINED for tally in tallies):
         stop_early(unit, run, STOPPED_BECAUSE, kept=True)

@@ -21,9 +21,9 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
-from scenario_runner.domain.sources import RUN_OVER, with_body
+from scenario_runner.domain.sources import with_body
 from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import note_ended, release_offers, settle_drawn
+from scenario_runner.usecases.drawing import announce_released, note_ended, settle_drawn
 from scenario_runner.usecases.ending import (
     call_off,
     cancel,
@@ -324,7 +324,7 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         return
     if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
         cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
-        release_offers(unit, advanced, RUN_OVER)
+        announce_released(unit, advanced)
     else:
         end_run(unit, advanced, RunState.COMPLETED, "run_over")
 

@@ -92,11 +92,12 @@ def _check_split(unit: PlanUnit, source: RunRecord) -> None:
         )
     splits = set(unit.draws.splits_of_source(source.run_id).values())
     if splits and Split.TRAIN not in splits:
-        sides = " or ".join(sorted(split.value for split in splits))
-        raise Refused(
-            f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {sides}; "
-            "register them in a taskset of split train"
+        way_out = (
+            "held out, and never train; evaluate other tasks"
+            if splits == {Split.HELD_OUT}
+            else "in no taskset of split train; register them in one"
         )
+        raise Refused(f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {way_out}")
 
 
 def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[Draw]:

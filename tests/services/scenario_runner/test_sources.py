@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+import sqlalchemy as sa
 from tests.services.scenario_runner.sources_world import Sources, eval_spec, graded, settled, train_spec
 
 from event_bus import codec
@@ -209,6 +210,8 @@ async def test_released_groups_go_to_a_later_run(sources: Sources) -> None:
         Advanced(first, 1, 5),
     )
     # The last step is done: the planner releases the two on offer itself, and two were never offered.
+    assert (await sources.run(first)).state is RunState.DRAINING
+    await sources.world.hear(*(fact for fact in await sources.settled_instead() if fact is not None))
     assert (await sources.run(first)).state is RunState.COMPLETED
     report = await sources.report(first, evaluation)
     assert report == SourceReport(evaluation, 6, 0, 2, 0, {"run_over": 4})
@@ -298,3 +301,16 @@ def test_the_largest_group_fits_in_one_fact() -> None:
     fact = group_offered(source, Offer(source, row, Split.TRAIN, "d" * 64, True, members), now)
     assert len(fact.members) == 512
     assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES
+
+
+async def test_groups_without_spread_are_left_out_at_submission(sources: Sources) -> None:
+    evaluation = await sources.evaluation()
+    await sources.world.database.run(
+        lambda sql: sql.execute(
+            sa.text("UPDATE episode SET reward = 0.5 WHERE group_id = :group_id"),
+            {"group_id": f"{evaluation}-g00001"},
+        )
+    )
+    run_id = await sources.submit(train_spec(evaluation))
+    report = await sources.report(run_id, evaluation)
+    assert (report.groups, report.waiting, report.left_out) == (6, 5, {"zero_spread": 1})

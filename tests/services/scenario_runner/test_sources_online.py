@@ -13,7 +13,6 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.runs import PolicyChoice, RunState, Split
-from scenario_runner.usecases.drawing import release_offers
 from scenario_runner.usecases.ending import end_run, stop_early
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.planning import pause, resume
@@ -268,20 +267,6 @@ async def test_the_last_word_releases_what_the_trainer_did_not_answer(sources: S
     await sources.world.hear(*facts)
     assert (await sources.run(run_id)).state is RunState.CANCELLED
     assert (await sources.report(run_id, evaluation)).trained == 1
-
-
-async def test_offers_are_released_for_a_trainer_that_gave_up(sources: Sources) -> None:
-    evaluation = await sources.evaluation()
-    run_id = await sources.submit(train_spec(evaluation))
-    await sources.plan(run_id)
-    released: list[int] = []
-    await sources.change(
-        run_id, lambda unit, run: released.append(release_offers(unit, run, "session_failed"))
-    )
-    assert released == [4]
-    report = await sources.report(run_id, evaluation)
-    assert (report.offered, report.left_out) == (0, {"session_failed": 4})
-    assert not await sources.outbox("group.settled/%", "event_id")
 
 
 async def test_a_run_without_end_keeps_its_slots_and_ends_when_it_is_stopped(sources: Sources) -> None:

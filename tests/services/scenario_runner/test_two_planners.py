@@ -9,8 +9,8 @@ from tests.services.scenario_runner.planning_world import RULES, World
 from tests.services.scenario_runner.sources_world import Sources, settled, train_spec
 
 from scenario_runner.adapters.sql_plan import SqlPlan
-from scenario_runner.domain.facts import Advanced
-from scenario_runner.domain.runs import Refused, RunView
+from scenario_runner.domain.facts import Advanced, GroupSettled
+from scenario_runner.domain.runs import Refused, RunState, RunView
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.planning import apply_facts
@@ -88,3 +88,23 @@ async def test_a_group_that_turns_out_trained_while_it_is_offered_again_is_left_
     offered = [one.group_id for one in await sources.offers(second)]
     assert group not in offered
     assert (await sources.report(second, evaluation)).left_out == {"already_trained": 1}
+
+
+async def test_a_last_step_heard_before_its_settlements_gives_no_group_away(
+    sources: Sources, plans: list[SqlPlan]
+) -> None:
+    """One planner still holds the settlements when the other one hears of the step."""
+    evaluation = await sources.evaluation()
+    first = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
+    await sources.plan(first)
+    trained, *others = [one.group_id for one in await sources.offers(first)]
+    await sources.world.hear(Advanced(first, 1, 5))
+    assert (await sources.run(first)).state is RunState.DRAINING
+    # The stream has the trainer's word about the first group, and keeps the planner's about the others.
+    await sources.world.hear(settled(first, trained, source=evaluation))
+    said = [fact for fact in await sources.settled_instead() if isinstance(fact, GroupSettled)]
+    await sources.world.hear(*(fact for fact in said if fact.group_id in others))
+    assert (await sources.run(first)).state is RunState.COMPLETED
+    second = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
+    await sources.plan(second)
+    assert trained not in [one.group_id for one in await sources.offers(second)]

@@ -740,6 +740,7 @@ class Run(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     TASKSET_REVISION_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -757,6 +758,8 @@ class Run(_message.Message):
     """optimizer steps that are completed; training runs only"""
     taskset_revision: _builtins.int
     """of the taskset that new groups are drawn from"""
+    notice: _builtins.str
+    """what a person should know of a run that goes on, e.g. that 50 of 50 groups had no spread"""
     @_builtins.property
     def spec(self) -> Global___RunSpec:
         """with every default filled in"""
@@ -789,10 +792,11 @@ class Run(_message.Message):
         step: _builtins.int = ...,
         sources: _abc.Iterable[Global___SourceReport] | None = ...,
         taskset_revision: _builtins.int = ...,
+        notice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,5 @@
 """What a run is asked for with: one builder for the command line, standing runs and the SDK."""
 
-import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -170,11 +169,6 @@ def train_options(given: Mapping[str, Any]) -> TrainOptions:
 def option_names() -> list[str]:
     """Every option of a training run."""
     return [field.name for field in fields(TrainOptions)]
-
-
-def plain_name(taskset: str) -> str:
-    """The name of a taskset without its revision: `incidents@2` is a revision of `incidents`."""
-    return re.sub(r"@\d+$", "", taskset)
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

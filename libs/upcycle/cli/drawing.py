@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from upcycle.cli.outcomes import source_text
-from upcycle.run_specs import plain_name
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_specs import plain_name
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport

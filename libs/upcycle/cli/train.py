@@ -219,7 +219,10 @@ def _say_done(run: "Run", as_json: bool) -> None:
         return
     limit = run.spec.training.steps
     early = f" of {limit}, ended early" if run.step < limit else ""
-    outcome = "" if completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
+    if completed(run):
+        outcome = f"; {run.failure}" if run.failure else ""
+    else:
+        outcome = f"; it did not complete: {run.failure or 'cancelled'}"
     print(
         f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
         f"{run.counts.settled} episodes{outcome}"

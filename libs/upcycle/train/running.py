@@ -34,7 +34,8 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
     """A training run that is over. steps: optimizer steps; version: newest published policy of the model;
-    counts: groups by how they ended; failure: why it did not complete, else empty."""
+    counts: groups by how they ended; failure: why it did not complete, or why it ended before its last step.
+    """
 
     run_id: str
     steps: int
@@ -141,7 +142,7 @@ def _judged(run: "Run") -> TrainedRun:
         version=run.policy_version,
         counts=dict(run.counts.groups_by_outcome),
         sources=tuple(_source(one) for one in run.sources),
-        failure="" if completed else run.failure or "cancelled",
+        failure=run.failure or ("" if completed else "cancelled"),
     )
     if not completed:
         hint = f"see `upcycle why {run.run_id}`"

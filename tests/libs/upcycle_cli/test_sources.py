@@ -13,7 +13,7 @@ from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, trainin
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
-from upcycle.cli.outcomes import counted, groups_text, nothing_learnt, source_text, step_text
+from upcycle.cli.outcomes import counted, groups_text, source_text, step_text
 from upcycle.cli.runs import run_table
 from upcycle.platform import Addresses
 
@@ -75,7 +75,7 @@ async def test_sources_are_asked_for_and_what_does_not_fit_is_named(
     assert request.spec.taskset == "sums"  # that of the first source
     assert request.spec.training.HasField("steps")
     assert (request.spec.training.steps, request.spec.training.no_step_groups) == (0, 9)
-    assert "from run-a: 38 of 64 groups can train; left out: incomplete 20, other version 6" in err
+    assert "from run-a: 38 of 64 groups can train; left out: 20 incomplete, 6 other version" in err
 
 
 async def test_last_is_the_newest_evaluation_of_train_tasks(planner: tuple[Planner, Addresses]) -> None:
@@ -135,17 +135,19 @@ async def test_a_run_that_learns_nothing_says_so_and_its_reason_is_one_line(
     said, where = planner
     flat = ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 30, "released(zero_spread)": 20})
     source = ts.SourceReport(run_id="run-a", groups=20, left_out={"zero_spread": 20})
-    going = training("run-t", counts=flat, sources=[source])
+    notice = "50 of 50 groups had no spread (every reward was 0.000)"
+    going = training("run-t", counts=flat, sources=[source], notice=notice)
     failed = training("run-t", counts=flat, sources=[source], state=ts.RUN_STATE_FAILED, failure=LONG)
     said.runs, said.watched = [going], [going, failed]
     status, out, err = await upcycle(where, "train", "--attach", "run-t")
     assert status == 1
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("warning: 50 of 50 groups had no spread: ")
+    assert warnings == [f"warning: {notice}"]
+    account = "groups 50: 50 no spread; from run-a 0/20 groups trained, 20 no spread"
+    assert [line.strip() for line in err.splitlines()].count(account) == 1  # before any step
     assert f"run-t is failed: {LONG}" in err.splitlines()
     assert LONG in out.splitlines()[0]
-    assert out.splitlines()[1:] == ["groups 50: no spread 50", "from run-a 0/20 groups trained, 20 no spread"]
+    assert out.splitlines()[1:] == ["groups 50: 50 no spread", "from run-a 0/20 groups trained, 20 no spread"]
 
 
 async def test_a_run_without_a_limit_is_not_ended_early(planner: tuple[Planner, Addresses]) -> None:
@@ -199,19 +201,18 @@ async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
 def test_outcomes_in_words() -> None:
     outcomes = {"trained": 32, "excluded(zero_spread)": 10, "released(zero_spread)": 8, "excluded(stale)": 0}
     run = training("run-t", counts=ts.RunCounts(groups_by_outcome=outcomes))
-    assert groups_text(run) == "groups 50: trained 32, no spread 18"
+    assert groups_text(run) == "groups 50: 32 trained, 18 no spread"
     assert groups_text(training("run-t")) == ""
-    assert nothing_learnt(run) == ""
-    mixed = training("r", counts=ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 3, "failed": 5}))
-    assert nothing_learnt(mixed) == "8 of 8 groups ended without a step: failed 5, no spread 3"
-    assert nothing_learnt(training("r", step=1, counts=mixed.counts)) == ""
+    many = {"failed": 5, "trained": 1, "released(stale)": 3, "excluded(zero_spread)": 4, "cancelled": 2}
+    mixed = training("r", counts=ts.RunCounts(groups_by_outcome=many))
+    assert groups_text(mixed, 3) == "groups 15: 1 trained, 5 failed, 4 no spread, 5 other"
     source = ts.SourceReport(
         run_id="run-e", groups=64, trained=38, waiting=4, offered=2, left_out={"zero_spread": 20}
     )
     assert source_text(source) == "from run-e 38/64 groups trained, 20 no spread, 6 waiting"
     assert (
         counted({"other_environment": 1, "excluded(no_such_word)": 2})
-        == "no such word 2, other environment 1"
+        == "2 no such word, 1 other environment"
     )
 
 

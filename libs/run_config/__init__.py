@@ -1,6 +1,13 @@
 """What a training configuration may say: names, limits, and what does not go together."""
 
-from run_config.limits import GATE_LIMITS, LIMITS, MAX_GROUP_SIZE, MAX_TRAJECTORIES_PER_STEP, Limit
+from run_config.limits import (
+    GATE_LIMITS,
+    LIMITS,
+    MAX_GROUP_SIZE,
+    MAX_TRAINABLE_GROUP,
+    MAX_TRAJECTORIES_PER_STEP,
+    Limit,
+)
 from run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
 from run_config.names import (
     ADVANTAGES,
@@ -27,6 +34,7 @@ __all__ = [
     "LIMITS",
     "LOSSES",
     "MAX_GROUP_SIZE",
+    "MAX_TRAINABLE_GROUP",
     "MAX_TRAJECTORIES_PER_STEP",
     "OBJECTIVE_OPTIONS",
     "SCHEDULES",

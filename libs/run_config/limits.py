@@ -10,6 +10,8 @@ LARGEST: Final = 1e9
 MAX_GROUP_SIZE: Final = 1024
 MAX_TRAJECTORIES_PER_STEP: Final = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
+MAX_TRAINABLE_GROUP: Final = 512
+"""Members of one group that one fact can carry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def report_on(training: "Run", evaluation_id: str) -> "SourceReport | None":
 
 def drawn_text(evaluation: "Run", training: "Run | None") -> str:
     """The line under the report of an evaluation that may train."""
-    model, taskset = evaluation.spec.policy.model, evaluation.spec.taskset
+    model, taskset = evaluation.spec.policy.model, plain_name(evaluation.spec.taskset)
     if training is None:
         return (
             f"no running training run of {model} on {taskset} draws from it; "

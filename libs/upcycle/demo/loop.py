@@ -196,7 +196,8 @@ class Demo:
         if not watching.completed(done) or done.counts.in_flight:
             hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
             raise RunDidNotComplete(
-                f"run {run.run_id} is {watching.state_word(done)}: {done.failure or 'episodes in flight'}", hint
+                f"run {run.run_id} is {watching.state_word(done)}: {done.failure or 'episodes in flight'}",
+                hint,
             )
         return done
 

@@ -200,9 +200,9 @@ async def evaluate(
     return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
 
 
-async def register(platform: "Platform", taskset: Taskset) -> str:
-    """Register a taskset; returns the name of exactly these tasks, `name@2`. Other tasks under a known name
-    become its newest revision.
+async def register(platform: "Platform", taskset: Taskset, *, exact: bool = True) -> str:
+    """Register a taskset; returns the name of exactly these tasks, `name@2`, or without `exact` its name
+    alone. Other tasks under a known name become its newest revision.
 
     Raises RemoteConflict for a name of another split or environment, RemoteRefused for a task that is on the
     other side (held out, or training data); both say what to change.
@@ -213,7 +213,7 @@ async def register(platform: "Platform", taskset: Taskset) -> str:
     with remote_errors(f"register taskset {taskset.name!r}"):
         request = service_pb2.RegisterTasksetRequest(taskset=taskset.to_wire())
         done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
-    return exact_name(done.name, done.revision)
+    return exact_name(done.name, done.revision) if exact else taskset.name
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ QUICK_FAILURES: Final = 3
 QUICK_S: Final = 60.0
 MAX_ORDINAL: Final = 10_000
 """Runs that one content of the file may have."""
-_LOOK_BACK: Final = 100
+_LOOK_BACK: Final = 50
 """Newest runs of the model among which earlier ones of the file are looked for. Where none is left among
 them, each ordinal is asked for, once: the run that is found or begun is the newest again."""
 _TABLE: Final = "run"
@@ -156,9 +156,8 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
     from upcycle.cli import watching
 
-    # By its plain name: the same request again must be the same run, and a run without a limit of steps
-    # follows the revisions.
-    taskset = plain_name(await watching.register(platform, standing.taskset, standing.taskset_name))
+    # Not exactly these tasks: the same request again must be the same run after the file changed.
+    taskset = await watching.register(platform, standing.taskset, standing.taskset_name, exact=False)
     known = await _earlier(platform, standing)
     sources, quick = standing.sources, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):

@@ -129,9 +129,9 @@ async def _drawn_from(
     evaluations = await resolve(platform, model, sources.from_)
     if recipe.taskset is None:
         return await taskset_of(platform, evaluations[0]), evaluations
-    name = await watching.register(platform, recipe.taskset, recipe.taskset_name)
-    follows = recipe.steps == 0 and name != recipe.taskset
-    return plain_name(name) if follows else name, evaluations
+    keeps = recipe.steps != 0
+    name = await watching.register(platform, recipe.taskset, recipe.taskset_name, exact=keeps)
+    return name, evaluations
 
 
 async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:

@@ -94,8 +94,7 @@ async def _taskset(
 ) -> str:
     """follows: the run takes the newest revision for its next groups, instead of keeping one."""
     if isinstance(taskset, Taskset):
-        exact = await register(platform, taskset)
-        return plain_name(exact) if follows else exact
+        return await register(platform, taskset, exact=not follows)
     return await taskset_of(platform, run_id) if taskset is None else taskset
 
 

@@ -16,6 +16,7 @@ from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.outcomes import counted, groups_text, source_text, step_text
 from upcycle.cli.runs import run_table
 from upcycle.platform import Addresses
+from upcycle.tasks import EnvironmentRef, Task, Taskset
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 LONG = "no step within 64 groups: " + "zero_spread " * 40
@@ -91,6 +92,24 @@ async def test_last_is_the_newest_evaluation_of_train_tasks(planner: tuple[Plann
     assert "upcycle eval TASKS m --group 8" in err
 
 
+async def test_what_a_file_defines_is_submitted_as_the_revision_that_it_is(
+    planner: tuple[Planner, Addresses], tmp_path: Path
+) -> None:
+    said, where = planner
+    said.answer, said.watched = None, [evaluation("run-e", "sums@3")]
+    env = EnvironmentRef("arith", path=str(tmp_path / "arith.py"))
+    Taskset("sums", [Task(env, "sum", '{"a":1}')]).save(tmp_path / "sums.json")
+    file, endless = str(tmp_path / "sums.json"), ("--steps", "0")
+    for tasks, options in ((file, ()), ("sums@2", ()), (file, endless), ("sums@2", endless)):
+        status, _, err = await upcycle(where, "train", "m", "--taskset", tasks, *options, "--detach")
+        assert status == 0, err
+    asked = [request.spec.taskset for request in said.submitted]
+    assert asked == ["sums@3", "sums@2", "sums", "sums@2"]
+    status, _, err = await upcycle(where, "eval", file, "m", "--group", "2", "--trainable")
+    assert (status, said.submitted[-1].spec.taskset) == (0, "sums@3"), err
+    assert " on sums (" in err
+
+
 async def test_a_held_out_source_does_not_name_what_to_train_on(planner: tuple[Planner, Addresses]) -> None:
     said, where = planner
     said.runs = [evaluation("run-b", "judge")]
@@ -116,8 +135,8 @@ async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addre
         ("m --no-sampling --sft-from run-b", "imitate"),
         ("--attach run-t --from run-a", "--attach follows"),
         ("--attach run-t --no-sampling", "--attach follows"),
-        ("m --from run-a --group 1", "at least 2"),
-        ("m --from run-a --no-step-groups 0", "at least 1"),
+        ("m --from run-a --group 1", "--group must be >= 2"),
+        ("m --from run-a --no-step-groups -1", "--no-step-groups must be >= 0"),
         ("--from run-a m", "MODEL before --from"),
     ],
 )
@@ -193,9 +212,11 @@ async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
     await upcycle(where, "eval", "sums", "m")
     assert not said.submitted[0].spec.trainable
     assert said.submitted[0].spec.policy.channel == common.CHANNEL_HEAD
-    status, _, err = await upcycle(None, "eval", "sums", "m", "--trainable", cwd=tmp_path)
-    assert status == 2
-    assert "--trainable with --group 1" in err
+    for group in ("1", "600"):
+        arguments = ("eval", "sums", "m", "--trainable", "--group", group)
+        status, _, err = await upcycle(None, *arguments, cwd=tmp_path)
+        assert status == 2
+        assert f"--trainable with --group {group}" in err
 
 
 def test_outcomes_in_words() -> None:
@@ -223,3 +244,18 @@ def test_steps_with_and_without_a_limit() -> None:
     table = run_table([limited, endless, evaluation("run-3")])
     (column,) = [one for one in table.columns if one.header == "steps"]  # type: ignore[attr-defined]
     assert list(column.cells) == ["7/100", "7/no limit", ""]
+
+
+async def test_why_a_run_ended_before_its_last_step_is_shown_and_it_is_complete(
+    planner: tuple[Planner, Addresses],
+) -> None:
+    said, where = planner
+    why = "ended at step 57 of 100: every group had no" + " spread" * 30
+    early = training("run-t", step=57, state=ts.RUN_STATE_COMPLETED, failure=why)
+    said.runs, said.watched = [early], [early]
+    status, out, err = await upcycle(where, "train", "--attach", "run-t")
+    assert status == 0, err
+    assert f"run-t is completed: {why}" in err.splitlines()
+    assert out.splitlines()[0].endswith(f"episodes; {why}")
+    status, out, _ = await upcycle(where, "runs")
+    assert (status, out.splitlines()[-1]) == (0, f"run-t completed: {why}")

@@ -16,6 +16,7 @@ _WORDS: Final = {
     "no_tokens": "no tokens",
     "group_of_one": "group of one",
     "group_too_large": "group too large",
+    "too_large": "group too large",
     "short_group": "too few rewards",
     "run_over": "run over",
     "split": "held-out taskset",

@@ -82,6 +82,9 @@ class Platform(
     async def ListRuns(self, request: Any, context: Any) -> taskset_service.ListRunsResponse:
         return taskset_service.ListRunsResponse(runs=[run_message(taskset.RUN_STATE_RUNNING, 0)])
 
+    async def GetTaskset(self, request: Any, context: Any) -> taskset_service.GetTasksetResponse:
+        return taskset_service.GetTasksetResponse()
+
     async def SubmitRun(self, request: Any, context: Any) -> taskset_service.SubmitRunResponse:
         self.asked.append(request)
         return taskset_service.SubmitRunResponse(run=run_message(taskset.RUN_STATE_RUNNING, 0))

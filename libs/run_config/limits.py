@@ -11,7 +11,7 @@ MAX_GROUP_SIZE: Final = 1024
 MAX_TRAJECTORIES_PER_STEP: Final = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
 MAX_TRAINABLE_GROUP: Final = 512
-"""Members of one group that one fact can carry."""
+"""A group of an evaluation that may train travels with all its members in one event of at most 256 KB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from run_config import MAX_TRAINABLE_GROUP
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvalContext, Run, evaluate
 
@@ -40,9 +41,10 @@ class Agent:
         from upcycle.api.common.v1 import common_pb2
         from upcycle.api.taskset.v1 import taskset_pb2
 
-        if trainable and group < 2:
+        if trainable and not 2 <= group <= MAX_TRAINABLE_GROUP:
             raise UpcycleError(
-                f"trainable with group {group}", "rewards are compared within a group: 2 or more"
+                f"trainable with group {group}",
+                f"rewards are compared within a group, which trains as a whole: 2 to {MAX_TRAINABLE_GROUP}",
             )
         policy = common_pb2.PolicySelector(model=self.model)
         if self.version is None:

@@ -1,6 +1,6 @@
 """Errors of the SDK: one class per reaction of the caller.
 
-`kind` is the stable word that travels on the control channel and in `episode.failed`; nobody branches on
+`kind` is the stable word that travels on the control channel and in `episode.failed`; no code branches on
 text.
 """
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.scenario import ToolUse, Transcript, Turn
-from upcycle.tasks import Task, Taskset
+from upcycle.tasks import Task, Taskset, exact_name
 
 if TYPE_CHECKING:
     from upcycle.agents import Agent
@@ -185,12 +185,12 @@ async def evaluate(
     """Play every task `group` times with the agent's policy and wait for the rewards; runs in order of tasks.
 
     trajectories: also read what the agent did. options: see EvalOptions; `trainable=True` needs a group of
-    2 or more. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and
+    2 to 512. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and
     RemoteError for what the platform refuses.
     """
     async with connected(runtime) as platform:
         name = await register(platform, taskset)
-        run_id = await _submit(platform, agent.run_spec(name, group, **options), taskset.digest)
+        run_id = await _submit(platform, agent.run_spec(name, group, **options))
         results = await _wait(platform, run_id, timeout_s)
         runs = [_run(result, run_id) for result in results]
         if trajectories:
@@ -200,8 +200,9 @@ async def evaluate(
     return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
 
 
-async def register(platform: "Platform", taskset: Taskset) -> str:
-    """Register a taskset; returns its name. Other tasks under a known name become its newest revision.
+async def register(platform: "Platform", taskset: Taskset, *, exact: bool = True) -> str:
+    """Register a taskset; returns the name of exactly these tasks, `name@2`, or without `exact` its name
+    alone. Other tasks under a known name become its newest revision.
 
     Raises RemoteConflict for a name of another split or environment, RemoteRefused for a task that is on the
     other side (held out, or training data); both say what to change.
@@ -211,8 +212,8 @@ async def register(platform: "Platform", taskset: Taskset) -> str:
 
     with remote_errors(f"register taskset {taskset.name!r}"):
         request = service_pb2.RegisterTasksetRequest(taskset=taskset.to_wire())
-        await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
-    return taskset.name
+        done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
+    return exact_name(done.name, done.revision) if exact else taskset.name
 
 
 @asynccontextmanager
@@ -227,21 +228,13 @@ async def connected(runtime: "Platform | Addresses | None") -> AsyncIterator["Pl
         yield runtime
 
 
-async def _submit(platform: "Platform", spec: "RunSpec", digest: str) -> str:
+async def _submit(platform: "Platform", spec: "RunSpec") -> str:
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2
 
     with remote_errors(f"submit a run of {spec.policy.model!r}"):
         request = service_pb2.SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
-        run = (await platform.tasksets.SubmitRun(request)).run
-        if run.taskset_digest != digest:
-            reason = "another revision than the one that was registered"
-            await platform.tasksets.CancelRun(service_pb2.CancelRunRequest(run_id=run.run_id, reason=reason))
-            raise EvaluationFailed(
-                f"taskset {spec.taskset!r} got revision {run.taskset_revision} from another client meanwhile",
-                "evaluate again, or give the taskset a name of its own",
-            )
-        return run.run_id
+        return (await platform.tasksets.SubmitRun(request)).run.run_id
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequence[EpisodeResult]":

@@ -1,6 +1,5 @@
 """What a run is asked for with: one builder for the command line, standing runs and the SDK."""
 
-import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -20,6 +19,12 @@ class OptionInvalid(UpcycleError, ValueError):
     """An option of a training run is unknown, or its value is of another type."""
 
     kind = "option_invalid"
+
+
+class SourcesRefused(UpcycleError, ValueError):
+    """What was said about sources contradicts the rest, or names no evaluation that can train."""
+
+    kind = "sources_refused"
 
 
 class TrainKeywords(TypedDict, total=False):
@@ -47,40 +52,44 @@ class TrainKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
-    """Everything that a training run can be told beside its model, its taskset and its sources.
+class CommonOptions:
+    """Of a training run: the flags of `upcycle train`, the keys of a standing run and the SDK's keywords."""
 
-    The names are those of the flags of `upcycle train`.
-    """
-
-    steps: int = DEFAULT_STEPS
-    """optimizer steps; 0: until the run is stopped."""
     group: int = 8
     """rollouts per task, at least 2."""
     prompts: int = 16
-    """groups per optimizer step."""
+    """groups per optimizer step, each of one task."""
     learning_rate: float = 1e-5
     """of AdamW; with a schedule, its highest."""
     lr_schedule: str = "constant"
-    """constant, linear or cosine; the last two need a limit of steps."""
+    """how the learning rate goes over the steps, after the warm-up: constant, linear or cosine; the last two
+    need a limit of steps."""
     warmup_steps: int = 0
     """first steps, during which the learning rate rises evenly."""
     min_lr_fraction: float = 0.0
-    """share of the learning rate towards which linear and cosine fall."""
+    """share of the learning rate towards which `linear` and `cosine` fall."""
     max_staleness: int = 4
     """the oldest policy, in versions, whose tokens are still trained."""
     checkpoint_every: int = 10
     """steps between checkpoints that ask to be promoted."""
     loss: str = "ppo"
-    """name of the loss."""
+    """name of the loss (`ppo`, `importance_sampling`, …)."""
     gate: str | None = None
-    """held-out taskset that a checkpoint must prove itself on; None: nothing is promoted."""
+    """held-out taskset that a checkpoint must prove itself on; without it nothing is promoted."""
     gate_attempts: int = 4
     """episodes per held-out task."""
     lora_rank: int = 0
-    """rank of low-rank adapters; 0: all weights train."""
+    """train low-rank adapters of this rank instead of all weights; 0 trains all."""
     seed: int = 0
     """of task order and sampling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(CommonOptions):
+    """Everything that a training run can be told beside its model, its taskset and its sources."""
+
+    steps: int = DEFAULT_STEPS
+    """optimizer steps; 0: until the run is stopped."""
     no_sampling: bool = False
     """plan no episodes: train only on what evaluations bring."""
     no_step_groups: int | None = None
@@ -170,11 +179,6 @@ def train_options(given: Mapping[str, Any]) -> TrainOptions:
 def option_names() -> list[str]:
     """Every option of a training run."""
     return [field.name for field in fields(TrainOptions)]
-
-
-def plain_name(taskset: str) -> str:
-    """The name of a taskset without its revision: `incidents@2` is a revision of `incidents`."""
-    return re.sub(r"@\d+$", "", taskset)
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:

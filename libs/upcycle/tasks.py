@@ -306,6 +306,16 @@ def _check_taskset_name(value: Any) -> str:
     return name
 
 
+def plain_name(taskset: str) -> str:
+    """The name of a taskset without its revision: `incidents@2` is a revision of `incidents`."""
+    return REVISION_SUFFIX.sub("", taskset)
+
+
+def exact_name(taskset: str, revision: int) -> str:
+    """The name of one revision; the plain name where the platform numbers none (0)."""
+    return f"{taskset}@{revision}" if revision else taskset
+
+
 def named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
     """The one taskset asked for. Raises UnknownName when it is missing or the choice is not clear."""
     if name is None and len(tasksets) == 1:

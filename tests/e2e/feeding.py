@@ -12,7 +12,7 @@ from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
 from upcycle.api.registry.v1.service_pb2 import GetCheckpointRequest, ListCheckpointsRequest
 from upcycle.api.taskset.v1 import service_pb2 as pb
-from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, RUN_STATE_FAILED, Run, RunSpec
 from upcycle.api.training.v1.events_pb2 import StepCompleted
 from upcycle.api.trajectory.v1.service_pb2 import (
     GetLedgerRequest,
@@ -143,7 +143,7 @@ async def step_at_least(platform: Platform, run_id: str, step: int) -> None:
 
     async def is_there() -> bool:
         run = (await platform.tasksets.GetRun(pb.GetRunRequest(run_id=run_id), timeout=10)).run
-        assert not run.failure, run.failure
+        assert run.state != RUN_STATE_FAILED, run.failure
         return run.step >= step
 
     await until(f"step {step} of {run_id}", is_there, limit_s=RUN_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Following a training run from outside: the planner's word, the trainer's steps, the gate's verdicts.
+"""Following a training run from outside: the planner's view of it, the trainer's steps, the gate's verdicts.
 
 The picture is put together from three services. One of them may be away: the others go on, and it is named.
 """
@@ -22,7 +22,7 @@ POLL_S: Final = 0.5
 """Between two looks at the trainer."""
 HISTORY: Final = 512
 """Steps of the past that are asked for."""
-_LAST_WORD_S: Final = 5.0
+_LAST_LOOK_S: Final = 5.0
 _ASK_S: Final = 3.0
 
 
@@ -110,7 +110,7 @@ async def attend(platform: "Platform", run_id: str, show: Show, *, timeout_s: fl
             await asyncio.wait({watcher})
     if picture is None:
         raise UpcycleError(f"run {run_id} sent no state", "is scenario_runner healthy? see `upcycle doctor`")
-    await _hear_the_last_word(platform, picture, show)
+    await _look_until_it_ended(platform, picture, show)
     return picture.run
 
 
@@ -120,12 +120,12 @@ async def _poll_for_ever(platform: "Platform", picture: Picture, show: Show) -> 
         await asyncio.sleep(POLL_S)
 
 
-async def _hear_the_last_word(platform: "Platform", picture: Picture, show: Show) -> None:
-    """The planner may end a run a moment before the trainer has said all of it."""
+async def _look_until_it_ended(platform: "Platform", picture: Picture, show: Show) -> None:
+    """The planner may end a run a moment before the trainer shows its last steps."""
     from upcycle.api.training.v1.training_pb2 import SESSION_STATE_FAILED, SESSION_STATE_FINISHED
 
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_WORD_S):
+        async with asyncio.timeout(_LAST_LOOK_S):
             while True:
                 await _poll(platform, picture, show)
                 state = picture.session.state if picture.session is not None else None

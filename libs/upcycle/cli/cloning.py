@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
-_CLAIMS: Final = 10_000
 
 
 class CloningRefused(UpcycleError, ValueError):
@@ -67,7 +66,6 @@ async def clone(model: str, recipe: "Recipe", cloning: "Cloning", view: "View") 
             [one.trajectory_id for one in chosen] if cloning.sft is None else conversations_in(cloning.sft)
         )
         plan = planned(list(inputs), source, recipe, cloning)
-        await _claim(platform, chosen, source)
         client = TrainingClient(model, runtime=platform, timeout_s=view.timeout_s)
         with shown(plan, model, as_json=view.as_json) as show:
             last = await run_plan(client, plan, recipe.learning_rate, show)
@@ -120,32 +118,6 @@ async def _chosen(platform: Platform, cloning: "Cloning") -> "tuple[str, Sequenc
 
     run_id = await resolve_run(platform, cloning.sft_from or "last")
     return run_id, successes([one async for one in _summaries(platform, run_id)], run_id)
-
-
-async def _claim(platform: Platform, chosen: "Sequence[TrajectorySummary]", source: str) -> None:
-    """Tasks that are on no side yet become training data before anything is imitated."""
-    from upcycle.api.common.v1.common_pb2 import SPLIT_UNASSIGNED
-    from upcycle.api.taskset.v1.service_pb2 import ClaimTasksRequest
-
-    slugs = {one.task_slug for one in chosen if one.split == SPLIT_UNASSIGNED}
-    if not slugs:
-        return
-    digests = await _digests(platform, source, slugs)
-    for at in range(0, len(digests), _CLAIMS):
-        some, by = digests[at : at + _CLAIMS], f"cloning of {source}"
-        await platform.tasksets.ClaimTasks(ClaimTasksRequest(task_digests=some, claimed_by=by), timeout=30)
-
-
-async def _digests(platform: Platform, run_id: str, slugs: set[str]) -> list[str]:
-    """Of these tasks of a run, in the revision of the taskset that it played."""
-    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest, GetTasksetRequest
-    from upcycle.tasks import REVISION_SUFFIX
-
-    run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
-    name = REVISION_SUFFIX.sub("", run.spec.taskset)
-    exact = GetTasksetRequest(name=f"{name}@{run.taskset_revision}")
-    played = (await platform.tasksets.GetTaskset(exact, timeout=30)).taskset
-    return sorted({task.digest for task in played.tasks if task.slug in slugs})
 
 
 async def _summaries(platform: Platform, run_id: str) -> "Any":

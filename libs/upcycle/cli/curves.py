@@ -1,5 +1,6 @@
 """How an attached training run looks: curves in a terminal, a line per event elsewhere, or JSON lines."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from upcycle.cli.attending import (
     Show,
     Stepped,
 )
-from upcycle.cli.outcomes import groups_text, nothing_learnt, source_text, step_text
+from upcycle.cli.outcomes import groups_text, source_text, step_text
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
 from upcycle.cli.watching import state_word
@@ -39,6 +40,10 @@ METRICS: Final = (
 )
 """What is drawn: name, metric, format."""
 _LABEL_COLUMNS: Final = 30
+_TITLE_KINDS: Final = 3
+"""Outcomes of groups that fit in the title; all of them stand below."""
+GROUPS_EVERY_S: Final = 2.0
+"""At most one line about groups in so many seconds."""
 
 
 @contextmanager
@@ -52,40 +57,67 @@ def shown(as_json: bool) -> Iterator[Show]:
             yield show
     else:
         lines = Lines(console)
-        yield lines
+        try:
+            yield lines
+        finally:
+            lines.close()
 
 
 class Lines:
-    """One line per event, for logs and pipes."""
+    """One line per event, for logs and pipes, and one whenever other groups have ended: at most one in
+    `every_s` seconds, the newest state last. It needs a running event loop."""
 
-    def __init__(self, console: "Console") -> None:
+    def __init__(self, console: "Console", every_s: float = GROUPS_EVERY_S) -> None:
         self._console = console
+        self._every_s = every_s
         self._state = 0
         self._warned_at = 0
+        self._account = ""
+        self._later: asyncio.TimerHandle | None = None
+        self._is_due = False
 
     def __call__(self, picture: Picture, event: Event) -> None:
         """See attending.Show."""
+        is_news = not isinstance(event, RunChanged) or event.run.state != self._state
         if isinstance(event, RunChanged):
             self._warn(event.run)
-            if event.run.state == self._state:
-                return
             self._state = event.run.state
-        self._line(told(event))
-        if isinstance(event, Stepped):
-            self._account(picture.run)
+        if is_news:
+            self._line(told(event))
+        self._groups(picture)
+
+    def close(self) -> None:
+        """Prints nothing any more."""
+        if self._later is not None:
+            self._later.cancel()
 
     def _warn(self, run: "Run") -> None:
-        """Nothing is learnt: said after a batch's worth of groups, then each time their number doubles."""
+        """The planner's notice: when it appears, then each time the number of ended groups doubles."""
         total = sum(run.counts.groups_by_outcome.values())
-        text = nothing_learnt(run)
-        if text and total >= max(2 * self._warned_at, run.spec.training.prompts_per_step, 1):
-            self._warned_at = total
-            self._line(f"warning: {text}")
+        if not run.notice:
+            self._warned_at = 0
+        elif total >= 2 * self._warned_at:
+            self._warned_at = max(total, 1)
+            self._line(f"warning: {run.notice}")
 
-    def _account(self, run: "Run") -> None:
-        known = [text for text in (groups_text(run), *map(source_text, run.sources)) if text]
-        if known:
-            self._line(f"  {'; '.join(known)}")
+    def _groups(self, picture: Picture) -> None:
+        run = picture.run
+        account = "; ".join(text for text in (groups_text(run), *map(source_text, run.sources)) if text)
+        if account == self._account:
+            return
+        if self._later is not None:
+            self._is_due = True
+            return
+        self._account = account
+        self._line(f"  {account}")
+        self._later = asyncio.get_running_loop().call_later(self._every_s, self._again, picture)
+
+    def _again(self, picture: Picture) -> None:
+        """The time is over: what changed during it is printed now."""
+        self._later = None
+        if self._is_due:
+            self._is_due = False
+            self._groups(picture)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -116,8 +148,8 @@ def drawn(picture: Picture, width: int) -> "RenderableType":
     points = [picture.points[step] for step in sorted(picture.points)]
     for name, values, last in curves(points, picture.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
-    if warning := nothing_learnt(picture.run):
-        table.add_row(Text("warning", style="yellow"), Text(warning))
+    if notice := picture.run.notice:
+        table.add_row(Text("warning", style="yellow"), Text(notice))
     for source in picture.run.sources:
         table.add_row("evaluation", Text(source_text(source)))
     for alarm in picture.alarms.values():
@@ -126,7 +158,8 @@ def drawn(picture: Picture, width: int) -> "RenderableType":
         table.add_row(Text("away", style="yellow"), f"{peer} does not answer")
     title = Text(_title(picture), style="bold", no_wrap=True, overflow="ellipsis")
     groups = groups_text(picture.run)
-    return Group(title, Text(groups), table) if groups else Group(title, table)
+    is_cut = groups != groups_text(picture.run, _TITLE_KINDS)
+    return Group(title, Text(groups), table) if is_cut else Group(title, table)
 
 
 def curves(
@@ -194,11 +227,17 @@ def _staleness(point: "StepPoint") -> float:
 def _title(picture: Picture) -> str:
     run, counts = picture.run, picture.run.counts
     step = max(run.step, picture.last_step)
-    return (
-        f"{run.run_id}  {run.spec.policy.model}  {state_word(run)}  "
-        f"{step_text(run, step)}  v{run.policy_version}  "
-        f"episodes {counts.settled}/{counts.requested}  groups open {counts.groups_open}"
+    parts = (
+        run.run_id,
+        run.spec.policy.model,
+        state_word(run),
+        step_text(run, step),
+        f"v{run.policy_version}",
+        groups_text(run, _TITLE_KINDS),
+        f"episodes {counts.settled}/{counts.requested}",
+        f"groups open {counts.groups_open}",
     )
+    return "  ".join(part for part in parts if part)
 
 
 def _json_line(picture: Picture, event: Event) -> None:

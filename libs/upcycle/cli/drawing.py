@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from upcycle.cli.outcomes import source_text
-from upcycle.run_specs import plain_name
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
@@ -34,7 +34,7 @@ def report_on(training: "Run", evaluation_id: str) -> "SourceReport | None":
 
 def drawn_text(evaluation: "Run", training: "Run | None") -> str:
     """The line under the report of an evaluation that may train."""
-    model, taskset = evaluation.spec.policy.model, evaluation.spec.taskset
+    model, taskset = evaluation.spec.policy.model, plain_name(evaluation.spec.taskset)
     if training is None:
         return (
             f"no running training run of {model} on {taskset} draws from it; "

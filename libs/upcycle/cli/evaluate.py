@@ -5,21 +5,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from run_config import MAX_TRAINABLE_GROUP
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.common.v1.common_pb2 import PolicySelector
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
 
 
-class TooSmallToTrain(UpcycleError, ValueError):
-    """A group of one has no baseline: nothing can be learnt from it."""
+class CannotTrain(UpcycleError, ValueError):
+    """Groups of this size never train: one has nothing to be compared with, and too many fit in no offer."""
 
-    kind = "group_too_small"
+    kind = "training_refused"
 
 
 @Parameter(name="*")
@@ -42,7 +44,7 @@ class Play:
     """turns an episode may take."""
     trainable: Annotated[bool, Parameter(negative="")] = False
     """a running training run of the same model and taskset may draw the groups, each once; needs --group 2
-    or more. What this evaluation reports does not change by it."""
+    to 512. What this evaluation reports does not change by it."""
 
     @property
     def weights(self) -> Literal["latest", "head"]:
@@ -78,10 +80,11 @@ async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Repor
 
     if report.dry_run:
         return _dry_run(tasks, report.as_json)
-    if play.trainable and play.group < 2:
-        raise TooSmallToTrain(
-            f"--trainable with --group {play.group}: rewards are compared within a group",
-            "give --group 2 or more; 8 is a good start",
+    if play.trainable and not 2 <= play.group <= MAX_TRAINABLE_GROUP:
+        raise CannotTrain(
+            f"--trainable with --group {play.group}: rewards are compared within a group, and a group trains "
+            "as a whole",
+            f"give --group 2 to {MAX_TRAINABLE_GROUP}; 8 is a good start",
         )
     async with Platform() as platform, remote_errors():
         name = await watching.register(platform, tasks, play.taskset)
@@ -154,9 +157,8 @@ def _dry_run(tasks: str, as_json: bool) -> int:
 def _launched(run: "Run", as_json: bool) -> None:
     if as_json:
         print_json("launch", run)
-    human().print(
-        f"run [bold]{run.run_id}[/bold] on {run.spec.taskset} (`upcycle why {run.run_id}` if it waits)"
-    )
+    taskset = plain_name(run.spec.taskset)
+    human().print(f"run [bold]{run.run_id}[/bold] on {taskset} (`upcycle why {run.run_id}` if it waits)")
 
 
 class Progress:

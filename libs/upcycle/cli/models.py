@@ -126,7 +126,7 @@ async def head(
     reason: str = "set from the command line",
     as_json: JsonFlag = False,
 ) -> int:
-    """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes by hand.
+    """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes manually.
 
     :param model: slug.
     :param set_to: checkpoint id that becomes head.

@@ -16,9 +16,9 @@ _WORDS: Final = {
     "no_tokens": "no tokens",
     "group_of_one": "group of one",
     "group_too_large": "group too large",
+    "too_large": "group too large",
     "short_group": "too few rewards",
     "run_over": "run over",
-    "truncated_policy": "truncated policy",
     "split": "held-out taskset",
     "version": "other version",
 }
@@ -31,33 +31,25 @@ def word(outcome: str) -> str:
     return _WORDS.get(reason, reason.replace("_", " "))
 
 
-def counted(outcomes: Mapping[str, int]) -> str:
-    """`trained 32, no spread 18`: trained first, then the most frequent; what never happened is absent."""
+def counted(outcomes: Mapping[str, int], most: int | None = None) -> str:
+    """`32 trained, 18 no spread`: trained first, then the most frequent; what never happened is absent.
+
+    most: name at most so many kinds, and count the rest as `other`.
+    """
     totals: Counter[str] = Counter()
     for outcome, count in outcomes.items():
         totals[word(outcome)] += count
-    ordered = sorted(totals.items(), key=lambda item: (item[0] != TRAINED, -item[1], item[0]))
-    return ", ".join(f"{name} {count}" for name, count in ordered if count)
+    known = [(name, count) for name, count in totals.items() if count]
+    ordered = sorted(known, key=lambda item: (item[0] != TRAINED, -item[1], item[0]))
+    named, rest = ordered[:most], sum(count for _, count in ordered[len(ordered[:most]) :])
+    return ", ".join(f"{count} {name}" for name, count in [*named, *([("other", rest)] if rest else [])])
 
 
-def groups_text(run: "Run") -> str:
-    """`groups 50: trained 32, no spread 18`; empty while none has ended."""
+def groups_text(run: "Run", most: int | None = None) -> str:
+    """`groups 50: 32 trained, 18 no spread`; empty while none has ended. most: as of counted."""
     outcomes = run.counts.groups_by_outcome
     total = sum(outcomes.values())
-    return f"groups {total}: {counted(outcomes)}" if total else ""
-
-
-def nothing_learnt(run: "Run") -> str:
-    """`50 of 50 groups had no spread: …`, while groups end and none has trained; empty otherwise."""
-    outcomes = dict(run.counts.groups_by_outcome)
-    total = sum(outcomes.values())
-    if not total or run.step or outcomes.get(TRAINED):
-        return ""
-    flat = sum(count for outcome, count in outcomes.items() if word(outcome) == _WORDS["zero_spread"])
-    if flat == total:
-        mean = f"the rewards within each group are equal, {run.reward_mean:.3f} on average"
-        return f"{total} of {total} groups had no spread: {mean}; nothing can be learnt from them"
-    return f"{total} of {total} groups ended without a step: {counted(outcomes)}"
+    return f"groups {total}: {counted(outcomes, most)}" if total else ""
 
 
 def source_text(source: "SourceReport") -> str:

@@ -7,6 +7,7 @@ from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.cli.watching import completed, follow, state_word
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -118,7 +119,11 @@ async def _asked(platform: Platform, action: Action, run_id: str) -> "Run":
 
 def _print(listed: "list[Run]", as_json: bool) -> None:
     if not as_json:
-        result_console().print(run_table(listed))
+        out = result_console()
+        out.print(run_table(listed))
+        for run in listed:
+            if run.failure:
+                out.print(f"{run.run_id} {state_word(run)}: {run.failure}", markup=False, soft_wrap=True)
         return
     for run in listed:
         print_json("run", run)
@@ -136,7 +141,7 @@ def run_table(listed: "list[Run]") -> object:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
         scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}")
-        what = (run.spec.taskset, run.spec.policy.model)
+        what = (plain_name(run.spec.taskset), run.spec.policy.model)
         table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores)
     return table
 

@@ -6,21 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_specs import plain_name
+from upcycle.run_specs import SourcesRefused
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
     from upcycle.cli.train import Cloning, View
 
 _LOOK_BACK = 50
-
-
-class SourcesRefused(UpcycleError, ValueError):
-    """The options about sources contradict others, or name no evaluation that can train."""
-
-    kind = "sources_refused"
 
 
 @Parameter(name="*")
@@ -58,8 +52,6 @@ def check(sources: Sources, cloning: "Cloning", view: "View") -> None:
             "--from, --no-sampling and --no-step-groups are for GRPO, --sft and --sft-from imitate",
             "give one or the other",
         )
-    if sources.no_step_groups is not None and sources.no_step_groups < 1:
-        raise SourcesRefused(f"--no-step-groups {sources.no_step_groups} must be at least 1")
 
 
 async def resolve(platform: Platform, model: str, names: Iterable[str]) -> list[str]:
@@ -72,25 +64,12 @@ async def resolve(platform: Platform, model: str, names: Iterable[str]) -> list[
     return list(dict.fromkeys(found))
 
 
-async def taskset_of(platform: Platform, run_id: str) -> str:
-    """The taskset of a source, to train on. Raises SourcesRefused unless it is of split train."""
-    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
-
-    run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=10)).run
-    name = str(run.spec.taskset)
-    if plain_name(name) not in await _train_tasksets(platform):
-        raise SourcesRefused(
-            f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
-            "name the taskset to train on with --taskset, or an evaluation of a train taskset",
-        )
-    return plain_name(name)
-
-
 async def _newest(platform: Platform, model: str) -> str:
     from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+    from upcycle.train.running import train_tasksets
 
-    allowed = await _train_tasksets(platform)
+    allowed = await train_tasksets(platform)
     listed = await platform.tasksets.ListRuns(ListRunsRequest(limit=_LOOK_BACK, model=model), timeout=10)
     for run in listed.runs:
         if run.spec.purpose == PURPOSE_EVAL and plain_name(run.spec.taskset) in allowed:
@@ -100,14 +79,6 @@ async def _newest(platform: Platform, model: str) -> str:
         "evaluates a taskset of split train",
         f"measure one: upcycle eval TASKS {model} --group 8",
     )
-
-
-async def _train_tasksets(platform: Platform) -> set[str]:
-    from upcycle.api.common.v1.common_pb2 import SPLIT_TRAIN
-    from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
-
-    listed = await platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=10)
-    return {plain_name(taskset.name) for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
 
 
 def begun_lines(run: "Run") -> list[str]:

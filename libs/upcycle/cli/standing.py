@@ -2,6 +2,7 @@
 
 The request id of SubmitRun is made of the file's content and an ordinal: a run that still goes is found
 again, one that is over is followed by the next ordinal. Comments and the order of keys are no content.
+The id is also the run's label, by which earlier runs of the file are found without asking for each.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.cli.preflight import flag_of, refusals_of
 from upcycle.errors import UpcycleError
 from upcycle.run_specs import OptionInvalid, TrainOptions, nearest, option_names, train_options
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -25,7 +27,10 @@ QUICK_FAILURES: Final = 3
 """Runs in a row that failed within QUICK_S of their start, after which none is begun again."""
 QUICK_S: Final = 60.0
 MAX_ORDINAL: Final = 10_000
-"""Runs that one content of the file may have; each is asked for again at every start."""
+"""Runs that one content of the file may have."""
+_LOOK_BACK: Final = 50
+"""Newest runs of the model among which earlier ones of the file are looked for. Where none is left among
+them, each ordinal is asked for, once: the run that is found or begun is the newest again."""
 _TABLE: Final = "run"
 _KEYS: Final[tuple[str, ...]] = ("model", "taskset", "taskset_name", "from")
 _TASKS_FILES: Final = (".py", ".json", ".jsonl")
@@ -151,16 +156,19 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
     from upcycle.cli import watching
 
-    taskset = await watching.register(platform, standing.taskset, standing.taskset_name)
+    # Not exactly these tasks: the same request again must be the same run after the file changed.
+    taskset = await watching.register(platform, standing.taskset, standing.taskset_name, exact=False)
+    known = await _earlier(platform, standing)
     sources, quick = standing.sources, 0
-    for ordinal in range(1, MAX_ORDINAL + 1):
+    for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):
         spec = standing.options.spec(standing.model, taskset, sources)
-        run = await _submitted(platform, spec, standing.request_id(ordinal))
+        spec.label = standing.request_id(ordinal)
+        run = known.get(ordinal) or await _submitted(platform, spec, standing.request_id(ordinal))
         if run is None:
             continue
         if not _is_over(run):
             return run
-        if any(source.trained for source in run.sources):
+        if not run.spec.source_runs or any(source.trained for source in run.sources):
             sources = ()  # what they could teach is in the weights: they are the first batches once
         quick = quick + 1 if _failed_at_once(run) else 0
         if quick >= QUICK_FAILURES:
@@ -168,6 +176,19 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
     raise FailsAtOnce(
         f"{standing.path} was begun {MAX_ORDINAL} times", "change the file: another seed is a change"
     )
+
+
+async def _earlier(platform: "Platform", standing: Standing) -> "dict[int, Run]":
+    """Runs of this file among the newest of its model, by ordinal: a run's label is its request id."""
+    from grpc_edge import remote_errors
+    from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+
+    request = ListRunsRequest(model=standing.model, limit=_LOOK_BACK)
+    async with remote_errors("standing run"):
+        listed = (await platform.tasksets.ListRuns(request, timeout=10)).runs
+    prefix = standing.request_id(0)[:-1]
+    labels = ((run.spec.label.removeprefix(prefix), run) for run in listed if prefix in run.spec.label)
+    return {int(ordinal): run for ordinal, run in labels if ordinal.isdecimal()}
 
 
 async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> "Run | None":
@@ -215,8 +236,8 @@ def _fails_at_once(standing: Standing, run: "Run") -> FailsAtOnce:
 
 
 async def keep(platform: "Platform", standing: Standing) -> list[str]:
-    """Bring the standing run going; the lines that a person should see. What is refused is one of them: the
-    platform stays up."""
+    """Start the standing run, or find the one that is going; the lines that a person should see. What is
+    refused is one of them: the platform stays up."""
     from grpc_edge import RemoteError, remote_errors
 
     try:
@@ -234,7 +255,8 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
     if other is None:
         return [f"no standing run: {refusal}"]
     return [
-        f"no standing run: {standing.model} is being trained by {other.run_id} on {other.spec.taskset}",
+        f"no standing run: {standing.model} is being trained by {other.run_id} on "
+        f"{plain_name(other.spec.taskset)}",
         f"  end that one and start again: upcycle runs stop {other.run_id} --wait",
         f"  or train a copy of the model: upcycle models fork {standing.model} NEW, and name NEW in "
         f"{standing.path}",
@@ -262,7 +284,8 @@ def told(run: "Run") -> str:
 
     model, limit = run.spec.policy.model, run.spec.training.steps
     until = f"for {limit} steps" if limit else "until it is stopped"
-    on = f"what evaluations of {run.spec.taskset} bring" if run.spec.no_sampling else run.spec.taskset
+    taskset = plain_name(run.spec.taskset)
+    on = f"what evaluations of {taskset} bring" if run.spec.no_sampling else taskset
     where = f"goes on at step {run.step}" if run.step else "is at its beginning"
     way = f"go on with it: upcycle runs resume {run.run_id}"
     if state_word(run) != "paused":

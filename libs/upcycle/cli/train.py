@@ -1,8 +1,8 @@
 """`upcycle train`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -13,7 +13,8 @@ from upcycle.cli.sources import NO_SOURCES, Sources, check
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_specs import DEFAULT_STEPS, TrainOptions, option_names
+from upcycle.run_specs import DEFAULT_STEPS, CommonOptions, TrainOptions
+from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -30,7 +31,7 @@ class UnclearTraining(UpcycleError, ValueError):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(CommonOptions):
     """What to train on, and how."""
 
     taskset: str | None = None
@@ -40,32 +41,8 @@ class Recipe:
     steps: int | None = None
     """optimizer steps; default 100, for behaviour cloning as many as the epochs need; 0: until the run is
     stopped."""
-    group: int = 8
-    """rollouts per task, at least 2."""
-    prompts: int = 16
-    """groups per optimizer step, each of one task."""
-    learning_rate: float = 1e-5
-    """of AdamW; with a schedule, its highest."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """how the learning rate goes over the steps, after the warm-up."""
-    warmup_steps: int = 0
-    """first steps, during which the learning rate rises evenly."""
-    min_lr_fraction: float = 0.0
-    """share of the learning rate towards which `linear` and `cosine` fall."""
-    max_staleness: int = 4
-    """the oldest policy, in versions, whose tokens are still trained."""
-    checkpoint_every: int = 10
-    """steps between checkpoints that ask to be promoted."""
-    loss: str = "ppo"
-    """name of the loss (`ppo`, `importance_sampling`, …)."""
-    gate: str | None = None
-    """held-out taskset that a checkpoint must prove itself on; without it nothing is promoted."""
-    gate_attempts: int = 4
-    """episodes per held-out task."""
-    lora_rank: int = 0
-    """train low-rank adapters of this rank instead of all weights; 0 trains all."""
-    seed: int = 0
-    """of task order and sampling."""
 
 
 @Parameter(name="*")
@@ -143,14 +120,18 @@ async def train(
 async def _drawn_from(
     platform: Platform, model: str, recipe: Recipe, sources: Sources
 ) -> tuple[str, list[str]]:
-    """The taskset that the run plays, and the run ids of its sources."""
+    """The taskset that the run plays, and the run ids of its sources. Without a limit of steps the run
+    follows the revisions of a taskset that a file defines."""
     from upcycle.cli import watching
-    from upcycle.cli.sources import resolve, taskset_of
+    from upcycle.cli.sources import resolve
+    from upcycle.train.running import taskset_of
 
     evaluations = await resolve(platform, model, sources.from_)
-    if recipe.taskset is not None:
-        return await watching.register(platform, recipe.taskset, recipe.taskset_name), evaluations
-    return await taskset_of(platform, evaluations[0]), evaluations
+    if recipe.taskset is None:
+        return await taskset_of(platform, evaluations[0]), evaluations
+    keeps = recipe.steps != 0
+    name = await watching.register(platform, recipe.taskset, recipe.taskset_name, exact=keeps)
+    return name, evaluations
 
 
 async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
@@ -158,6 +139,7 @@ async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
     from upcycle.cli.sources import begun_lines
 
     run = await watching.submit(platform, spec)
+    taskset = plain_name(run.spec.taskset)
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)
     if view.as_json:
@@ -165,7 +147,7 @@ async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
     elif view.detach:
         print(run.run_id)
     else:
-        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {run.spec.taskset}")
+        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {taskset}")
     return run.run_id
 
 
@@ -205,10 +187,13 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
 
 def options_of(recipe: Recipe, sources: Sources = NO_SOURCES) -> TrainOptions:
     """The flags as options of a training run."""
-    given = {name: getattr(recipe, name) for name in option_names() if hasattr(recipe, name)}
-    steps = DEFAULT_STEPS if recipe.steps is None else recipe.steps
-    more = {"no_sampling": sources.no_sampling, "no_step_groups": sources.no_step_groups}
-    return TrainOptions(**{**given, **more, "steps": steps})
+    common: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in fields(CommonOptions)}
+    return TrainOptions(
+        **common,
+        steps=DEFAULT_STEPS if recipe.steps is None else recipe.steps,
+        no_sampling=sources.no_sampling,
+        no_step_groups=sources.no_step_groups,
+    )
 
 
 def _say_done(run: "Run", as_json: bool) -> None:
@@ -219,7 +204,10 @@ def _say_done(run: "Run", as_json: bool) -> None:
         return
     limit = run.spec.training.steps
     early = f" of {limit}, ended early" if run.step < limit else ""
-    outcome = "" if completed(run) else f"; it did not complete: {run.failure or 'cancelled'}"
+    if completed(run):
+        outcome = f"; {run.failure}" if run.failure else ""
+    else:
+        outcome = f"; it did not complete: {run.failure or 'cancelled'}"
     print(
         f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
         f"{run.counts.settled} episodes{outcome}"

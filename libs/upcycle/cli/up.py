@@ -84,16 +84,24 @@ def _standing(layout: Layout) -> "Standing | None":
 
 @asynccontextmanager
 async def _kept(stack: "Stack", standing: "Standing | None") -> AsyncIterator[None]:
-    """The standing run is brought going beside what the block does, and said."""
+    """Starts the standing run, or finds the one that is going, beside what the block does, and prints it."""
     if standing is None:
         yield
         return
     task = asyncio.create_task(_bring(stack, standing), name="standing")
+    task.add_done_callback(_report)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+def _report(task: "asyncio.Task[None]") -> None:
+    """Prints why the standing run could not be started; the platform stays up."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        human().print(f"no standing run: {type(error).__name__}: {error}", markup=False, soft_wrap=True)
 
 
 async def _bring(stack: "Stack", standing: "Standing") -> None:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from upcycle.cli.output import human
 from upcycle.errors import UpcycleError
+from upcycle.tasks import exact_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -36,9 +37,11 @@ def state_word(run: "Run") -> str:
     return str(RunState.Name(run.state)).removeprefix("RUN_STATE_").lower()
 
 
-async def register(platform: "Platform", source: str, name: str | None = None) -> str:
-    """Register the taskset(s) of a tasks file, or take `source` as a registered name (`name@2`: exactly that
-    revision); the name to run. Tasks that changed since they were registered are a new revision.
+async def register(platform: "Platform", source: str, name: str | None = None, *, exact: bool = True) -> str:
+    """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
+
+    Of a file it is that of exactly these tasks, `name@2`, or without `exact` the name alone: tasks that
+    changed since they were registered are a new revision. A registered name stays as it is.
 
     Raises AmbiguousTaskset when the file defines several and `name` says nothing.
     """
@@ -50,10 +53,11 @@ async def register(platform: "Platform", source: str, name: str | None = None) -
     if path.suffix not in (".py", ".json", ".jsonl"):
         await platform.tasksets.GetTaskset(GetTasksetRequest(name=source), timeout=10)
         return source
-    found = load_all(path)
+    found, names = load_all(path), dict[str, str]()
     for taskset in found.values():
         request = RegisterTasksetRequest(taskset=taskset_to_wire(taskset))
         done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
+        names[taskset.name] = exact_name(done.name, done.revision) if exact else done.name
         if done.created and done.revision > 1:
             human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
     if name is None and len(found) > 1:
@@ -63,7 +67,7 @@ async def register(platform: "Platform", source: str, name: str | None = None) -
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")
-    return chosen
+    return names[chosen]
 
 
 def load_all(path: Path) -> "dict[str, Taskset]":

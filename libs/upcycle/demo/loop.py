@@ -193,10 +193,11 @@ class Demo:
     async def _finish(self, run: Run, timeout_s: float) -> Run:
         self._last_run = run.run_id
         done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=timeout_s)
-        if done.failure or done.counts.in_flight:
+        if not watching.completed(done) or done.counts.in_flight:
             hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
             raise RunDidNotComplete(
-                f"run {run.run_id} ended with: {done.failure or 'episodes in flight'}", hint
+                f"run {run.run_id} is {watching.state_word(done)}: {done.failure or 'episodes in flight'}",
+                hint,
             )
         return done
 

@@ -1,4 +1,4 @@
-"""Training by hand: roll out, step, roll out again; or forward, backward and update one at a time.
+"""Interactive training: roll out, step, roll out again; or forward, backward and update one at a time.
 
 trainer = TrainingClient("incident")
 result = await trainer.step(session.runs, learning_rate=1e-5, group_size=8)

@@ -1,4 +1,4 @@
-"""The client of training by hand: one model, its gradients, its checkpoints.
+"""The client of interactive training: one model, its gradients, its checkpoints.
 
 A request that finds the trainer away is sent again under the same id until `timeout_s`; the trainer answers
 a repeated id alike, so nothing is ever accumulated or applied twice.

@@ -1,4 +1,4 @@
-"""What training by hand answers."""
+"""What interactive training answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import Run as Episode
 from upcycle.evaluation import register
-from upcycle.run_specs import plain_name
-from upcycle.tasks import Taskset
+from upcycle.run_specs import SourcesRefused
+from upcycle.tasks import Taskset, plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
@@ -34,7 +34,8 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
     """A training run that is over. steps: optimizer steps; version: newest published policy of the model;
-    counts: groups by how they ended; failure: why it did not complete, else empty."""
+    counts: groups by how they ended; failure: why it did not complete, or why it ended before its last step.
+    """
 
     run_id: str
     steps: int
@@ -75,29 +76,51 @@ async def submitted(
 ) -> str:
     """The run id of a training run whose first batches are these evaluations.
 
-    taskset: what it goes on with; None: that of the first evaluation. Raises grpc_edge.RemoteError.
+    taskset: what it goes on with; None: that of the first evaluation. Raises SourcesRefused and
+    grpc_edge.RemoteError.
     """
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import SubmitRunRequest
 
-    name = await _taskset(platform, run_ids[0], taskset)
+    name = await _taskset(platform, run_ids[0], taskset, follows=options.steps == 0)
     spec: RunSpec = options.spec(model, name, run_ids)
     with remote_errors(f"train {model!r} on {', '.join(run_ids)}"):
         request = SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
         return (await platform.tasksets.SubmitRun(request, timeout=SUBMIT_TIMEOUT_S)).run.run_id
 
 
-async def _taskset(platform: "Platform", run_id: str, taskset: "Taskset | str | None") -> str:
+async def _taskset(
+    platform: "Platform", run_id: str, taskset: "Taskset | str | None", *, follows: bool
+) -> str:
+    """follows: the run takes the newest revision for its next groups, instead of keeping one."""
+    if isinstance(taskset, Taskset):
+        return await register(platform, taskset, exact=not follows)
+    return await taskset_of(platform, run_id) if taskset is None else taskset
+
+
+async def taskset_of(platform: "Platform", run_id: str) -> str:
+    """The taskset of a source, to train on. Raises SourcesRefused unless it is of split train."""
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 
-    if isinstance(taskset, Taskset):
-        return await register(platform, taskset)
-    if taskset is not None:
-        return taskset
     with remote_errors(f"look at {run_id}"):
         run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=SUBMIT_TIMEOUT_S)).run
-    return plain_name(run.spec.taskset)
+        name, allowed = plain_name(run.spec.taskset), await train_tasksets(platform)
+    if name not in allowed:
+        raise SourcesRefused(
+            f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
+            "name the taskset to train on, or an evaluation of a train taskset",
+        )
+    return name
+
+
+async def train_tasksets(platform: "Platform") -> set[str]:
+    """Names of the registered tasksets of split train."""
+    from upcycle.api.common.v1.common_pb2 import SPLIT_TRAIN
+    from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
+
+    listed = await platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=SUBMIT_TIMEOUT_S)
+    return {plain_name(taskset.name) for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
 
 
 async def finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:
@@ -141,7 +164,7 @@ def _judged(run: "Run") -> TrainedRun:
         version=run.policy_version,
         counts=dict(run.counts.groups_by_outcome),
         sources=tuple(_source(one) for one in run.sources),
-        failure="" if completed else run.failure or "cancelled",
+        failure=run.failure or ("" if completed else "cancelled"),
     )
     if not completed:
         hint = f"see `upcycle why {run.run_id}`"

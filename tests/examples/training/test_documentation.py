@@ -2,16 +2,32 @@
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from grpo_trainer.domain.trajectories import Reason
+from scenario_runner.domain import sources
 from upcycle.cli.main import build_app
+from upcycle.cli.outcomes import word
 from upcycle.cli.standing import read
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAGE = (REPOSITORY / "docs" / "evaluations_train.md").read_text()
 TRAINING = REPOSITORY / "examples" / "training"
+PLANNERS_REASONS = {
+    "split",
+    "unassigned",
+    "other_environment",
+    "incomplete_group",
+    "group_of_one",
+    "group_too_large",
+    "no_tokens",
+    "version",
+    sources.ALREADY_TRAINED,
+    sources.RUN_OVER,
+}
 COMMANDS = re.findall(r"^    upcycle (.*?)(?:\s{2,}#.*)?$", PAGE, re.MULTILINE)
 
 
@@ -22,9 +38,13 @@ def test_the_grpc_client_is_printed_word_for_word() -> None:
 def test_the_lines_of_the_sdk_are_those_of_its_example() -> None:
     (listing,) = re.findall(r"```python\n(job = .*?)```", PAGE, re.DOTALL)
     example = (TRAINING / "from_evaluations.py").read_text()
-    called = re.search(r"job\.train\(.*?\)", listing)
-    assert called is not None
-    assert called.group() in example
+    assert textwrap.indent(listing, "    ") in example
+
+
+def test_every_reason_is_in_the_table_with_the_words_that_are_printed() -> None:
+    table = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
+    assert set(table) == {*PLANNERS_REASONS, *(reason.value for reason in Reason if reason)}
+    assert table == {reason: word(reason) for reason in table}
 
 
 def test_commands_were_found() -> None:

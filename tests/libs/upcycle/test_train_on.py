@@ -1,19 +1,31 @@
 """`job.train` and `TrainingClient.train_on`: what is asked of the planner, and what comes back."""
 
 from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
 from grpc_edge import RemoteNotFound, RemoteRefused
+from run_config import DEFAULTS
 from upcycle import TrainingClient
 from upcycle.agents import create_agent
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.cli.train import Recipe, options_of
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvaluationFailed, Job, Run
 from upcycle.platform import Platform
-from upcycle.run_specs import OptionInvalid, TrainOptions, train_options
+from upcycle.run_specs import (
+    OptionInvalid,
+    SourcesRefused,
+    TrainKeywords,
+    TrainOptions,
+    option_names,
+    train_options,
+)
+from upcycle.tasks import EnvironmentRef, Task, Taskset
 from upcycle.train import Source, TrainedRun, TrainingFailed
 
 COUNTS = ts.RunCounts(groups_by_outcome={"trained": 8, "released(zero_spread)": 2})
@@ -103,6 +115,31 @@ async def test_what_is_refused_reaches_the_caller(planner: tuple[Planner, Platfo
     with pytest.raises(EvaluationFailed, match=r"Job\.start"):
         await lonely.train(runtime=platform)
     assert not said.submitted
+
+
+def test_keywords_options_flags_and_defaults_agree() -> None:
+    hints, keywords = get_type_hints(TrainOptions), get_type_hints(TrainKeywords)
+    assert set(keywords) == set(option_names()) - {"no_sampling"}
+    assert {name: hints[name] for name in keywords} == keywords
+    assert {field.name for field in fields(Recipe)} - {"taskset", "taskset_name"} <= set(option_names())
+    said = TrainOptions().training()
+    assert options_of(Recipe()).training() == said
+    chosen = {field.name: value for field, value in said.ListFields()}
+    assert {"steps", "prompts_per_step", "learning_rate", "loss", "warmup_steps", "lora_rank"} <= set(chosen)
+    del chosen["seed"]  # no rule speaks of it
+    assert chosen == {name: DEFAULTS[name] for name in chosen}
+
+
+async def test_a_registered_taskset_is_trained_on_as_it_is_now(planner: tuple[Planner, Platform]) -> None:
+    said, platform = planner
+    client = TrainingClient("m", runtime=platform)
+    sums = Taskset("sums", [Task(EnvironmentRef("arith", path="/arith.py"), "sum")])
+    await client.train_on(["run-a"], taskset=sums)
+    await client.train_on(["run-a"], taskset=sums, steps=0)
+    assert [request.spec.taskset for request in said.submitted] == ["sums@3", "sums"]
+    said.runs.append(evaluation("run-h", "judge"))
+    with pytest.raises(SourcesRefused, match="'judge', which is not of split train"):
+        await client.train_on(["run-h"])
 
 
 def test_an_option_has_the_type_of_its_flag() -> None:

@@ -38,15 +38,21 @@ def training(run_id: str, **fields: Any) -> ts.Run:
 
 
 class Planner(TasksetServiceServicer):
-    """runs: by id, newest first in lists; tasksets: split by name; watched: what WatchRun says of any run."""
+    """runs: by id, newest first in lists; tasksets: split by name; watched: what WatchRun says of any run.
+    What is registered is revision 3 of its name."""
 
     def __init__(self) -> None:
         self.runs: list[ts.Run] = []
         self.tasksets = {"sums": common.SPLIT_TRAIN, "judge": common.SPLIT_HELD_OUT}
+        self.registered: list[str] = []
         self.submitted: list[pb.SubmitRunRequest] = []
         self.answer: ts.Run | None = None
         self.watched: list[ts.Run] = []
         self.refusal = ""
+
+    async def RegisterTaskset(self, request: Any, context: Any) -> pb.RegisterTasksetResponse:
+        self.registered.append(request.taskset.name)
+        return pb.RegisterTasksetResponse(name=request.taskset.name, revision=3)
 
     async def GetTaskset(self, request: Any, context: Any) -> pb.GetTasksetResponse:
         return pb.GetTasksetResponse()

@@ -66,6 +66,13 @@ async def test_the_user_waits_for_the_first_step_and_leaves_with_a_run_that_fail
     assert "demo-user" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
+async def test_a_run_that_ended_early_for_a_reason_is_complete(demo: tuple[Demo, Planner]) -> None:
+    running, planner = demo
+    early = training("run-new", state=ts.RUN_STATE_COMPLETED, failure="ended at step 1: the sources are used")
+    planner.watched = [early]
+    assert await running._finish(early, 10) == early
+
+
 def test_what_the_demo_practises_on_are_train_tasks(demo: tuple[Demo, Planner]) -> None:
     found = tasksets_in(demo[0].plan.tasks_file)
     digests = {

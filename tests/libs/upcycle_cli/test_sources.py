@@ -13,9 +13,10 @@ from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, trainin
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
-from upcycle.cli.outcomes import counted, groups_text, nothing_learnt, source_text, step_text
+from upcycle.cli.outcomes import counted, groups_text, source_text, step_text
 from upcycle.cli.runs import run_table
 from upcycle.platform import Addresses
+from upcycle.tasks import EnvironmentRef, Task, Taskset
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 LONG = "no step within 64 groups: " + "zero_spread " * 40
@@ -75,7 +76,7 @@ async def test_sources_are_asked_for_and_what_does_not_fit_is_named(
     assert request.spec.taskset == "sums"  # that of the first source
     assert request.spec.training.HasField("steps")
     assert (request.spec.training.steps, request.spec.training.no_step_groups) == (0, 9)
-    assert "from run-a: 38 of 64 groups can train; left out: incomplete 20, other version 6" in err
+    assert "from run-a: 38 of 64 groups can train; left out: 20 incomplete, 6 other version" in err
 
 
 async def test_last_is_the_newest_evaluation_of_train_tasks(planner: tuple[Planner, Addresses]) -> None:
@@ -89,6 +90,24 @@ async def test_last_is_the_newest_evaluation_of_train_tasks(planner: tuple[Plann
     status, _, err = await upcycle(where, "train", "m", "--from", "last", "--detach")
     assert status == 2
     assert "upcycle eval TASKS m --group 8" in err
+
+
+async def test_what_a_file_defines_is_submitted_as_the_revision_that_it_is(
+    planner: tuple[Planner, Addresses], tmp_path: Path
+) -> None:
+    said, where = planner
+    said.answer, said.watched = None, [evaluation("run-e", "sums@3")]
+    env = EnvironmentRef("arith", path=str(tmp_path / "arith.py"))
+    Taskset("sums", [Task(env, "sum", '{"a":1}')]).save(tmp_path / "sums.json")
+    file, endless = str(tmp_path / "sums.json"), ("--steps", "0")
+    for tasks, options in ((file, ()), ("sums@2", ()), (file, endless), ("sums@2", endless)):
+        status, _, err = await upcycle(where, "train", "m", "--taskset", tasks, *options, "--detach")
+        assert status == 0, err
+    asked = [request.spec.taskset for request in said.submitted]
+    assert asked == ["sums@3", "sums@2", "sums", "sums@2"]
+    status, _, err = await upcycle(where, "eval", file, "m", "--group", "2", "--trainable")
+    assert (status, said.submitted[-1].spec.taskset) == (0, "sums@3"), err
+    assert " on sums (" in err
 
 
 async def test_a_held_out_source_does_not_name_what_to_train_on(planner: tuple[Planner, Addresses]) -> None:
@@ -116,8 +135,8 @@ async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addre
         ("m --no-sampling --sft-from run-b", "imitate"),
         ("--attach run-t --from run-a", "--attach follows"),
         ("--attach run-t --no-sampling", "--attach follows"),
-        ("m --from run-a --group 1", "at least 2"),
-        ("m --from run-a --no-step-groups 0", "at least 1"),
+        ("m --from run-a --group 1", "--group must be >= 2"),
+        ("m --from run-a --no-step-groups -1", "--no-step-groups must be >= 0"),
         ("--from run-a m", "MODEL before --from"),
     ],
 )
@@ -135,17 +154,19 @@ async def test_a_run_that_learns_nothing_says_so_and_its_reason_is_one_line(
     said, where = planner
     flat = ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 30, "released(zero_spread)": 20})
     source = ts.SourceReport(run_id="run-a", groups=20, left_out={"zero_spread": 20})
-    going = training("run-t", counts=flat, sources=[source])
+    notice = "50 of 50 groups had no spread (every reward was 0.000)"
+    going = training("run-t", counts=flat, sources=[source], notice=notice)
     failed = training("run-t", counts=flat, sources=[source], state=ts.RUN_STATE_FAILED, failure=LONG)
     said.runs, said.watched = [going], [going, failed]
     status, out, err = await upcycle(where, "train", "--attach", "run-t")
     assert status == 1
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("warning: 50 of 50 groups had no spread: ")
+    assert warnings == [f"warning: {notice}"]
+    account = "groups 50: 50 no spread; from run-a 0/20 groups trained, 20 no spread"
+    assert [line.strip() for line in err.splitlines()].count(account) == 1  # before any step
     assert f"run-t is failed: {LONG}" in err.splitlines()
     assert LONG in out.splitlines()[0]
-    assert out.splitlines()[1:] == ["groups 50: no spread 50", "from run-a 0/20 groups trained, 20 no spread"]
+    assert out.splitlines()[1:] == ["groups 50: 50 no spread", "from run-a 0/20 groups trained, 20 no spread"]
 
 
 async def test_a_run_without_a_limit_is_not_ended_early(planner: tuple[Planner, Addresses]) -> None:
@@ -191,27 +212,28 @@ async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
     await upcycle(where, "eval", "sums", "m")
     assert not said.submitted[0].spec.trainable
     assert said.submitted[0].spec.policy.channel == common.CHANNEL_HEAD
-    status, _, err = await upcycle(None, "eval", "sums", "m", "--trainable", cwd=tmp_path)
-    assert status == 2
-    assert "--trainable with --group 1" in err
+    for group in ("1", "600"):
+        arguments = ("eval", "sums", "m", "--trainable", "--group", group)
+        status, _, err = await upcycle(None, *arguments, cwd=tmp_path)
+        assert status == 2
+        assert f"--trainable with --group {group}" in err
 
 
 def test_outcomes_in_words() -> None:
     outcomes = {"trained": 32, "excluded(zero_spread)": 10, "released(zero_spread)": 8, "excluded(stale)": 0}
     run = training("run-t", counts=ts.RunCounts(groups_by_outcome=outcomes))
-    assert groups_text(run) == "groups 50: trained 32, no spread 18"
+    assert groups_text(run) == "groups 50: 32 trained, 18 no spread"
     assert groups_text(training("run-t")) == ""
-    assert nothing_learnt(run) == ""
-    mixed = training("r", counts=ts.RunCounts(groups_by_outcome={"excluded(zero_spread)": 3, "failed": 5}))
-    assert nothing_learnt(mixed) == "8 of 8 groups ended without a step: failed 5, no spread 3"
-    assert nothing_learnt(training("r", step=1, counts=mixed.counts)) == ""
+    many = {"failed": 5, "trained": 1, "released(stale)": 3, "excluded(zero_spread)": 4, "cancelled": 2}
+    mixed = training("r", counts=ts.RunCounts(groups_by_outcome=many))
+    assert groups_text(mixed, 3) == "groups 15: 1 trained, 5 failed, 4 no spread, 5 other"
     source = ts.SourceReport(
         run_id="run-e", groups=64, trained=38, waiting=4, offered=2, left_out={"zero_spread": 20}
     )
     assert source_text(source) == "from run-e 38/64 groups trained, 20 no spread, 6 waiting"
     assert (
         counted({"other_environment": 1, "excluded(no_such_word)": 2})
-        == "no such word 2, other environment 1"
+        == "2 no such word, 1 other environment"
     )
 
 
@@ -222,3 +244,18 @@ def test_steps_with_and_without_a_limit() -> None:
     table = run_table([limited, endless, evaluation("run-3")])
     (column,) = [one for one in table.columns if one.header == "steps"]  # type: ignore[attr-defined]
     assert list(column.cells) == ["7/100", "7/no limit", ""]
+
+
+async def test_why_a_run_ended_before_its_last_step_is_shown_and_it_is_complete(
+    planner: tuple[Planner, Addresses],
+) -> None:
+    said, where = planner
+    why = "ended at step 57 of 100: every group had no" + " spread" * 30
+    early = training("run-t", step=57, state=ts.RUN_STATE_COMPLETED, failure=why)
+    said.runs, said.watched = [early], [early]
+    status, out, err = await upcycle(where, "train", "--attach", "run-t")
+    assert status == 0, err
+    assert f"run-t is completed: {why}" in err.splitlines()
+    assert out.splitlines()[0].endswith(f"episodes; {why}")
+    status, out, _ = await upcycle(where, "runs")
+    assert (status, out.splitlines()[-1]) == (0, f"run-t completed: {why}")

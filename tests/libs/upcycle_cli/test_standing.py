@@ -112,7 +112,12 @@ class History(Planner):
         self.ending, self.after_s, self.trained = ts.RUN_STATE_FAILED, 5, 0
         self.known: dict[str, ts.Run] = {}
 
+    async def ListRuns(self, request: Any, context: Any) -> pb.ListRunsResponse:
+        newest = list(reversed(self.known.values()))
+        return pb.ListRunsResponse(runs=newest[: request.limit or None])
+
     async def SubmitRun(self, request: Any, context: Any) -> pb.SubmitRunResponse:
+        self.submitted.append(request)
         if request.request_id not in self.known:
             run = ts.Run(run_id=f"run-{len(self.known) + 1}", spec=request.spec, state=ts.RUN_STATE_RUNNING)
             self.known[request.request_id] = run
@@ -185,6 +190,20 @@ async def test_sources_that_trained_are_the_first_batches_once(
     await begun(history, path, 3)
     sources = [list(run.spec.source_runs) for run in planner.known.values()]
     assert sources == [["run-a", "run-b"]] * 3 + [[]] * 2
+
+
+async def test_a_start_submits_one_run_however_many_there_were(
+    history: tuple[History, Platform], tmp_path: Path
+) -> None:
+    path, planner = write(tmp_path, WHOLE), history[0]
+    planner.ending = ts.RUN_STATE_COMPLETED
+    lines = await begun(history, path, 60)
+    assert "standing run run-60 " in lines[-1]
+    assert len(planner.submitted) == 60
+    for _ in range(2):  # at the second start it goes: nothing is submitted
+        (line,) = await keep(history[1], read(path))
+        assert "standing run run-61 " in line
+    assert len(planner.submitted) == 61
 
 
 async def test_a_run_that_an_earlier_version_submitted_otherwise_is_passed_over(

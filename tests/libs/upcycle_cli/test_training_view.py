@@ -1,7 +1,9 @@
 """Curves, verdicts and conversations: what needs no service."""
 
+import asyncio
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.attending import AlarmRaised, Picture, RunChanged, Stepped
 from upcycle.cli.cloning import CloningRefused, conversations_in, planned
-from upcycle.cli.curves import curves, dashboard, drawn
+from upcycle.cli.curves import Lines, curves, dashboard, drawn
 from upcycle.cli.sparkline import sparkline
 from upcycle.cli.train import Cloning, Recipe
 
@@ -79,19 +81,49 @@ def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
         assert part in text
 
 
-def test_groups_and_sources_stand_under_the_title_and_nothing_learnt_is_a_warning() -> None:
+def test_groups_stand_in_the_title_and_the_planners_notice_is_a_warning() -> None:
     counts = RunCounts(groups_by_outcome={"excluded(zero_spread)": 50})
     source = SourceReport(run_id="run-e", groups=20, left_out={"zero_spread": 20})
     spec = RunSpec(training=TrainingConfig(steps=0))
-    flat = Run(run_id="run-1", spec=spec, counts=counts, sources=[source])
+    notice = "50 of 50 groups had no spread"
+    flat = Run(run_id="run-1", spec=spec, counts=counts, sources=[source], notice=notice)
     text = rendered(flat)
-    for part in ("step 0  v0", "groups 50: no spread 50", "50 of 50 groups had no spread"):
-        assert part in text
+    assert "step 0  v0  groups 50: 50 no spread  episodes 0/0" in text.splitlines()[0]
+    assert notice in text
     assert "from run-e 0/20 groups trained, 20 no spread" in text
     counts.groups_by_outcome["trained"] = 4
     text = rendered(Run(run_id="run-1", spec=spec, counts=counts, step=1))
-    assert "groups 54: trained 4, no spread 50" in text
+    assert "groups 54: 4 trained, 50 no spread" in text.splitlines()[0]
     assert "warning" not in text
+    assert notice in rendered(Run(run_id="run-1", spec=spec, counts=counts, step=1, notice=notice))
+    counts.groups_by_outcome.update({"failed": 3, "cancelled": 2, "excluded(stale)": 1})
+    title, below, *_ = rendered(Run(run_id="run-1", spec=spec, counts=counts)).splitlines()
+    assert "groups 60: 4 trained, 50 no spread, 3 failed, 3 other" in title
+    assert below.strip() == "groups 60: 4 trained, 50 no spread, 3 failed, 2 cancelled, 1 stale"
+
+
+async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate() -> None:
+    console = Console(file=io.StringIO(), width=160, highlight=False)
+    assert isinstance(console.file, io.StringIO)
+    lines = Lines(console, every_s=0.3)
+    picture = Picture(Run(run_id="run-1"))
+    began = time.monotonic()
+    for ended in range(6):
+        flat = RunCounts(groups_by_outcome={"excluded(zero_spread)": ended})
+        picture.run = Run(run_id="run-1", counts=flat, notice=f"{ended} of {ended}" if ended else "")
+        lines(picture, RunChanged(picture.run))
+    assert time.monotonic() - began < 0.3
+    printed = console.file.getvalue().splitlines()
+    assert [line for line in printed if "groups" in line] == ["  groups 1: 1 no spread"]
+    assert [line for line in printed if "warning" in line] == [
+        f"warning: {number} of {number}" for number in (1, 2, 4)
+    ]
+    async with asyncio.timeout(10):
+        while "groups 5: 5 no spread" not in console.file.getvalue():
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - began >= 0.3
+    assert console.file.getvalue().count("groups") == 2
+    lines.close()
 
 
 def rendered(run: Run) -> str:

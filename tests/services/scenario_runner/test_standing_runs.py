@@ -15,12 +15,17 @@ from upcycle.tasks import Taskset
 NOBODY = "127.0.0.1:1"
 
 
+def write_sums(folder: Path, count: int) -> None:
+    """A tasks file of so many sums."""
+    env = load_environment(ENVIRONMENTS / "arith.py")
+    rows = [env.scenarios["sum"].task(a=a, b=1, slug=f"{a}+1") for a in range(1, count + 1)]
+    Taskset("sums", rows, "train").save(folder / "sums.json")
+
+
 @pytest.fixture
 def standing(tmp_path: Path) -> Standing:
     """A file beside a tasks file of two sums."""
-    env = load_environment(ENVIRONMENTS / "arith.py")
-    rows = [env.scenarios["sum"].task(a=a, b=1, slug=f"{a}+1") for a in (1, 2)]
-    Taskset("sums", rows, "train").save(tmp_path / "sums.json")
+    write_sums(tmp_path, 2)
     path = tmp_path / "run.toml"
     path.write_text('[run]\nmodel = "incident"\ntaskset = "sums.json"\nsteps = 9\ngroup = 2\nprompts = 2\n')
     return read(path)
@@ -54,8 +59,11 @@ async def test_one_run_over_restarts_and_another_once_it_is_over(
     await runner.service.stop()
 
     runner = await start_runner()
+    write_sums(standing.path.parent, 3)  # a new revision of the taskset
     (line,) = await brought(runner, standing)
     assert f"{run.run_id} " in line
+    listed = await runner.tasksets.ListTasksets(pb.ListTasksetsRequest())
+    assert [(one.name, one.revision) for one in listed.tasksets] == [("sums", 2)]
     assert f"upcycle runs resume {run.run_id}" in line
     assert [one.run_id for one in await going(runner)] == [run.run_id]
 

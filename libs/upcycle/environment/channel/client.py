@@ -57,7 +57,7 @@ class ControlChannel:
 
     @classmethod
     async def connect(cls, url: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
-        """To tcp://host:port or unix:///path. Raises ChannelClosed when nobody answers there."""
+        """To tcp://host:port or unix:///path. Raises ChannelClosed when nothing answers there."""
         loop, where = asyncio.get_running_loop(), urlsplit(url)
         try:
             async with asyncio.timeout(timeout_s):

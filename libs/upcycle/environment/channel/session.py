@@ -1,4 +1,4 @@
-"""A session of the control channel: at most one task in progress, kept while nobody is connected."""
+"""A session of the control channel: at most one task in progress, kept while no client is connected."""
 
 import asyncio
 import secrets

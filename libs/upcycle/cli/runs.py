@@ -140,7 +140,8 @@ def run_table(listed: "list[Run]") -> object:
     for run in listed:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
-        scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}")
+        has_own = run.counts.requested > 0 or not run.spec.no_sampling
+        scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}") if has_own else ("–", "–")
         what = (plain_name(run.spec.taskset), run.spec.policy.model)
         table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores)
     return table

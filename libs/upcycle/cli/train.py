@@ -147,8 +147,24 @@ async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
     elif view.detach:
         print(run.run_id)
     else:
-        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {taskset}")
+        start = await _start_of(platform, run.spec.policy.model)
+        human().print(f"run [bold]{run.run_id}[/bold] trains {run.spec.policy.model} on {taskset}{start}")
     return run.run_id
+
+
+async def _start_of(platform: Platform, model: str) -> str:
+    """Which weights a run begins with, as the end of a sentence; empty while the registry does not say."""
+    import grpc
+
+    from upcycle.api.registry.v1.service_pb2 import GetModelRequest
+
+    try:
+        found = (await platform.registry.GetModel(GetModelRequest(model=model), timeout=5)).model
+    except grpc.aio.AioRpcError:
+        return ""
+    is_behind = found.newest_version > found.head_version
+    newer = f"; the newest checkpoint, v{found.newest_version}, is not promoted" if is_behind else ""
+    return f", from v{found.head_version} (head{newer})"
 
 
 async def _attached(platform: Platform, run: str) -> str:
@@ -208,12 +224,18 @@ def _say_done(run: "Run", as_json: bool) -> None:
         outcome = f"; {run.failure}" if run.failure else ""
     else:
         outcome = f"; it did not complete: {run.failure or 'cancelled'}"
-    print(
-        f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, reward {run.reward_mean:.3f}, "
-        f"{run.counts.settled} episodes{outcome}"
-    )
+    sampled = "no episodes of its own"
+    if run.counts.requested or not run.spec.no_sampling:
+        sampled = f"reward {run.reward_mean:.3f}, {run.counts.settled} episodes"
+    print(f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, {sampled}{outcome}")
     for line in (groups_text(run), *map(source_text, run.sources)):
         if line:
             print(line)
+    model = run.spec.policy.model
     if run.spec.HasField("gate"):
-        print(f"verdicts of the gate: upcycle models checkpoints {run.spec.policy.model}")
+        print(f"verdicts of the gate: upcycle models checkpoints {model}")
+    elif run.step:
+        print(
+            f"without a gate nothing is promoted; measure it: upcycle eval TASKS {model} "
+            f"--at-version {run.policy_version}; make it head: upcycle models head {model} --set CHECKPOINT"
+        )

@@ -275,7 +275,7 @@ def test_configurations_keep_the_digests_that_older_trainers_gave_them() -> None
 
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_rate_that_falls_needs_a_number_of_steps(name: str) -> None:
-    with pytest.raises(InvalidTrainingSpec, match=f"lr_schedule {name} needs a number of steps"):
+    with pytest.raises(InvalidTrainingSpec, match=f"lr_schedule '{name}' falls over the steps of a run"):
         TrainingSpec("run-1", MODEL, 4, steps=0, lr_schedule=name)
 
 

@@ -64,7 +64,7 @@ async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: Wor
             late = asyncio.create_task(one.forward_backward("c", batch()))
             await asyncio.sleep(0.3)
             assert trainer.sessions.get(RUN).phase is Phase.OPENING
-            assert "by hand" in (trainer.sessions.waiting_for() or "")
+            assert "the interactive call about" in (trainer.sessions.waiting_for() or "")
             gate.open.set()
             assert (await stepping).version == 1
             with pytest.raises(ModelBusy, match=RUN):

@@ -9,7 +9,7 @@ from tests.services.grpo_trainer.learners import distance
 from tests.services.grpo_trainer.test_by_hand_service import serving
 
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated
-from grpo_trainer.domain.inputs import InlineInput, RowInput, Sample, StoredInput, TrainingInput
+from grpo_trainer.domain.inputs import InlineInput, RowInput, Sample, Split, StoredInput, TrainingInput
 from upcycle import TrainingClient
 
 THIRD = 1 / 3
@@ -114,7 +114,7 @@ async def test_cloning_leaves_it_out(world: World) -> None:
 
 async def test_it_still_needs_a_reward_and_still_must_not_be_held_out(world: World) -> None:
     async with hands(world) as by:
-        by.library.add("held", 0.0, unreadable=True, held_out=True)
+        by.library.add("held", 0.0, unreadable=True, split=Split.HELD_OUT)
         with pytest.raises(HeldOutInput):
             await by.forward_backward("a", [inline(0, 1.0), StoredInput("held")])
         with pytest.raises(InvalidInput, match="reward nan: it must be graded"):

@@ -142,6 +142,67 @@ class VersionSpan(_message.Message):
 Global___VersionSpan: _TypeAlias = VersionSpan  # noqa: Y015
 
 @_typing.final
+class EpisodeIdentity(_message.Message):
+    """Everything that says which episode a message is about. The planner fills it in once; every later message copies it whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    EPISODE_ID_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    TASK_SLUG_FIELD_NUMBER: _builtins.int
+    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """"default" until there are keys"""
+    episode_id: _builtins.str
+    trajectory_id: _builtins.str
+    """of the record that the episode will have"""
+    run_id: _builtins.str
+    group_id: _builtins.str
+    member: _builtins.int
+    """0 .. group_size - 1"""
+    group_size: _builtins.int
+    model: _builtins.str
+    """slug"""
+    purpose: Global___Purpose.ValueType
+    split: Global___Split.ValueType
+    task_slug: _builtins.str
+    task_digest: _builtins.str
+    family: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        episode_id: _builtins.str = ...,
+        trajectory_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+        member: _builtins.int = ...,
+        group_size: _builtins.int = ...,
+        model: _builtins.str = ...,
+        purpose: Global___Purpose.ValueType = ...,
+        split: Global___Split.ValueType = ...,
+        task_slug: _builtins.str = ...,
+        task_digest: _builtins.str = ...,
+        family: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "member", b"member", "model", b"model", "purpose", b"purpose", "run_id", b"run_id", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug", "tenant", b"tenant", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpisodeIdentity: _TypeAlias = EpisodeIdentity  # noqa: Y015
+
+@_typing.final
 class PolicySelector(_message.Message):
     """Which weights an episode is sampled with."""
 

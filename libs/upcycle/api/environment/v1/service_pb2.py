@@ -23,34 +23,35 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v1_dot_common__pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xd6\x01\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Z\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"\\\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\"o\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12=\n\ntranscript\x18\x03 \x01(\x0b\x32).upcycle.api.trajectory.v1.TrajectoryBody\"\x8f\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\x92\x03\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(upcycle/api/environment/v1/service.proto\x12\x1aupcycle.api.environment.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"!\n\x0bOpenRequest\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"F\n\x08ToolSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xd6\x01\n\x0cOpenResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x02 \x01(\t\x12\x32\n\x06prompt\x18\x03 \x03(\x0b\x32\".upcycle.api.trajectory.v1.Message\x12\x33\n\x05tools\x18\x04 \x03(\x0b\x32$.upcycle.api.environment.v1.ToolSpec\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Z\n\x0f\x43\x61llToolRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"\\\n\x10\x43\x61llToolResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x10\n\x08is_error\x18\x02 \x01(\x08\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x12\n\nduration_s\x18\x04 \x01(\x01\"N\n\x0cGradeRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\"\x8f\x01\n\rGradeResponse\x12\x0e\n\x06reward\x18\x01 \x01(\x01\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x36\n\tsubscores\x18\x03 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tinfo_json\x18\x04 \x01(\t\x12\x12\n\nduration_s\x18\x05 \x01(\x01\" \n\x0c\x43loseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x0f\n\rCloseResponse2\x92\x03\n\x12\x45nvironmentService\x12Y\n\x04Open\x12\'.upcycle.api.environment.v1.OpenRequest\x1a(.upcycle.api.environment.v1.OpenResponse\x12\x65\n\x08\x43\x61llTool\x12+.upcycle.api.environment.v1.CallToolRequest\x1a,.upcycle.api.environment.v1.CallToolResponse\x12\\\n\x05Grade\x12(.upcycle.api.environment.v1.GradeRequest\x1a).upcycle.api.environment.v1.GradeResponse\x12\\\n\x05\x43lose\x12(.upcycle.api.environment.v1.CloseRequest\x1a).upcycle.api.environment.v1.CloseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.environment.v1.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENREQUEST']._serialized_start=149
-  _globals['_OPENREQUEST']._serialized_end=182
-  _globals['_TOOLSPEC']._serialized_start=184
-  _globals['_TOOLSPEC']._serialized_end=254
-  _globals['_OPENRESPONSE']._serialized_start=257
-  _globals['_OPENRESPONSE']._serialized_end=471
-  _globals['_CALLTOOLREQUEST']._serialized_start=473
-  _globals['_CALLTOOLREQUEST']._serialized_end=563
-  _globals['_CALLTOOLRESPONSE']._serialized_start=565
-  _globals['_CALLTOOLRESPONSE']._serialized_end=657
-  _globals['_GRADEREQUEST']._serialized_start=659
-  _globals['_GRADEREQUEST']._serialized_end=770
-  _globals['_GRADERESPONSE']._serialized_start=773
-  _globals['_GRADERESPONSE']._serialized_end=916
-  _globals['_CLOSEREQUEST']._serialized_start=918
-  _globals['_CLOSEREQUEST']._serialized_end=950
-  _globals['_CLOSERESPONSE']._serialized_start=952
-  _globals['_CLOSERESPONSE']._serialized_end=967
-  _globals['_ENVIRONMENTSERVICE']._serialized_start=970
-  _globals['_ENVIRONMENTSERVICE']._serialized_end=1372
+  _globals['_OPENREQUEST']._serialized_start=185
+  _globals['_OPENREQUEST']._serialized_end=218
+  _globals['_TOOLSPEC']._serialized_start=220
+  _globals['_TOOLSPEC']._serialized_end=290
+  _globals['_OPENRESPONSE']._serialized_start=293
+  _globals['_OPENRESPONSE']._serialized_end=507
+  _globals['_CALLTOOLREQUEST']._serialized_start=509
+  _globals['_CALLTOOLREQUEST']._serialized_end=599
+  _globals['_CALLTOOLRESPONSE']._serialized_start=601
+  _globals['_CALLTOOLRESPONSE']._serialized_end=693
+  _globals['_GRADEREQUEST']._serialized_start=695
+  _globals['_GRADEREQUEST']._serialized_end=773
+  _globals['_GRADERESPONSE']._serialized_start=776
+  _globals['_GRADERESPONSE']._serialized_end=919
+  _globals['_CLOSEREQUEST']._serialized_start=921
+  _globals['_CLOSEREQUEST']._serialized_end=953
+  _globals['_CLOSERESPONSE']._serialized_start=955
+  _globals['_CLOSERESPONSE']._serialized_end=970
+  _globals['_ENVIRONMENTSERVICE']._serialized_start=973
+  _globals['_ENVIRONMENTSERVICE']._serialized_end=1375
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from upcycle.api.common.v1 import common_pb2 as _common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2 as _trajectory_pb2
 import builtins as _builtins
 import sys
@@ -166,24 +167,21 @@ class GradeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    ANSWER_FIELD_NUMBER: _builtins.int
-    TRANSCRIPT_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    answer: _builtins.str
     @_builtins.property
-    def transcript(self) -> _trajectory_pb2.TrajectoryBody:
-        """turns as sampled, without token ids"""
+    def body(self) -> _common_pb2.BlobRef:
+        """the stored trajectory: the runner reads the transcript and the answer from it"""
 
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
-        answer: _builtins.str = ...,
-        transcript: _trajectory_pb2.TrajectoryBody | None = ...,
+        body: _common_pb2.BlobRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transcript", b"transcript"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "lease_id", b"lease_id", "transcript", b"transcript"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,7 +56,7 @@ Global___CheckpointEvaluated: _TypeAlias = CheckpointEvaluated  # noqa: Y015
 
 @_typing.final
 class CheckpointPromoted(_message.Message):
-    """Fact checkpoint.promoted: head moved forward to a checkpoint that earned it, or by hand."""
+    """Fact checkpoint.promoted: head moved forward to a checkpoint that earned it, or was moved by a person."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -120,14 +120,16 @@ class RunStopping(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     STOPPING_AT_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
-    LAST_WORD_FIELD_NUMBER: _builtins.int
+    IS_FINAL_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     reason: _builtins.str
     ending: _taskset_pb2.RunState.ValueType
     """COMPLETED (also unset), CANCELLED, FAILED"""
-    last_word: _builtins.bool
-    """the trainer did not answer in time: groups that it has not settled before this are excluded"""
+    is_final: _builtins.bool
+    """The trainer missed the planner's deadline. The planner settles every group that the trainer has not settled before
+    this event, and what the trainer publishes about the run after it is void.
+    """
     @_builtins.property
     def stopping_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -138,11 +140,11 @@ class RunStopping(_message.Message):
         reason: _builtins.str = ...,
         stopping_at: _timestamp_pb2.Timestamp | None = ...,
         ending: _taskset_pb2.RunState.ValueType = ...,
-        last_word: _builtins.bool = ...,
+        is_final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stopping_at", b"stopping_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "last_word", b"last_word", "model", b"model", "reason", b"reason", "run_id", b"run_id", "stopping_at", b"stopping_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "is_final", b"is_final", "model", b"model", "reason", b"reason", "run_id", b"run_id", "stopping_at", b"stopping_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,38 +152,20 @@ Global___RunStopping: _TypeAlias = RunStopping  # noqa: Y015
 
 @_typing.final
 class EpisodeRequested(_message.Message):
-    """Command on up.task.episode.<pool>, and, with the same body, the fact episode.requested that the ledger keeps."""
+    """Command to the samplers, and, with the same body, the fact episode.requested that the ledger keeps."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    GROUP_SIZE_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
-    SPLIT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
-    TASK_SLUG_FIELD_NUMBER: _builtins.int
-    TASK_DIGEST_FIELD_NUMBER: _builtins.int
-    FAMILY_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     REQUESTED_AT_FIELD_NUMBER: _builtins.int
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    """0 .. group_size - 1"""
     attempt: _builtins.int
     """0 first, +1 per refill"""
-    group_size: _builtins.int
-    purpose: _common_pb2.Purpose.ValueType
-    split: _common_pb2.Split.ValueType
-    task_slug: _builtins.str
-    task_digest: _builtins.str
-    family: _builtins.str
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def policy(self) -> _common_pb2.PolicySelector: ...
     @_builtins.property
@@ -195,25 +179,16 @@ class EpisodeRequested(_message.Message):
     def __init__(
         self,
         *,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         attempt: _builtins.int = ...,
-        group_size: _builtins.int = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
-        split: _common_pb2.Split.ValueType = ...,
         policy: _common_pb2.PolicySelector | None = ...,
         sampling: _taskset_pb2.SamplingConfig | None = ...,
-        task_slug: _builtins.str = ...,
-        task_digest: _builtins.str = ...,
-        family: _builtins.str = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
         requested_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "episode", b"episode", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "member", b"member", "policy", b"policy", "purpose", b"purpose", "requested_at", b"requested_at", "run_id", b"run_id", "sampling", b"sampling", "split", b"split", "task_digest", b"task_digest", "task_slug", b"task_slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "episode", b"episode", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,46 +200,32 @@ class EpisodeFailed(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     REPORTED_BY_FIELD_NUMBER: _builtins.int
     FAILED_AT_FIELD_NUMBER: _builtins.int
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    model: _builtins.str
-    purpose: _common_pb2.Purpose.ValueType
     kind: _builtins.str
     """environment_lost, scenario_error, reward_invalid, timeout, engine_error, context_overflow, poison, ..."""
     detail: _builtins.str
     reported_by: _builtins.str
     """service"""
     @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
+    @_builtins.property
     def failed_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
-        model: _builtins.str = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         kind: _builtins.str = ...,
         detail: _builtins.str = ...,
         reported_by: _builtins.str = ...,
         failed_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed_at", b"failed_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "failed_at", b"failed_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "episode_id", b"episode_id", "failed_at", b"failed_at", "group_id", b"group_id", "kind", b"kind", "member", b"member", "model", b"model", "purpose", b"purpose", "reported_by", b"reported_by", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "episode", b"episode", "failed_at", b"failed_at", "kind", b"kind", "reported_by", b"reported_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,36 +325,28 @@ Global___GroupOffered: _TypeAlias = GroupOffered  # noqa: Y015
 
 @_typing.final
 class EpisodeCancelled(_message.Message):
-    """Fact episode.cancelled: its run is over, nobody waits for it."""
+    """Fact episode.cancelled: its run ended before the episode did."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CANCELLED_AT_FIELD_NUMBER: _builtins.int
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    model: _builtins.str
     reason: _builtins.str
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def cancelled_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        model: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         reason: _builtins.str = ...,
         cancelled_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled_at", b"cancelled_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancelled_at", b"cancelled_at", "episode", b"episode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_at", b"cancelled_at", "episode_id", b"episode_id", "group_id", b"group_id", "model", b"model", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled_at", b"cancelled_at", "episode", b"episode", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -880,6 +880,7 @@ class EpisodeResult(_message.Message):
     FAILURE_KIND_FIELD_NUMBER: _builtins.int
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -890,6 +891,8 @@ class EpisodeResult(_message.Message):
     success: _builtins.bool
     failure_kind: _builtins.str
     num_turns: _builtins.int
+    trajectory_id: _builtins.str
+    """of its record"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
     def __init__(
@@ -905,10 +908,11 @@ class EpisodeResult(_message.Message):
         failure_kind: _builtins.str = ...,
         num_turns: _builtins.int = ...,
         sampled_by: _common_pb2.VersionSpan | None = ...,
+        trajectory_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

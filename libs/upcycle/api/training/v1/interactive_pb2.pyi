@@ -466,7 +466,7 @@ class OptimStepResult(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     IS_HEAD_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """optimizer steps by hand that this model has seen"""
+    """interactive optimizer steps that this model has seen"""
     version: _builtins.int
     """the version it produced"""
     checkpoint_id: _builtins.str
@@ -501,7 +501,7 @@ Global___OptimStepResult: _TypeAlias = OptimStepResult  # noqa: Y015
 
 @_typing.final
 class LoraOptions(_message.Message):
-    """What of a model trains by hand: adapters of this rank on a base that stays as it is, or all weights (rank 0)."""
+    """What of a model an interactive session trains: adapters of this rank on a base that stays as it is, or all weights (rank 0)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TrainingServiceStub:
-    """Public: what the trainer is doing, and training by hand, one primitive at a time.
+    """Public: what the trainer is doing, and interactive training, one primitive at a time.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class TrainingServiceStub:
 
 
 class TrainingServiceServicer:
-    """Public: what the trainer is doing, and training by hand, one primitive at a time.
+    """Public: what the trainer is doing, and interactive training, one primitive at a time.
     """
 
     def GetSession(self, request, context):
@@ -111,7 +111,7 @@ class TrainingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request, context):
-        """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+        """Interactive training. Each call names a model and brings a request id: a repeated id gives the recorded answer and
         changes nothing. Calls about one model take turns. Refused while a run trains the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -199,7 +199,7 @@ def add_TrainingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainingService:
-    """Public: what the trainer is doing, and training by hand, one primitive at a time.
+    """Public: what the trainer is doing, and interactive training, one primitive at a time.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrainingServiceStub:
-    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
+    """Public: what the trainer is doing, and interactive training, one primitive at a time."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,7 +38,7 @@ class TrainingServiceStub:
     WatchSession: _grpc.UnaryStreamMultiCallable[_service_pb2.WatchSessionRequest, _service_pb2.WatchSessionResponse]
     ListLosses: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListLossesRequest, _service_pb2.ListLossesResponse]
     Forward: _grpc.UnaryUnaryMultiCallable[_service_pb2.ForwardRequest, _service_pb2.ForwardResponse]
-    """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+    """Interactive training. Each call names a model and brings a request id: a repeated id gives the recorded answer and
     changes nothing. Calls about one model take turns. Refused while a run trains the model.
     """
     ForwardBackward: _grpc.UnaryUnaryMultiCallable[_service_pb2.ForwardBackwardRequest, _service_pb2.ForwardBackwardResponse]
@@ -48,7 +48,7 @@ class TrainingServiceStub:
 
 @_typing.type_check_only
 class TrainingServiceAsyncStub(TrainingServiceStub):
-    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
+    """Public: what the trainer is doing, and interactive training, one primitive at a time."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetSession: _aio.UnaryUnaryMultiCallable[_service_pb2.GetSessionRequest, _service_pb2.GetSessionResponse]  # type: ignore[assignment]
@@ -56,7 +56,7 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     WatchSession: _aio.UnaryStreamMultiCallable[_service_pb2.WatchSessionRequest, _service_pb2.WatchSessionResponse]  # type: ignore[assignment]
     ListLosses: _aio.UnaryUnaryMultiCallable[_service_pb2.ListLossesRequest, _service_pb2.ListLossesResponse]  # type: ignore[assignment]
     Forward: _aio.UnaryUnaryMultiCallable[_service_pb2.ForwardRequest, _service_pb2.ForwardResponse]  # type: ignore[assignment]
-    """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+    """Interactive training. Each call names a model and brings a request id: a repeated id gives the recorded answer and
     changes nothing. Calls about one model take turns. Refused while a run trains the model.
     """
     ForwardBackward: _aio.UnaryUnaryMultiCallable[_service_pb2.ForwardBackwardRequest, _service_pb2.ForwardBackwardResponse]  # type: ignore[assignment]
@@ -65,7 +65,7 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     Step: _aio.UnaryUnaryMultiCallable[_service_pb2.StepRequest, _service_pb2.StepResponse]  # type: ignore[assignment]
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Public: what the trainer is doing, and training by hand, one primitive at a time."""
+    """Public: what the trainer is doing, and interactive training, one primitive at a time."""
 
     @_abc_1.abstractmethod
     def GetSession(
@@ -101,7 +101,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.ForwardRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.ForwardResponse, _abc.Awaitable[_service_pb2.ForwardResponse]]:
-        """Training by hand. Each call names a model and brings a request id: a repeated id gives the recorded answer and
+        """Interactive training. Each call names a model and brings a request id: a repeated id gives the recorded answer and
         changes nothing. Calls about one model take turns. Refused while a run trains the model.
         """
 

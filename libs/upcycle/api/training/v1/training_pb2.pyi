@@ -55,8 +55,8 @@ class _SessionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionKi
     SESSION_KIND_UNSPECIFIED: _SessionKind.ValueType  # 0
     SESSION_KIND_RUN: _SessionKind.ValueType  # 1
     """a training run"""
-    SESSION_KIND_BY_HAND: _SessionKind.ValueType  # 2
-    """whoever calls OptimStep; run_id is hand-<model>, there are no target steps and no end"""
+    SESSION_KIND_INTERACTIVE: _SessionKind.ValueType  # 2
+    """clients that call OptimStep; run_id is interactive-<model>; no target steps and no end"""
 
 class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper):
     """Who decides about the steps of a session."""
@@ -64,8 +64,8 @@ class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper):
 SESSION_KIND_UNSPECIFIED: SessionKind.ValueType  # 0
 SESSION_KIND_RUN: SessionKind.ValueType  # 1
 """a training run"""
-SESSION_KIND_BY_HAND: SessionKind.ValueType  # 2
-"""whoever calls OptimStep; run_id is hand-<model>, there are no target steps and no end"""
+SESSION_KIND_INTERACTIVE: SessionKind.ValueType  # 2
+"""clients that call OptimStep; run_id is interactive-<model>; no target steps and no end"""
 Global___SessionKind: _TypeAlias = SessionKind  # noqa: Y015
 
 @_typing.final

@@ -27,18 +27,7 @@ class TrajectoryRecorded(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    GROUP_SIZE_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
-    SPLIT_FIELD_NUMBER: _builtins.int
-    TASK_SLUG_FIELD_NUMBER: _builtins.int
-    TASK_DIGEST_FIELD_NUMBER: _builtins.int
-    FAMILY_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
@@ -48,19 +37,6 @@ class TrajectoryRecorded(_message.Message):
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
     RECORDED_AT_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
-    trajectory_id: _builtins.str
-    """stable across redelivery"""
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    group_size: _builtins.int
-    model: _builtins.str
-    purpose: _common_pb2.Purpose.ValueType
-    split: _common_pb2.Split.ValueType
-    task_slug: _builtins.str
-    task_digest: _builtins.str
-    family: _builtins.str
     stop_reason: _trajectory_pb2.StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -68,6 +44,8 @@ class TrajectoryRecorded(_message.Message):
     """the environment that can still grade it"""
     environment_address: _builtins.str
     engine_id: _builtins.str
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def body(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
@@ -79,18 +57,7 @@ class TrajectoryRecorded(_message.Message):
     def __init__(
         self,
         *,
-        trajectory_id: _builtins.str = ...,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
-        group_size: _builtins.int = ...,
-        model: _builtins.str = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
-        split: _common_pb2.Split.ValueType = ...,
-        task_slug: _builtins.str = ...,
-        task_digest: _builtins.str = ...,
-        family: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         body: _common_pb2.BlobRef | None = ...,
         sampled_by: _common_pb2.VersionSpan | None = ...,
         stop_reason: _trajectory_pb2.StopReason.ValueType = ...,
@@ -101,9 +68,9 @@ class TrajectoryRecorded(_message.Message):
         recorded_at: _timestamp_pb2.Timestamp | None = ...,
         engine_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode_id", b"episode_id", "family", b"family", "group_id", b"group_id", "group_size", b"group_size", "lease_id", b"lease_id", "member", b"member", "model", b"model", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "recorded_at", b"recorded_at", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "stop_reason", b"stop_reason", "task_digest", b"task_digest", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -115,18 +82,7 @@ class TrajectoryGraded(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    GROUP_SIZE_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
-    SPLIT_FIELD_NUMBER: _builtins.int
-    TASK_SLUG_FIELD_NUMBER: _builtins.int
-    TASK_DIGEST_FIELD_NUMBER: _builtins.int
-    FAMILY_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
@@ -136,24 +92,14 @@ class TrajectoryGraded(_message.Message):
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     GRADED_AT_FIELD_NUMBER: _builtins.int
-    trajectory_id: _builtins.str
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    group_size: _builtins.int
-    model: _builtins.str
-    purpose: _common_pb2.Purpose.ValueType
-    split: _common_pb2.Split.ValueType
-    task_slug: _builtins.str
-    task_digest: _builtins.str
-    family: _builtins.str
     stop_reason: _trajectory_pb2.StopReason.ValueType
     reward: _builtins.float
     """finite"""
     success: _builtins.bool
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def body(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
@@ -165,18 +111,7 @@ class TrajectoryGraded(_message.Message):
     def __init__(
         self,
         *,
-        trajectory_id: _builtins.str = ...,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
-        group_size: _builtins.int = ...,
-        model: _builtins.str = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
-        split: _common_pb2.Split.ValueType = ...,
-        task_slug: _builtins.str = ...,
-        task_digest: _builtins.str = ...,
-        family: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         body: _common_pb2.BlobRef | None = ...,
         sampled_by: _common_pb2.VersionSpan | None = ...,
         stop_reason: _trajectory_pb2.StopReason.ValueType = ...,
@@ -187,9 +122,9 @@ class TrajectoryGraded(_message.Message):
         num_sampled_tokens: _builtins.int = ...,
         graded_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "graded_at", b"graded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode_id", b"episode_id", "family", b"family", "graded_at", b"graded_at", "group_id", b"group_id", "group_size", b"group_size", "member", b"member", "model", b"model", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "reward", b"reward", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "task_digest", b"task_digest", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,31 +136,20 @@ class TrajectoryQuarantined(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    trajectory_id: _builtins.str
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    model: _builtins.str
     reason: _builtins.str
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     def __init__(
         self,
         *,
-        trajectory_id: _builtins.str = ...,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        model: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "group_id", b"group_id", "model", b"model", "reason", b"reason", "run_id", b"run_id", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

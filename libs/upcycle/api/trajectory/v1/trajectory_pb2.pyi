@@ -309,20 +309,11 @@ Global___Turn: _TypeAlias = Turn  # noqa: Y015
 
 @_typing.final
 class TrajectoryBody(_message.Message):
-    """Immutable; protobuf, zstd, at trajectories/<run_id>/<episode_id>.pb.zst."""
+    """Immutable; protobuf, zstd, at <tenant>/trajectories/<run_id>/<episode_id>.pb.zst."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
-    SPLIT_FIELD_NUMBER: _builtins.int
-    TASK_SLUG_FIELD_NUMBER: _builtins.int
-    TASK_DIGEST_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
@@ -336,16 +327,6 @@ class TrajectoryBody(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
-    trajectory_id: _builtins.str
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    model: _builtins.str
-    purpose: _common_pb2.Purpose.ValueType
-    split: _common_pb2.Split.ValueType
-    task_slug: _builtins.str
-    task_digest: _builtins.str
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -356,6 +337,8 @@ class TrajectoryBody(_message.Message):
     """tool specs as rendered into the prompt"""
     lease_id: _builtins.str
     environment_address: _builtins.str
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def prompt(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """what the scenario yielded first"""
@@ -371,16 +354,7 @@ class TrajectoryBody(_message.Message):
     def __init__(
         self,
         *,
-        trajectory_id: _builtins.str = ...,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
-        model: _builtins.str = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
-        split: _common_pb2.Split.ValueType = ...,
-        task_slug: _builtins.str = ...,
-        task_digest: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         prompt: _abc.Iterable[Global___Message] | None = ...,
         turns: _abc.Iterable[Global___Turn] | None = ...,
         stop_reason: Global___StopReason.ValueType = ...,
@@ -395,9 +369,9 @@ class TrajectoryBody(_message.Message):
         lease_id: _builtins.str = ...,
         environment_address: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "sampled_by", b"sampled_by", "started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "sampled_by", b"sampled_by", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode_id", b"episode_id", "group_id", b"group_id", "lease_id", b"lease_id", "member", b"member", "model", b"model", "prompt", b"prompt", "purpose", b"purpose", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "started_at", b"started_at", "stop_reason", b"stop_reason", "task_digest", b"task_digest", "task_slug", b"task_slug", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "trajectory_id", b"trajectory_id", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,16 +466,7 @@ class TrajectorySummary(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
-    EPISODE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    GROUP_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PURPOSE_FIELD_NUMBER: _builtins.int
-    SPLIT_FIELD_NUMBER: _builtins.int
-    TASK_SLUG_FIELD_NUMBER: _builtins.int
-    FAMILY_FIELD_NUMBER: _builtins.int
+    EPISODE_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
@@ -516,16 +481,6 @@ class TrajectorySummary(_message.Message):
     GRADED_AT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
-    trajectory_id: _builtins.str
-    episode_id: _builtins.str
-    run_id: _builtins.str
-    group_id: _builtins.str
-    member: _builtins.int
-    model: _builtins.str
-    purpose: _common_pb2.Purpose.ValueType
-    split: _common_pb2.Split.ValueType
-    task_slug: _builtins.str
-    family: _builtins.str
     stop_reason: Global___StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -533,8 +488,11 @@ class TrajectorySummary(_message.Message):
     reward: _builtins.float
     success: _builtins.bool
     trace_id: _builtins.str
+    """OpenTelemetry trace of the episode, 32 hex digits"""
     quarantine_reason: _builtins.str
     """why its body cannot be used; empty: nothing is wrong with it"""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def body(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
@@ -550,16 +508,7 @@ class TrajectorySummary(_message.Message):
     def __init__(
         self,
         *,
-        trajectory_id: _builtins.str = ...,
-        episode_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        group_id: _builtins.str = ...,
-        member: _builtins.int = ...,
-        model: _builtins.str = ...,
-        purpose: _common_pb2.Purpose.ValueType = ...,
-        split: _common_pb2.Split.ValueType = ...,
-        task_slug: _builtins.str = ...,
-        family: _builtins.str = ...,
+        episode: _common_pb2.EpisodeIdentity | None = ...,
         body: _common_pb2.BlobRef | None = ...,
         sampled_by: _common_pb2.VersionSpan | None = ...,
         stop_reason: Global___StopReason.ValueType = ...,
@@ -575,9 +524,9 @@ class TrajectorySummary(_message.Message):
         trace_id: _builtins.str = ...,
         quarantine_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode_id", b"episode_id", "family", b"family", "graded", b"graded", "graded_at", b"graded_at", "group_id", b"group_id", "ledger", b"ledger", "member", b"member", "model", b"model", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "run_id", b"run_id", "sampled_by", b"sampled_by", "split", b"split", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "task_slug", b"task_slug", "trace_id", b"trace_id", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,68 @@
+"""Ids of groups, episodes, trajectories, checkpoints and sessions. Equal inputs give equal ids."""
+
+import re
+from typing import Final, NamedTuple
+
+from identities.errors import InvalidIdentity
+
+_TRAJECTORY: Final = "traj-"
+_INTERACTIVE: Final = "interactive-"
+_CHECKPOINT: Final = re.compile(r"ckpt-(?P<model>.+)-v(?P<version>\d{8,18})")
+_GROUP: Final = re.compile(r"(?P<run>.+)-g(?P<index>\d{5,})")
+
+
+class CheckpointName(NamedTuple):
+    """What a checkpoint id says."""
+
+    model: str
+    version: int
+
+
+class GroupName(NamedTuple):
+    """What a group id says: its run and its position among the run's groups, from 0."""
+
+    run_id: str
+    index: int
+
+
+def trajectory_id(episode_id: str) -> str:
+    """Id of the record of an episode: there is at most one."""
+    return f"{_TRAJECTORY}{episode_id}"
+
+
+def episode_of(trajectory_or_episode_id: str) -> str:
+    """The episode that either of the two ids names."""
+    return trajectory_or_episode_id.removeprefix(_TRAJECTORY)
+
+
+def group_id(run_id: str, index: int) -> str:
+    """Id of the group at position `index` >= 0 of a run."""
+    return f"{run_id}-g{index:05d}"
+
+
+def parse_group_id(text: str) -> GroupName | None:
+    """What `group_id` made; None for any other text, also for another spelling of the same number."""
+    found = _GROUP.fullmatch(text)
+    if found is None or found["index"] != f"{int(found['index']):05d}":
+        return None
+    return GroupName(found["run"], int(found["index"]))
+
+
+def checkpoint_id(model: str, version: int) -> str:
+    """Id of the checkpoint of a policy version; the model is the owner's own slug. Raises InvalidIdentity."""
+    if version < 0:
+        raise InvalidIdentity(f"version is {version}; versions count from 0, the base model")
+    return f"ckpt-{model}-v{version:08d}"
+
+
+def parse_checkpoint_id(text: str) -> CheckpointName | None:
+    """What `checkpoint_id` made; None for any other text."""
+    found = _CHECKPOINT.fullmatch(text)
+    if found is None or found["version"] != f"{int(found['version']):08d}":
+        return None
+    return CheckpointName(found["model"], int(found["version"]))
+
+
+def interactive_run_id(model: str) -> str:
+    """The run id under which a model's interactive session publishes: each model has one such session."""
+    return f"{_INTERACTIVE}{model}"

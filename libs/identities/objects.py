@@ -1,0 +1,95 @@
+"""Keys in the object store. Everything of a tenant lies below its name:
+
+<tenant>/trajectories/<run>/<episode>.pb.zst      bodies
+<tenant>/policies/<model>/v<8 digits>/...         files of a published version, manifest.json last
+<tenant>/training/<model>/<run>/...               states of a training run
+<tenant>/interactive/<model>/...                  states of an interactive session
+<tenant>/captures/<model>/<day>/...               production traffic, where capture is switched on
+"""
+
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from identities.errors import InvalidIdentity
+from identities.tenants import DEFAULT_TENANT
+
+MANIFEST: Final = "manifest.json"
+"""Last part of a version's manifest key."""
+
+
+class TrainingFolder(NamedTuple):
+    """What the folder of a training run says."""
+
+    model: str
+    run_id: str
+
+
+def _part(name: str, what: str) -> str:
+    if not name:
+        raise InvalidIdentity(f"the {what} is empty: an object key needs one")
+    return quote(name, safe="")
+
+
+def trajectory_body(run_id: str, episode_id: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where the body of an episode is stored, written at most once."""
+    run, episode = _part(run_id, "run id"), _part(episode_id, "episode id")
+    return f"{_part(tenant, 'tenant')}/trajectories/{run}/{episode}.pb.zst"
+
+
+def policy_versions(model: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of all versions of a model, with the slash."""
+    return f"{_part(tenant, 'tenant')}/policies/{_part(model, 'model slug')}/"
+
+
+def policy_version(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of everything that a version owns, without a slash at its end. Raises InvalidIdentity."""
+    if version < 0:
+        raise InvalidIdentity(f"version is {version}; versions count from 0, the base model")
+    return f"{policy_versions(model, tenant)}v{version:08d}"
+
+
+def policy_manifest(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
+    """Where the manifest of a version lies: that it is there means that the version is complete."""
+    return f"{policy_version(model, version, tenant)}/{MANIFEST}"
+
+
+def training_states(tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of the states of all training runs, with the slash."""
+    return f"{_part(tenant, 'tenant')}/training/"
+
+
+def training_run(model: str, run_id: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Folder of one training run, without a slash at its end."""
+    return f"{training_states(tenant)}{_part(model, 'model slug')}/{_part(run_id, 'run id')}"
+
+
+def parse_training_run(key: str) -> TrainingFolder:
+    """The run that a key below `training_states` belongs to. Raises InvalidIdentity."""
+    match key.split("/"):
+        case [_, "training", model, run_id, *_]:
+            return TrainingFolder(unquote(model), unquote(run_id))
+    raise InvalidIdentity(f"{key!r} is no key of a training run")
+
+
+def interactive_states(tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of the states of all interactive sessions, with the slash."""
+    return f"{_part(tenant, 'tenant')}/interactive/"
+
+
+def interactive_session(model: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Folder of a model's interactive session, without a slash at its end."""
+    return f"{interactive_states(tenant)}{_part(model, 'model slug')}"
+
+
+def parse_interactive_session(key: str) -> str:
+    """The model that a key below `interactive_states` belongs to. Raises InvalidIdentity."""
+    match key.split("/"):
+        case [_, "interactive", model, *_]:
+            return unquote(model)
+    raise InvalidIdentity(f"{key!r} is no key of an interactive session")
+
+
+def capture(model: str, day: str, request_id: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where a sampled exchange of the gateway is kept. day: YYYY-MM-DD."""
+    request = _part(request_id, "request id")
+    return f"{_part(tenant, 'tenant')}/captures/{_part(model, 'model slug')}/{day}/{request}.json.zst"

@@ -1,0 +1,118 @@
+"""Subjects: how names become tokens of an address on the bus, and back.
+
+up.<tenant>.task.<kind>.<pool>.<model>         commands
+up.<tenant>.evt.<entity>.<verb>.<model>        facts
+up.<tenant>.dlq.<the subject it had>           dead letters
+up.<tenant>.attempt.<durable>.<stream>.<seq>   how often a handler tried a message
+"""
+
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from identities.errors import InvalidIdentity
+from identities.tenants import DEFAULT_TENANT
+
+MAX_TOKEN_LENGTH: Final = 200
+_ROOT: Final = "up"
+_TASK, _EVENT, _DEAD, _ATTEMPT = "task", "evt", "dlq", "attempt"
+ANY: Final = "*"
+"""One token, whatever it is, in a filter."""
+
+
+class Address(NamedTuple):
+    """What the subject of a fact or a command says."""
+
+    tenant: str
+    kind: str
+    """`entity.verb` of a fact, the kind of a command."""
+    pool: str
+    """Of a command; empty for a fact."""
+    model: str
+
+
+def token(name: str) -> str:
+    """`name` as one token: letters, digits, `_`, `-`, `~` stay, everything else becomes %XX of its UTF-8.
+
+    Raises InvalidIdentity for no name, and for one of more than MAX_TOKEN_LENGTH characters as a token.
+    """
+    if not name:
+        raise InvalidIdentity("a subject token must not be empty: give the model slug or the pool")
+    encoded = quote(name, safe="").replace(".", "%2E")
+    if len(encoded) > MAX_TOKEN_LENGTH:
+        raise InvalidIdentity(
+            f"subject token {name[:40]!r}... is {len(encoded)} characters long, "
+            f"limit {MAX_TOKEN_LENGTH}: use a shorter slug"
+        )
+    return encoded
+
+
+def name_of(encoded: str) -> str:
+    """The name that `token` made into `encoded`."""
+    return unquote(encoded)
+
+
+def fact(verb: str, model: str | None, tenant: str = DEFAULT_TENANT) -> str:
+    """Subject of a fact. verb: `entity.verb`; model: None for a filter over all models."""
+    return f"{_ROOT}.{token(tenant)}.{_EVENT}.{verb}.{ANY if model is None else token(model)}"
+
+
+def command(kind: str, pool: str, model: str | None, tenant: str = DEFAULT_TENANT) -> str:
+    """Subject of a command. model: None for a filter over all models."""
+    return f"{_ROOT}.{token(tenant)}.{_TASK}.{kind}.{token(pool)}.{ANY if model is None else token(model)}"
+
+
+def dead_letter(subject: str) -> str:
+    """Where a message that had `subject` is parked; the tenant stays in its place."""
+    tenant, _, rest = subject.removeprefix(f"{_ROOT}.").partition(".")
+    if not subject.startswith(f"{_ROOT}.") or not rest:
+        return f"{_ROOT}.{DEFAULT_TENANT}.{_DEAD}.{subject}"
+    return f"{_ROOT}.{tenant}.{_DEAD}.{_ROOT}.{tenant}.{rest}"
+
+
+def original(dead: str) -> str:
+    """The subject that a dead letter had."""
+    return dead.split(".", 3)[3]
+
+
+def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENANT) -> str:
+    """Where the attempts of one message by one durable are counted."""
+    return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(durable)}.{stream}.{sequence}"
+
+
+def all_tasks() -> str:
+    """Everything that the stream of commands takes."""
+    return f"{_ROOT}.{ANY}.{_TASK}.>"
+
+
+def all_facts() -> str:
+    """Everything that the stream of facts takes."""
+    return f"{_ROOT}.{ANY}.{_EVENT}.>"
+
+
+def all_dead_letters() -> str:
+    """Everything that the stream of dead letters takes."""
+    return f"{_ROOT}.{ANY}.{_DEAD}.>"
+
+
+def all_attempts() -> str:
+    """Everything that the stream of attempt counts takes."""
+    return f"{_ROOT}.{ANY}.{_ATTEMPT}.>"
+
+
+def parse(subject: str) -> Address:
+    """What `fact` or `command` made. Raises InvalidIdentity."""
+    parts = subject.split(".")
+    match parts:
+        case [root, tenant, marker, entity, verb, model] if root == _ROOT and marker == _EVENT:
+            return Address(name_of(tenant), f"{entity}.{verb}", "", name_of(model))
+        case [root, tenant, marker, kind, pool, model] if root == _ROOT and marker == _TASK:
+            return Address(name_of(tenant), kind, name_of(pool), name_of(model))
+    raise InvalidIdentity(f"{subject!r} is no subject of a fact or a command")
+
+
+def template_of(subject: str) -> str:
+    """The low-cardinality name of a subject, for span names and metrics: tenant and model become placeholders."""
+    parts = subject.split(".")
+    if len(parts) != 6 or parts[0] != _ROOT or parts[2] not in (_EVENT, _TASK):
+        return subject
+    return ".".join([_ROOT, "{tenant}", *parts[2:-1], "{model}"])

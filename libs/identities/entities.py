@@ -22,7 +22,7 @@ class GroupName(NamedTuple):
     """What a group id says: its run and its position among the run's groups, from 0."""
 
     run_id: str
-    index: int
+    position: int
 
 
 def trajectory_id(episode_id: str) -> str:

@@ -1,6 +1,6 @@
 """Event ids (`Nats-Msg-Id`): facts with equal ids are the same fact, and the stream keeps the first.
 
-Several services may publish an outcome of one episode, or settle one group. Who comes second changes nothing, because
+Several services may publish an outcome of one episode, or settle one group. The second changes nothing, because
 both build the id here. Ids that rest on names which owners choose (models, request ids) carry the tenant.
 """
 
@@ -28,7 +28,7 @@ def episode_requested(episode_id: str, dispatch: int = 0) -> str:
 
 
 def episode_outcome(episode_id: str) -> str:
-    """Id that trajectory.graded and episode.failed share: an episode has one outcome, whoever publishes it."""
+    """Id that trajectory.graded and episode.failed share: an episode has one outcome."""
     return f"episode.outcome/{episode_id}"
 
 

@@ -111,7 +111,7 @@ def parse(subject: str) -> Address:
 
 
 def template_of(subject: str) -> str:
-    """The low-cardinality name of a subject, for span names and metrics: tenant and model become placeholders."""
+    """The low-cardinality name of a subject, for spans and metrics: tenant and model are placeholders."""
     parts = subject.split(".")
     if len(parts) != 6 or parts[0] != _ROOT or parts[2] not in (_EVENT, _TASK):
         return subject

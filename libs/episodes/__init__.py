@@ -1,0 +1,26 @@
+"""What every service says about an episode in the same words: identity, policy, failures, ends of groups."""
+
+from episodes.endings import EpisodeFailure, GroupOutcome, GroupReason, SessionFailure
+from episodes.identity import (
+    Channel,
+    EpisodeIdentity,
+    MalformedIdentity,
+    Purpose,
+    Split,
+    identity_from_wire,
+    identity_to_wire,
+)
+
+__all__ = [
+    "Channel",
+    "EpisodeFailure",
+    "EpisodeIdentity",
+    "GroupOutcome",
+    "GroupReason",
+    "MalformedIdentity",
+    "Purpose",
+    "SessionFailure",
+    "Split",
+    "identity_from_wire",
+    "identity_to_wire",
+]

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from run_config import MAX_TRAINABLE_GROUP
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvalContext, Run, evaluate
+from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import RunSpec

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from run_config import MAX_TRAINABLE_GROUP
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.run_config import MAX_TRAINABLE_GROUP
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:

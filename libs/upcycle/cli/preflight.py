@@ -36,7 +36,7 @@ def refusals_of(
     training: "TrainingConfig", group_size: int, gate: "GateConfig | None", *, say: Callable[[str], str]
 ) -> list[str]:
     """What the planner would refuse of these, one sentence each. say: names a field for its reader."""
-    from run_config import gate_refusals, refusals
+    from upcycle.run_config import gate_refusals, refusals
 
     refused = refusals(_given(training), group_size=group_size, say=say)
     return refused if gate is None else refused + gate_refusals(_given(gate), say=say)

@@ -25,7 +25,7 @@ from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.hands import Adam, DatumValues, Measured
 from grpo_trainer.domain.inputs import LossSpec, PreparedBatch
 from grpo_trainer.domain.spec import TrainingSpec
-from run_config import loss_refusals
+from upcycle.run_config import loss_refusals
 
 _AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
 """-sum(weight * logprob): its gradient is what the caller worked out."""

@@ -20,7 +20,7 @@ from grpo_math.packing import Microbatch
 from grpo_trainer.adapters.packed_model import PackedModel
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
-from run_config import ALL_LINEAR
+from upcycle.run_config import ALL_LINEAR
 
 _BASE_LAYER: Final = ".base_layer"
 _DOWN: Final = "lora_A"

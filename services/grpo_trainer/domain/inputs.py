@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
-from run_config import CLONING
+from upcycle.run_config import CLONING
 
 
 class Split(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Reason, Settlement, excluded
-from run_config import MAX_TRAJECTORIES_PER_STEP
+from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
 """Fewer have nothing to be compared with."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.schedules import CONSTANT, Schedule
-from run_config import ALL_LINEAR, refusals
+from upcycle.run_config import ALL_LINEAR, refusals
 
 _LATER_FIELDS = frozenset(
     {

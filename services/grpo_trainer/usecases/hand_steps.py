@@ -16,7 +16,7 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import HandTools, PublishedPolicy, Snapshot
 from grpo_trainer.usecases.patience import Patience
-from run_config import ALL_LINEAR
+from upcycle.run_config import ALL_LINEAR
 
 
 def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:

@@ -26,7 +26,7 @@ from grpo_trainer.domain.inputs import (
 )
 from grpo_trainer.ports import Conversations, Trajectories
 from grpo_trainer.usecases.patience import Patience
-from run_config import CLONING
+from upcycle.run_config import CLONING
 
 _CONCURRENCY: Final = 16
 _INDEX_PAUSE_S: Final = 0.2

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 
-from run_config import MAX_TRAINABLE_GROUP
 from scenario_runner.domain.drawn import Draw, DrawState
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
@@ -18,6 +17,7 @@ from scenario_runner.domain.runs import (
 from scenario_runner.domain.sources import ALREADY_TRAINED, in_words, misfit
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.drawing import rules_for
+from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 MAX_SOURCE_RUNS = 64
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from run_config import MAX_GROUP_SIZE, gate_refusals, refusals
 from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.runs import (
     LIVELY_RUN_STATES,
@@ -31,6 +30,7 @@ from scenario_runner.usecases.feeding import source_reports, with_drawn
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
 from scenario_runner.usecases.sources import check_source_fields, take_sources
+from upcycle.run_config import MAX_GROUP_SIZE, gate_refusals, refusals
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_LABEL_CHARS = 500

@@ -8,7 +8,6 @@ import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
 from grpc_edge import RemoteNotFound, RemoteRefused
-from run_config import DEFAULTS
 from upcycle import TrainingClient
 from upcycle.agents import create_agent
 from upcycle.api.common.v1 import common_pb2 as common
@@ -17,6 +16,7 @@ from upcycle.cli.train import Recipe, options_of
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvaluationFailed, Job, Run
 from upcycle.platform import Platform
+from upcycle.run_config import DEFAULTS
 from upcycle.run_specs import (
     OptionInvalid,
     SourcesRefused,

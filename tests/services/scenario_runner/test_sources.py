@@ -9,7 +9,6 @@ from tests.services.scenario_runner.sources_world import Sources, eval_spec, gra
 
 from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
-from run_config import MAX_TRAINABLE_GROUP
 from scenario_runner.domain.drawn import ClaimCheck, EndedGroup, SourceReport
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
@@ -31,6 +30,7 @@ from scenario_runner.events import group_offered
 from scenario_runner.usecases.ending import end_run
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
 SOURCE = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)

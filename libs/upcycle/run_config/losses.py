@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from run_config.limits import ANY, NOT_NEGATIVE, POSITIVE, Limit
-from run_config.names import KL_ESTIMATORS, KL_PLACEMENTS, Say, unknown
+from upcycle.run_config.limits import ANY, NOT_NEGATIVE, POSITIVE, Limit
+from upcycle.run_config.names import KL_ESTIMATORS, KL_PLACEMENTS, Say, unknown
 
 _BELOW_ONE: Final = Limit(0, 1, above=True, below=True)
 _FROM_ZERO_BELOW_ONE: Final = Limit(0, 1, below=True)

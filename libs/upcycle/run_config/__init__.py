@@ -1,6 +1,6 @@
 """What a training configuration may say: names, limits, and what does not go together."""
 
-from run_config.limits import (
+from upcycle.run_config.limits import (
     GATE_LIMITS,
     LIMITS,
     MAX_GROUP_SIZE,
@@ -8,8 +8,8 @@ from run_config.limits import (
     MAX_TRAJECTORIES_PER_STEP,
     Limit,
 )
-from run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
-from run_config.names import (
+from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
+from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
     ALL_LINEAR,
@@ -20,7 +20,7 @@ from run_config.names import (
     Say,
     unknown,
 )
-from run_config.rules import DEFAULTS, gate_refusals, refusals
+from upcycle.run_config.rules import DEFAULTS, gate_refusals, refusals
 
 __all__ = [
     "ADVANTAGES",

@@ -10,9 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from run_config.limits import GATE_LIMITS, LIMITS, MAX_TRAJECTORIES_PER_STEP
-from run_config.losses import LOSSES, loss_refusals
-from run_config.names import ADVANTAGES, AGGREGATIONS, ALL_LINEAR, CLONING, CONSTANT, SCHEDULES, Say, unknown
+from upcycle.run_config.limits import GATE_LIMITS, LIMITS, MAX_TRAJECTORIES_PER_STEP
+from upcycle.run_config.losses import LOSSES, loss_refusals
+from upcycle.run_config.names import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALL_LINEAR,
+    CLONING,
+    CONSTANT,
+    SCHEDULES,
+    Say,
+    unknown,
+)
 
 DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {

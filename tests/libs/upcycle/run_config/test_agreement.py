@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import run_config
 from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE
 from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
@@ -31,6 +30,7 @@ from scenario_runner.domain.runs import (
     Training,
 )
 from scenario_runner.usecases.submitting import check_spec
+from upcycle import run_config
 from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig
 
 NUM_RANDOM = 600

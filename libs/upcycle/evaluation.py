@@ -18,7 +18,9 @@ from upcycle.tasks import Task, Taskset, exact_name
 
 if TYPE_CHECKING:
     from upcycle.agents import Agent
+    from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
+    from upcycle.api.taskset.v1.taskset_pb2 import Run as WireRun
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
     from upcycle.run_specs import TrainKeywords
@@ -42,8 +44,13 @@ class EvaluationFailed(UpcycleError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One played and graded episode. trace_id: its id in the trajectory store. failure: why there is no
-    reward (reward is then 0 and means nothing). run_id: of the evaluation that it belongs to."""
+    """One played and graded episode.
+
+    trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
+    not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
+    where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
+    run_id: of the evaluation that the episode belongs to.
+    """
 
     task_slug: str
     reward: float
@@ -54,6 +61,7 @@ class Run:
     trajectory: Transcript | None = field(default=None, repr=False)
     answer: str = field(default="", repr=False)
     run_id: str = ""
+    otel_trace_id: str = ""
 
     @property
     def is_error(self) -> bool:
@@ -191,8 +199,8 @@ async def evaluate(
     async with connected(runtime) as platform:
         name = await register(platform, taskset)
         run_id = await _submit(platform, agent.run_spec(name, group, **options))
-        results = await _wait(platform, run_id, timeout_s)
-        runs = [_run(result, run_id) for result in results]
+        done = await _wait(platform, run_id, timeout_s)
+        runs = [_run(result, done.run) for result in done.results]
         if trajectories:
             limit = asyncio.Semaphore(READ_CONCURRENCY)
             runs = list(await asyncio.gather(*(_with_trajectory(platform, run, limit) for run in runs)))
@@ -237,7 +245,7 @@ async def _submit(platform: "Platform", spec: "RunSpec") -> str:
         return (await platform.tasksets.SubmitRun(request)).run.run_id
 
 
-async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequence[EpisodeResult]":
+async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":
     from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
 
@@ -254,10 +262,10 @@ async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "Sequenc
     if done.run.state != taskset_pb2.RUN_STATE_COMPLETED:
         state = taskset_pb2.RunState.Name(done.run.state).removeprefix("RUN_STATE_").lower()
         raise EvaluationFailed(f"{run_id} is {state}: {done.run.failure}", f"see `upcycle why {run_id}`")
-    return done.results
+    return done
 
 
-def _run(result: "EpisodeResult", run_id: str) -> Run:
+def _run(result: "EpisodeResult", run: "WireRun") -> Run:
     from upcycle.api.taskset.v1 import taskset_pb2
 
     has_reward = result.status == taskset_pb2.EPISODE_STATUS_GRADED
@@ -265,10 +273,11 @@ def _run(result: "EpisodeResult", run_id: str) -> Run:
         task_slug=result.task_slug,
         reward=result.reward,
         success=result.success,
-        trace_id=f"traj-{result.episode_id}",
+        trace_id=result.trajectory_id,
         episode_id=result.episode_id,
         failure="" if has_reward else result.failure_kind or "cancelled",
-        run_id=run_id,
+        run_id=run.run_id,
+        otel_trace_id=run.trace_id,
     )
 
 

@@ -1,5 +1,5 @@
 """A training run from its user's side, on real processes: paused over restarts, resumed, stopped early; and
-behaviour cloning from what it sampled."""
+SFT on what it sampled."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, Traje
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 from upcycle.cli import watching
 from upcycle.cli.attending import Event, Picture, Stepped, attend
-from upcycle.cli.cloning import Plan, run_plan, successes
+from upcycle.cli.sft import SftPlan, run_plan, successes
 from upcycle.platform import Platform
 from upcycle.train import TrainingClient
 
@@ -128,8 +128,8 @@ async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> 
             await asyncio.sleep(0.5)
             listed = (await platform.trajectories.ListTrajectories(request, timeout=10)).trajectories
     await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=sampled.run_id), timeout=10)
-    chosen = [one.trajectory_id for one in successes(listed, sampled.run_id)][:16]
-    plan = Plan(sampled.run_id, (tuple(chosen[:8]), tuple(chosen[8:]), tuple(chosen)))
+    chosen = [one.episode.trajectory_id for one in successes(listed, sampled.run_id)][:16]
+    plan = SftPlan(sampled.run_id, (tuple(chosen[:8]), tuple(chosen[8:]), tuple(chosen)))
     losses: list[float] = []
     last = await run_plan(
         TrainingClient(MODEL, runtime=platform),

@@ -12,7 +12,6 @@ from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
-    from upcycle.cli.train import Cloning, View
 
 _LOOK_BACK = 50
 
@@ -39,17 +38,17 @@ class Sources:
 NO_SOURCES: Final = Sources()
 
 
-def check(sources: Sources, cloning: "Cloning", view: "View") -> None:
+def check(sources: Sources, *, is_sft: bool, attaches: bool) -> None:
     """Refuse what the options alone rule out. Raises SourcesRefused."""
-    if view.attach is not None and sources.is_asked:
+    if attaches and sources.is_asked:
         raise SourcesRefused(
             "--attach follows a run that was started before: --from, --no-sampling and --no-step-groups "
             "belong to its start",
             "leave them out, or leave --attach out and start a new run",
         )
-    if sources.is_asked and (cloning.sft is not None or cloning.sft_from is not None):
+    if sources.is_asked and is_sft:
         raise SourcesRefused(
-            "--from, --no-sampling and --no-step-groups are for GRPO, --sft and --sft-from imitate",
+            "--from, --no-sampling and --no-step-groups are for GRPO, --sft and --sft-from are for SFT",
             "give one or the other",
         )
 

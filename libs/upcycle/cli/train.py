@@ -1,7 +1,6 @@
 """`upcycle train`."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cyclopts import Parameter
@@ -9,6 +8,7 @@ from cyclopts import Parameter
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.preflight import refuse_early
+from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
 from upcycle.cli.sources import NO_SOURCES, Sources, check
 from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
@@ -39,25 +39,10 @@ class Recipe(CommonOptions):
     taskset_name: str | None = None
     """which taskset of the file."""
     steps: int | None = None
-    """optimizer steps; default 100, for behaviour cloning as many as the epochs need; 0: until the run is
+    """optimizer steps; default 100, for SFT as many as the epochs need; 0: until the run is
     stopped."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """how the learning rate goes over the steps, after the warm-up."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cloning:
-    """Behaviour cloning instead of GRPO: which conversations to imitate."""
-
-    sft: Path | None = None
-    """clone the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`."""
-    sft_from: str | None = None
-    """clone the successful trajectories of this run (or `last`); those of held-out tasks never train."""
-    epochs: int = 1
-    """passes over the conversations."""
-    batch: int = 16
-    """conversations per optimizer step."""
 
 
 @Parameter(name="*")
@@ -80,14 +65,14 @@ async def train(
     *,
     recipe: Recipe = Recipe(),
     sources: Sources = NO_SOURCES,
-    cloning: Cloning = Cloning(),
+    sft: SftOptions = NO_SFT,
     view: View = View(),
 ) -> int:
     """Train MODEL with online GRPO: roll out, grade, step, publish, until the steps are done.
 
     With --from it begins with what evaluations sampled already, whole groups with their rewards, each at
-    most once; what does not fit is named. With --sft or --sft-from it imitates conversations instead, and
-    makes the last checkpoint head.
+    most once; what does not fit is named. With --sft or --sft-from it does supervised fine-tuning (SFT) on
+    conversations instead, and makes the last checkpoint head.
 
     Shows its curves until it is over. Ctrl-C leaves the run going: come back with `--attach RUN`;
     `upcycle runs pause | resume | stop RUN` steer it.
@@ -96,14 +81,12 @@ async def train(
     """
     from grpc_edge import remote_errors
 
-    check(sources, cloning, view)
+    check(sources, is_sft=sft.is_asked, attaches=view.attach is not None)
     if view.attach is not None:
         async with Platform() as platform, remote_errors():
             return await _follow(platform, await _attached(platform, view.attach), view)
-    if model is not None and (cloning.sft is not None or cloning.sft_from is not None):
-        from upcycle.cli.cloning import clone
-
-        return await clone(model, recipe, cloning, view)
+    if model is not None and sft.is_asked:
+        return await train_sft(model, sft, _sft_call(recipe, view))
     if model is None or (recipe.taskset is None and not sources.from_):
         raise UnclearTraining(
             "nothing to train on",
@@ -115,6 +98,26 @@ async def train(
         name, evaluations = await _drawn_from(platform, model, recipe, sources)
         run_id = await _launched(platform, options.spec(model, name, evaluations), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
+
+
+def _sft_call(recipe: Recipe, view: View) -> SftCall:
+    """Raises SftRefused for options that only GRPO over a taskset takes."""
+    if recipe.taskset is not None:
+        raise SftRefused("--taskset is for GRPO, --sft and --sft-from are for SFT", "give one of them")
+    if recipe.lr_schedule != "constant" or recipe.warmup_steps or recipe.min_lr_fraction:
+        raise SftRefused(
+            "--lr-schedule, --warmup-steps and --min-lr-fraction are for GRPO over a taskset",
+            "leave them out; with `TrainingClient.step` each step brings its own learning_rate",
+        )
+    if view.detach:
+        raise SftRefused("--detach: this process drives SFT step by step", "leave --detach out")
+    return SftCall(
+        steps=recipe.steps,
+        seed=recipe.seed,
+        learning_rate=recipe.learning_rate,
+        timeout_s=view.timeout_s,
+        as_json=view.as_json,
+    )
 
 
 async def _drawn_from(

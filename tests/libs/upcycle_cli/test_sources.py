@@ -130,9 +130,9 @@ async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addre
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("m --from run-a --sft talks.jsonl", "imitate"),
-        ("m --from run-a --sft-from run-b", "imitate"),
-        ("m --no-sampling --sft-from run-b", "imitate"),
+        ("m --from run-a --sft talks.jsonl", "are for SFT"),
+        ("m --from run-a --sft-from run-b", "are for SFT"),
+        ("m --no-sampling --sft-from run-b", "are for SFT"),
         ("--attach run-t --from run-a", "--attach follows"),
         ("--attach run-t --no-sampling", "--attach follows"),
         ("m --from run-a --group 1", "--group must be >= 2"),

@@ -299,7 +299,7 @@ async def test_a_run_is_paused_resumed_and_stopped_by_name(
     assert (await upcycle(environment, "runs", "pause"))[0] == 2
 
 
-async def test_cloning_a_file_moves_head_with_its_last_step_only(
+async def test_sft_on_a_file_moves_head_with_its_last_step_only(
     platform: tuple[Platform, dict[str, str]], tmp_path: Path
 ) -> None:
     services, environment = platform
@@ -321,7 +321,7 @@ async def test_cloning_a_file_moves_head_with_its_last_step_only(
     assert "each step brings its own learning_rate" in err
 
 
-async def test_cloning_a_run_takes_what_succeeded_and_never_held_out_tasks(
+async def test_sft_on_a_run_takes_its_successes_and_never_held_out_tasks(
     platform: tuple[Platform, dict[str, str]],
 ) -> None:
     services, environment = platform
@@ -332,7 +332,9 @@ async def test_cloning_a_run_takes_what_succeeded_and_never_held_out_tasks(
         ("new", True, common.SPLIT_UNASSIGNED),  # the trainer claims its task in the same pass
     ]
     services.trajectories = [
-        trajectory.TrajectorySummary(trajectory_id=name, graded=True, success=success, split=split)
+        trajectory.TrajectorySummary(
+            episode=common.EpisodeIdentity(trajectory_id=name, split=split), graded=True, success=success
+        )
         for name, success, split in rows
     ]
     status, _, err = await upcycle(environment, "train", "incident", "--sft-from", RUN, "--json")

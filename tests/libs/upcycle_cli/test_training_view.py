@@ -21,10 +21,9 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 )
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.attending import AlarmRaised, Picture, RunChanged, Stepped
-from upcycle.cli.cloning import CloningRefused, conversations_in, planned
 from upcycle.cli.curves import Lines, curves, dashboard, drawn
+from upcycle.cli.sft import SftOptions, SftRefused, conversations_in, planned
 from upcycle.cli.sparkline import sparkline
-from upcycle.cli.train import Cloning, Recipe
 
 
 def point(step: int, **values: float) -> StepPoint:
@@ -147,18 +146,18 @@ def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, wron
     good = {"messages": [{"role": "assistant", "content": "a"}]}
     path = tmp_path / "talks.jsonl"
     path.write_text(json.dumps(good) + "\n\n" + line + "\n")
-    with pytest.raises(CloningRefused, match=f"talks.jsonl:3 .*{wrong}"):
+    with pytest.raises(SftRefused, match=f"talks.jsonl:3 .*{wrong}"):
         list(conversations_in(path))
 
 
 def test_each_epoch_sees_everything_once_in_an_order_of_its_own() -> None:
     inputs = [f"t{number}" for number in range(10)]
-    plan = planned(inputs, "run-1", Recipe(), Cloning(epochs=2, batch=4))
+    plan = planned(inputs, "run-1", SftOptions(epochs=2, batch=4))
     assert [len(batch) for batch in plan.batches] == [4, 4, 2] * 2
     first, second = (sum((list(b) for b in plan.batches[at : at + 3]), list[Any]()) for at in (0, 3))
     assert sorted(first) == sorted(second) == inputs
     assert first != second
-    assert planned(inputs, "run-1", Recipe(), Cloning(epochs=2, batch=4)) == plan
-    assert len(planned(inputs, "run-1", Recipe(steps=2), Cloning(batch=4)).batches) == 2
-    with pytest.raises(CloningRefused, match="nothing to imitate"):
-        planned([], "empty.jsonl", Recipe(), Cloning())
+    assert planned(inputs, "run-1", SftOptions(epochs=2, batch=4)) == plan
+    assert len(planned(inputs, "run-1", SftOptions(batch=4), steps=2).batches) == 2
+    with pytest.raises(SftRefused, match="no conversation to train on"):
+        planned([], "empty.jsonl", SftOptions())

@@ -1,4 +1,4 @@
-"""`upcycle train --sft`: behaviour cloning from a file of conversations, or from what succeeded in a run."""
+"""`upcycle train --sft`: supervised fine-tuning (SFT) on a file of conversations, or on a run's successes."""
 
 import json
 import random
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from cyclopts import Parameter
+
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
@@ -16,22 +18,44 @@ from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
-    from upcycle.cli.train import Cloning, Recipe, View
     from upcycle.train import Conversation, StepResult
 
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
 
 
-class CloningRefused(UpcycleError, ValueError):
-    """What was asked for cannot be imitated."""
+class SftRefused(UpcycleError, ValueError):
+    """The options of SFT contradict each other, or the data holds nothing to train on."""
 
-    kind = "cloning_refused"
+    kind = "sft_refused"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftOptions:
+    """SFT instead of GRPO: which conversations to train on."""
+
+    sft: Path | None = None
+    """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`."""
+    sft_from: str | None = None
+    """train on the successful trajectories of this run (or `last`); those of held-out tasks never train."""
+    epochs: int = 1
+    """passes over the conversations."""
+    batch: int = 16
+    """conversations per optimizer step."""
+
+    @property
+    def is_asked(self) -> bool:
+        """--sft or --sft-from was given."""
+        return self.sft is not None or self.sft_from is not None
+
+
+NO_SFT: Final = SftOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Batches in order. source: what people call it."""
+class SftPlan:
+    """The batches of all steps, in order. source: the file or the run that they come from."""
 
     source: str
     batches: "tuple[tuple[str | Conversation, ...], ...]"
@@ -46,62 +70,68 @@ class Client(Protocol):
         """One optimizer step."""
 
 
-async def clone(model: str, recipe: "Recipe", cloning: "Cloning", view: "View") -> int:
-    """Clone what the options name into `model`. Raises CloningRefused."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftCall:
+    """The options that SFT shares with GRPO. steps: the most optimizer steps; None: all of the epochs."""
+
+    steps: int | None = None
+    seed: int = 0
+    learning_rate: float = 1e-5
+    timeout_s: float = 86_400.0
+    as_json: bool = False
+
+
+async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
+    """Train `model` on what the options name; only the last step moves head. Raises SftRefused."""
     from grpc_edge import remote_errors
     from upcycle.train import TrainingClient
 
-    if recipe.taskset is not None or (cloning.sft is not None and cloning.sft_from is not None):
-        raise CloningRefused("--taskset, --sft and --sft-from name several things", "give one of them")
-    if recipe.lr_schedule != "constant" or recipe.warmup_steps or recipe.min_lr_fraction:
-        raise CloningRefused(
-            "--lr-schedule, --warmup-steps and --min-lr-fraction are for GRPO over a taskset",
-            "leave them out; with `TrainingClient.step` each step brings its own learning_rate",
-        )
-    if view.detach:
-        raise CloningRefused("--detach: behaviour cloning is driven from here", "leave --detach out")
+    if options.sft is not None and options.sft_from is not None:
+        raise SftRefused("--sft and --sft-from name two sources", "give one of them")
     async with Platform() as platform, remote_errors():
-        source, chosen = await _chosen(platform, cloning)
-        inputs = (
-            [one.trajectory_id for one in chosen] if cloning.sft is None else conversations_in(cloning.sft)
-        )
-        plan = planned(list(inputs), source, recipe, cloning)
-        client = TrainingClient(model, runtime=platform, timeout_s=view.timeout_s)
-        with shown(plan, model, as_json=view.as_json) as show:
-            last = await run_plan(client, plan, recipe.learning_rate, show)
-    if not view.as_json:
+        source, inputs = await _inputs(platform, options)
+        plan = planned(inputs, source, options, steps=call.steps, seed=call.seed)
+        client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)
+        with shown(plan, model, as_json=call.as_json) as show:
+            last = await run_plan(client, plan, call.learning_rate, show)
+    if not call.as_json:
         moved = "head serves it" if last.is_head else "head did not move"
         print(f"{model}: v{last.version}, {last.checkpoint_id}, loss {loss_of(last):.4f}; {moved}")
     return Exit.OK
 
 
 def planned(
-    inputs: "Sequence[str | Conversation]", source: str, recipe: "Recipe", cloning: "Cloning"
-) -> Plan:
-    """Every epoch in its own order; cut at --steps if that is less. Raises CloningRefused."""
-    if cloning.epochs < 1 or cloning.batch < 1 or (recipe.steps is not None and recipe.steps < 1):
-        raise CloningRefused(
-            f"--epochs {cloning.epochs}, --batch {cloning.batch}, --steps {recipe.steps}: each must be >= 1"
+    inputs: "Sequence[str | Conversation]",
+    source: str,
+    options: SftOptions,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+) -> SftPlan:
+    """Shuffle each epoch on its own and cut it into batches; keep the first `steps`. Raises SftRefused."""
+    if options.epochs < 1 or options.batch < 1 or (steps is not None and steps < 1):
+        raise SftRefused(
+            f"--epochs {options.epochs}, --batch {options.batch}, --steps {steps}: each must be >= 1"
         )
     if not inputs:
-        raise CloningRefused(f"{source} holds nothing to imitate")
+        raise SftRefused(f"{source} holds no conversation to train on")
     batches: list[tuple[str | Conversation, ...]] = []
-    for epoch in range(cloning.epochs):
+    for epoch in range(options.epochs):
         order = list(inputs)
-        random.Random(f"{recipe.seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
-        batches += [tuple(order[at : at + cloning.batch]) for at in range(0, len(order), cloning.batch)]
-    return Plan(source, tuple(batches[: recipe.steps]))
+        random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
+        batches += [tuple(order[at : at + options.batch]) for at in range(0, len(order), options.batch)]
+    return SftPlan(source, tuple(batches[:steps]))
 
 
-async def run_plan(client: Client, plan: Plan, learning_rate: float, show: "Show") -> "StepResult":
-    """All steps; only the last one moves head. The last result."""
+async def run_plan(client: Client, plan: SftPlan, learning_rate: float, show: "Show") -> "StepResult":
+    """Take all steps, of which only the last one moves head; returns the result of the last."""
     last: StepResult | None = None
     for number, batch in enumerate(plan.batches, start=1):
         is_last = number == len(plan.batches)
         last = await client.step(batch, learning_rate=learning_rate, loss_fn=LOSS, promote=is_last)
         show(number, last)
     if last is None:
-        raise CloningRefused(f"{plan.source} holds nothing to imitate")
+        raise SftRefused(f"{plan.source} holds no conversation to train on")
     return last
 
 
@@ -110,14 +140,15 @@ def loss_of(result: "StepResult") -> float:
     return float(result.metrics.get("loss", float("nan")))
 
 
-async def _chosen(platform: Platform, cloning: "Cloning") -> "tuple[str, Sequence[TrajectorySummary]]":
-    """What is learnt from, and its trajectories; a file has none."""
-    if cloning.sft is not None:
-        return str(cloning.sft), ()
+async def _inputs(platform: Platform, options: SftOptions) -> "tuple[str, Sequence[str | Conversation]]":
+    """The name of the source, and what it holds: conversations of a file, or trajectory ids of a run."""
+    if options.sft is not None:
+        return str(options.sft), list(conversations_in(options.sft))
     from upcycle.cli.runs import resolve_run
 
-    run_id = await resolve_run(platform, cloning.sft_from or "last")
-    return run_id, successes([one async for one in _summaries(platform, run_id)], run_id)
+    run_id = await resolve_run(platform, options.sft_from or "last")
+    found = successes([one async for one in _summaries(platform, run_id)], run_id)
+    return run_id, [one.episode.trajectory_id for one in found]
 
 
 async def _summaries(platform: Platform, run_id: str) -> "Any":
@@ -134,23 +165,23 @@ async def _summaries(platform: Platform, run_id: str) -> "Any":
 
 
 def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[TrajectorySummary]":
-    """What may and should be imitated, in a stable order. Raises CloningRefused for none."""
+    """The trajectories that succeeded and may train, sorted by id. Raises SftRefused if there is none."""
     from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
 
     listed = list(summaries)
     graded = [one for one in listed if one.graded and one.success and not one.quarantine_reason]
-    allowed = [one for one in graded if one.split != SPLIT_HELD_OUT]
+    allowed = [one for one in graded if one.episode.split != SPLIT_HELD_OUT]
     if not allowed:
-        raise CloningRefused(
-            f"none of the {len(listed)} trajectories of {run_id} can be imitated: {len(graded)} succeeded, "
+        raise SftRefused(
+            f"none of the {len(listed)} trajectories of {run_id} can train: {len(graded)} succeeded, "
             f"{len(graded) - len(allowed)} of these are of held-out tasks, which never train",
             "name a run over a taskset of split train, or over tasks that no taskset holds",
         )
-    return sorted(allowed, key=lambda one: one.trajectory_id)
+    return sorted(allowed, key=lambda one: one.episode.trajectory_id)
 
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":
-    """The conversations of a JSONL file. Raises CloningRefused, naming the line."""
+    """The conversations of a JSONL file. Raises SftRefused, naming the line."""
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -163,15 +194,15 @@ def _conversation(name: str, line: str) -> "Conversation":
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise CloningRefused(f"{name} is not JSON: {error}") from error
+        raise SftRefused(f"{name} is not JSON: {error}") from error
     messages = _messages(record)
     if messages is None:
-        raise CloningRefused(
+        raise SftRefused(
             f"{name} has neither `messages` nor `prompt` and `completion` as lists of messages",
             'write {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}',
         )
     if not any(message.get("role") == "assistant" for message in messages):
-        raise CloningRefused(f"{name} has no assistant message: there is nothing to imitate")
+        raise SftRefused(f"{name} has no assistant message: there is nothing to train on")
     return Conversation(messages=messages, tools=record.get("tools") or (), name=name)
 
 
@@ -189,13 +220,13 @@ def _messages(record: Any) -> list[Mapping[str, Any]] | None:
 
 
 class Show(Protocol):
-    """What to call after each step."""
+    """Called after each step, with its number from 1."""
 
     def __call__(self, number: int, result: "StepResult", /) -> None: ...
 
 
 @contextmanager
-def shown(plan: Plan, model: str, *, as_json: bool) -> Iterator[Show]:
+def shown(plan: SftPlan, model: str, *, as_json: bool) -> Iterator[Show]:
     """JSON lines, a curve in a terminal, or a line per step."""
     console, losses, count = human(), list[float](), len(plan.batches)
 
@@ -212,5 +243,5 @@ def shown(plan: Plan, model: str, *, as_json: bool) -> Iterator[Show]:
     if as_json:
         yield json_line
     else:
-        console.print(f"{model} learns from {plan.source} in {count} steps", markup=False)
+        console.print(f"{model}: SFT on {plan.source} in {count} steps", markup=False)
         yield line

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import hands, inline, passing
-from tests.services.grpo_trainer.test_interactive_service import serving
+from tests.services.grpo_trainer.hand_bench import hands, inline, passing
+from tests.services.grpo_trainer.test_by_hand_service import serving
 
 from grpc_edge import GrpcServer, Peer, RemoteRefused
 from grpo_trainer.adapters.policies import PlannerClaims

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.interactive_bench import Hands, hands, inline
+from tests.services.grpo_trainer.hand_bench import Hands, hands, inline
 
 from grpo_trainer.domain.errors import ModelBusy
 from grpo_trainer.domain.inputs import TrainingInput

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import Hands, hands, inline, passing
+from tests.services.grpo_trainer.hand_bench import Hands, hands, inline, passing
 from tests.services.grpo_trainer.learners import distance
-from tests.services.grpo_trainer.test_interactive_service import serving
+from tests.services.grpo_trainer.test_by_hand_service import serving
 
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated
 from grpo_trainer.domain.inputs import InlineInput, RowInput, Sample, Split, StoredInput, TrainingInput

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import Hands, hands, inline
+from tests.services.grpo_trainer.hand_bench import Hands, hands, inline
 
 from grpc_edge import GrpcServer, RemoteNotFound, RemoteRefused, connect
 from grpo_trainer.servicer import TrainingServicer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import Hands, hands, inline, passing
+from tests.services.grpo_trainer.hand_bench import Hands, hands, inline, passing
 
 from grpo_trainer.domain.hands import Adam, DatumValues
 from grpo_trainer.domain.inputs import Lora, TrainingInput

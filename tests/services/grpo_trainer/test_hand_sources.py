@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import hands, inline, passing
+from tests.services.grpo_trainer.hand_bench import hands, inline, passing
 
 from grpo_trainer.domain.hands import groups_after, hand_state_from_json
 from grpo_trainer.domain.inputs import StoredInput, TrainingInput

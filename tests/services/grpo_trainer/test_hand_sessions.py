@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import Hands, hands, inline
+from tests.services.grpo_trainer.hand_bench import Hands, hands, inline
 from tests.services.grpo_trainer.learners import options, thread_of
 
 from grpc_edge import GrpcServer, connect

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive_bench import (
+from tests.services.grpo_trainer.hand_bench import (
     SGD_LIKE,
     cloned_row,
     hands,

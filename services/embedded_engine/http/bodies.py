@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from policy_engine.embedded.errors import BadRequest
+from embedded_engine.errors import BadRequest
 
 TokenId = Annotated[int, Field(ge=0)]
 

@@ -13,22 +13,22 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from policy_engine.embedded.network import (
+from embedded_engine.decoder import (
     Batch,
     DecodeAttention,
+    DecoderModel,
     KeyValueCache,
-    Network,
     PrefillAttention,
 )
-from policy_engine.embedded.sampling import SamplingTable, TopLogprobs
-from policy_engine.embedded.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
-from policy_engine.embedded.slots import SlotTable
-from policy_engine.embedded.weights import Weights
+from embedded_engine.kv_slots import KvSlots
+from embedded_engine.sampling import SamplingTable, TopLogprobs
+from embedded_engine.sequences import ABORT, ERROR, LENGTH, STOP, Sequence
+from embedded_engine.weights import ModelWeights
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLimits:
-    """Sizes of a lane."""
+class RunnerLimits:
+    """Sizes of a runner."""
 
     max_running: int = 128
     max_len: int = 2048
@@ -39,7 +39,7 @@ class LaneLimits:
 
 
 @dataclass(slots=True)
-class LaneCounts:
+class RunnerCounts:
     """Totals since start, for /metrics."""
 
     prompt_tokens: int = 0
@@ -48,19 +48,21 @@ class LaneCounts:
     steps: int = 0
 
 
-class Lane:
+class ModelRunner:
     """Used by the decode thread only."""
 
-    def __init__(self, weights: Weights, limits: LaneLimits, decode_text: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self, weights: ModelWeights, limits: RunnerLimits, decode_text: Callable[[list[int]], str]
+    ) -> None:
         self.limits = limits
         self.label = "default"
-        self.counts = LaneCounts()
-        self.network = Network(weights, limits.max_len)
+        self.counts = RunnerCounts()
+        self.model = DecoderModel(weights, limits.max_len)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}
         self._decode_text = decode_text
         self._cache = KeyValueCache(weights.config, limits.num_slots, limits.max_len)
-        self._slots = SlotTable(limits.num_slots, limits.max_len)
+        self._kv_slots = KvSlots(limits.num_slots, limits.max_len)
         self._sampling = SamplingTable(limits.num_slots)
         self._last_token = np.zeros(limits.num_slots, dtype=np.int64)
         self._drawn = np.zeros(limits.num_slots, dtype=np.int64)
@@ -92,20 +94,20 @@ class Lane:
         for sequence in [*self.running.values(), *self.waiting]:
             self.abort(sequence)
 
-    def reload(self, weights: Weights) -> None:
+    def reload(self, weights: ModelWeights) -> None:
         """Other weights from the next step on. Running sequences keep the keys and values that they have."""
-        self.network = Network(weights, self.limits.max_len)
+        self.model = DecoderModel(weights, self.limits.max_len)
         self._epoch += 1
-        self._slots.mark_mixed(self._epoch)
+        self._kv_slots.mark_mixed(self._epoch)
 
     def reset_prefix_cache(self, *, recompute_running: bool) -> None:
         """Forget what finished sequences left; optionally let running ones compute theirs again."""
-        self._slots.forget(owned_too=recompute_running)
+        self._kv_slots.forget(owned_too=recompute_running)
         if recompute_running:
             for sequence in self.running.values():
                 sequence.computed = 0
-                self._slots.epoch[sequence.slot] = self._epoch
-                self._slots.planned[sequence.slot] = len(sequence.tokens)
+                self._kv_slots.epoch[sequence.slot] = self._epoch
+                self._kv_slots.planned[sequence.slot] = len(sequence.tokens)
 
     def step(self, *, admit: bool = True) -> list[Sequence]:
         """One round; returns the sequences that got a token or ended."""
@@ -132,12 +134,12 @@ class Lane:
     def score(self, rows: list[list[int]]) -> list[list[float]]:
         """Log-probabilities (temperature 1) of row[1:] given their prefixes; uses no slot of the cache."""
         width = max(len(row) for row in rows)
-        cache = KeyValueCache(self.network.config, len(rows), width)
+        cache = KeyValueCache(self.model.config, len(rows), width)
         counts = [len(row) for row in rows]
         hidden = self._pass(cache, list(range(len(rows))), [0] * len(rows), [list(row) for row in rows])
         scored: list[list[float]] = []
         for row, states in zip(rows, torch.split(hidden, counts), strict=True):
-            distribution = torch.log_softmax(self.network.logits(states[:-1]), dim=-1)
+            distribution = torch.log_softmax(self.model.logits(states[:-1]), dim=-1)
             scored.append(distribution.gather(1, torch.tensor(row[1:]).unsqueeze(1)).squeeze(1).tolist())
         return scored
 
@@ -148,13 +150,13 @@ class Lane:
                 return
             sequence = self.waiting.popleft()
             reuse = sequence.spec.num_prompt_logprobs is None
-            placement = self._slots.place(sequence, self._epoch, reuse=reuse)
+            placement = self._kv_slots.place(sequence, self._epoch, reuse=reuse)
             if placement is None:
                 self.waiting.append(sequence)
                 continue
             if placement.copy_from is not None:
                 self._cache.copy_prefix(placement.copy_from, placement.slot, placement.num_cached)
-            self._slots.take(sequence, placement, self._epoch)
+            self._kv_slots.take(sequence, placement, self._epoch)
             self._cache.begin(placement.slot, placement.num_cached)
             self._sampling.set(placement.slot, sequence.spec)
             self._drawn[placement.slot] = 0
@@ -182,8 +184,8 @@ class Lane:
         ends = np.cumsum([len(chunk) for chunk in chunks])
         for sequence, start, chunk, end in zip(chosen, starts, chunks, ends, strict=True):
             done = sequence.computed = start + len(chunk)
-            self._slots.kv_len[sequence.slot] = done
-            self._slots.tokens[sequence.slot, start:done] = chunk
+            self._kv_slots.kv_len[sequence.slot] = done
+            self._kv_slots.tokens[sequence.slot, start:done] = chunk
             self._cache.extend(sequence.slot, start, done)
             if sequence.spec.num_prompt_logprobs is not None:
                 self._score_prompt(sequence, start, hidden[int(end) - len(chunk) : int(end)])
@@ -195,7 +197,7 @@ class Lane:
         """One token for each sequence whose last token is the only one without keys and values."""
         sequences.sort(key=_slot_of)
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
-        positions = self._slots.kv_len[slots]
+        positions = self._kv_slots.kv_len[slots]
         high = int(slots.max()) + 1
         tokens = self._last_token[slots]
         self._cache.extend_each(slots, positions)
@@ -205,9 +207,9 @@ class Lane:
             None if in_order else torch.from_numpy(slots), self._cache.visible(high, int(positions.max()) + 1)
         )
         position_T, write = torch.from_numpy(positions), self._cache.write_index(slots, positions)
-        hidden = self.network.hidden(Batch(torch.from_numpy(tokens), position_T, write, attend), self._cache)
-        self._slots.tokens[slots, positions] = tokens
-        self._slots.kv_len[slots] = positions + 1
+        hidden = self.model.hidden(Batch(torch.from_numpy(tokens), position_T, write, attend), self._cache)
+        self._kv_slots.tokens[slots, positions] = tokens
+        self._kv_slots.kv_len[slots] = positions + 1
         for sequence in sequences:
             sequence.computed += 1
         self._draw(sequences, hidden)
@@ -220,19 +222,19 @@ class Lane:
         positions = np.concatenate(
             [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
         )
-        groups = self.network.config.num_heads // self.network.config.num_kv_heads
+        groups = self.model.config.num_heads // self.model.config.num_kv_heads
         batch = Batch(
             torch.tensor([token for chunk in chunks for token in chunk]),
             torch.from_numpy(positions),
             cache.write_index(np.repeat(slots, counts), positions),
             PrefillAttention.over(slots, starts, counts, groups),
         )
-        return self.network.hidden(batch, cache)
+        return self.model.hidden(batch, cache)
 
     def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
         slots = np.fromiter((s.slot for s in sequences), dtype=np.int64, count=len(sequences))
         banned = self._banned(sequences) if self._any_minimum else ()
-        sampled = self._sampling.sample(self.network.logits(hidden), slots, self._drawn[slots], banned)
+        sampled = self._sampling.sample(self.model.logits(hidden), slots, self._drawn[slots], banned)
         self._drawn[slots] += 1
         self._last_token[slots] = sampled.token_ids
         self.counts.sampled_tokens += len(sequences)
@@ -270,7 +272,7 @@ class Lane:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         sequence.finish_reason = reason
         if sequence.slot >= 0:
-            self._slots.release(sequence)
+            self._kv_slots.release(sequence)
             del self.running[sequence.slot]
         self._touched.append(sequence)
 
@@ -279,7 +281,7 @@ class Lane:
         slot = sequence.slot
         self._finish(sequence, ERROR)
         # A cache row with NaN in it would leak through masks: zero weight times NaN is NaN.
-        self._slots.kv_len[slot] = 0
+        self._kv_slots.kv_len[slot] = 0
         self._cache.data[:, :, slot].zero_()
 
     def _score_prompt(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> None:
@@ -288,7 +290,7 @@ class Lane:
         if not following or sequence.scored >= start + len(following):
             return
         count = sequence.spec.num_prompt_logprobs or 0
-        distribution = torch.log_softmax(self.network.logits(hidden[: len(following)]), dim=-1)
+        distribution = torch.log_softmax(self.model.logits(hidden[: len(following)]), dim=-1)
         for row, token in enumerate(following):
             value = float(distribution[row, token])
             top = torch.topk(distribution[row], count)

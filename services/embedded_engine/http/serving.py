@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from policy_engine.embedded.engine import Engine
-from policy_engine.embedded.errors import BadRequest, EngineDead, UnknownModel
-from policy_engine.embedded.http.bodies import SamplingBody
-from policy_engine.embedded.http.text import Text
-from policy_engine.embedded.sampling import SamplingSpec
-from policy_engine.embedded.sequences import ERROR, Part, Progress, Sequence
+from embedded_engine.engine import EmbeddedEngine
+from embedded_engine.errors import BadRequest, EngineDead, UnknownModel
+from embedded_engine.http.bodies import SamplingBody
+from embedded_engine.http.text import Text
+from embedded_engine.sampling import SamplingSpec
+from embedded_engine.sequences import ERROR, Part, Progress, Sequence
 
 _MAX_LOGPROBS = 20
 _MAX_N = 64
@@ -39,7 +39,7 @@ class Serving:
     """Served policies by name, and the way from a request body to finished sequences."""
 
     def __init__(
-        self, engine: Engine, directory: Path, on_end: Callable[[str, Sequence, float], None]
+        self, engine: EmbeddedEngine, directory: Path, on_end: Callable[[str, Sequence, float], None]
     ) -> None:
         """`on_end`: told (served name, sequence, now) when a sequence ended."""
         self.engine = engine
@@ -110,7 +110,7 @@ class Serving:
         """Raises BadRequest, in vLLM's words, for a prompt that cannot be continued."""
         limit, vocab = (
             self.engine.limits.max_len,
-            self.engine.lane(self.engine.main).network.config.vocab_size,
+            self.engine.runner_of(self.engine.main).model.config.vocab_size,
         )
         if not token_ids:
             raise BadRequest("You must pass at least one prompt", param="prompt")

@@ -6,16 +6,16 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from policy_engine.embedded.engine import Engine
-from policy_engine.embedded.sequences import Sequence
+from embedded_engine.engine import EmbeddedEngine
+from embedded_engine.sequences import Sequence
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class EngineMetrics:
-    """Reads the lanes' totals when asked; measures the latency of finished requests."""
+    """Reads the runners' totals when asked; measures the latency of finished requests."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self._finished: dict[tuple[str, str], int] = {}
         self._registry = CollectorRegistry()
@@ -63,11 +63,11 @@ class EngineMetrics:
             ),
         }
         for name in self._engine.names:
-            lane = self._engine.lane(name)
-            running.add_metric([name], len(lane.running))
-            waiting.add_metric([name], len(lane.waiting))
+            runner = self._engine.runner_of(name)
+            running.add_metric([name], len(runner.running))
+            waiting.add_metric([name], len(runner.waiting))
             for total, family in totals.items():
-                family.add_metric([name], getattr(lane.counts, total))
+                family.add_metric([name], getattr(runner.counts, total))
         ended = CounterMetricFamily(
             "vllm:request_success", "Ended sequences.", labels=["model_name", "finished_reason"]
         )

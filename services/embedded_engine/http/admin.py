@@ -7,19 +7,19 @@ from typing import Any
 
 from aiohttp import web
 
-from engine_client.labels import pinned_version, proven_label
-from policy_engine.embedded.errors import BadRequest, BadWeights, UnsupportedModel
-from policy_engine.embedded.http.bodies import (
+from embedded_engine.errors import BadRequest, BadWeights, UnsupportedModel
+from embedded_engine.http.bodies import (
     AdapterBody,
     DetokenizeBody,
     RpcBody,
     TokenizeBody,
     WeightVersionBody,
 )
-from policy_engine.embedded.http.errors import error_reply, json_reply
-from policy_engine.embedded.http.replies import read_body
-from policy_engine.embedded.http.serving import Serving
-from policy_engine.embedded.weights import Weights, load_weights
+from embedded_engine.http.errors import error_reply, json_reply
+from embedded_engine.http.replies import read_body
+from embedded_engine.http.serving import Serving
+from embedded_engine.weights import ModelWeights, load_weights
+from engine_client.labels import pinned_version, proven_label
 
 _MODES = ("abort", "wait", "keep")
 
@@ -83,7 +83,7 @@ async def is_paused(request: web.Request) -> web.Response:
 async def weight_info(request: web.Request) -> web.Response:
     """GET /weight_info: the label of the main policy."""
     engine = _serving(request).engine
-    return json_reply({"weight_version": engine.lane(engine.main).label})
+    return json_reply({"weight_version": engine.runner_of(engine.main).label})
 
 
 async def update_weight_version(request: web.Request) -> web.Response:
@@ -124,11 +124,11 @@ async def load_adapter(request: web.Request) -> web.Response:
     weights = await asyncio.to_thread(load_weights, directory)
     pinned = pinned_version(body.lora_name)
     label = "default" if pinned is None else proven_label(pinned)
-    await serving.engine.add_lane(body.lora_name, weights, label)
+    await serving.engine.add_model(body.lora_name, weights, label)
     try:
         await asyncio.to_thread(serving.register, body.lora_name, directory)
     except Exception:
-        await serving.engine.remove_lane(body.lora_name)
+        await serving.engine.remove_model(body.lora_name)
         raise
     return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -137,7 +137,7 @@ async def unload_adapter(request: web.Request) -> web.Response:
     """POST /v1/unload_lora_adapter; answers when the last request on it is finished."""
     serving = _serving(request)
     body = AdapterBody.model_validate(await read_body(request))
-    await serving.engine.remove_lane(body.lora_name)
+    await serving.engine.remove_model(body.lora_name)
     serving.forget(body.lora_name)
     return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -178,8 +178,8 @@ def _rpc_failed(why: str) -> web.Response:
 async def _reload_weights(serving: Serving, kwargs: dict[str, Any]) -> None:
     engine = serving.engine
     directory = Path(str(kwargs.get("weights_path") or serving.resolve(engine.main).root))
-    weights: Weights = await asyncio.to_thread(load_weights, directory)
-    served = engine.lane(engine.main).network.config
+    weights: ModelWeights = await asyncio.to_thread(load_weights, directory)
+    served = engine.runner_of(engine.main).model.config
     if weights.config != served:
         raise BadWeights(f"{directory} is a model of another shape: {weights.config} is not {served}")
     await engine.reload(weights)
@@ -191,10 +191,10 @@ async def _prompt_logprobs(serving: Serving, kwargs: dict[str, Any]) -> dict[str
         serving.check_prompt(row)
         if len(row) < 2:
             raise BadRequest("a row needs at least two token ids", param="rows")
-    lane = serving.engine.lane(str(kwargs.get("model") or serving.engine.main))
+    runner = serving.engine.runner_of(str(kwargs.get("model") or serving.engine.main))
     started_s = time.perf_counter()
-    logprobs = await serving.engine.call(lambda: lane.score(rows)) if rows else []
-    return {"logprobs": logprobs, "weight_version": lane.label, "wall_s": time.perf_counter() - started_s}
+    logprobs = await serving.engine.call(lambda: runner.score(rows)) if rows else []
+    return {"logprobs": logprobs, "weight_version": runner.label, "wall_s": time.perf_counter() - started_s}
 
 
 _METHODS = {"reload_weights": _reload_weights, "prompt_logprobs": _prompt_logprobs}

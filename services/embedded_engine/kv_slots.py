@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policy_engine.embedded.sequences import Sequence
+from embedded_engine.sequences import Sequence
 
 _DEFER_BELOW = (
     32  # tokens; a prefix about to be computed by another sequence is worth waiting for from here on
@@ -26,7 +26,7 @@ class Placement:
     copy_from: int | None
 
 
-class SlotTable:
+class KvSlots:
     """Tokens by slot, so that shared beginnings are found with one comparison. S slots, L positions."""
 
     def __init__(self, num_slots: int, max_len: int) -> None:
@@ -103,7 +103,7 @@ class SlotTable:
                 self.kv_len[slot] = 0
 
     def mark_mixed(self, epoch: int) -> None:
-        """Weights change: what running sequences hold stays usable to them, and to nobody after them."""
+        """Weights change: running sequences keep using what they hold; no later sequence may reuse it."""
         for slot, sequence in enumerate(self.owner):
             if sequence is not None:
                 self.epoch[slot] = -1 if self.kv_len[slot] else epoch

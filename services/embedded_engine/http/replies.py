@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from policy_engine.embedded.errors import BadRequest
-from policy_engine.embedded.http.serving import Served
-from policy_engine.embedded.sequences import Sequence
+from embedded_engine.errors import BadRequest
+from embedded_engine.http.serving import Served
+from embedded_engine.sequences import Sequence
 
 DONE = b"data: [DONE]\n\n"
 

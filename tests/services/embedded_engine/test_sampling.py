@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from policy_engine.embedded.sampling import Sampled, SamplingSpec, SamplingTable
+from embedded_engine.sampling import Sampled, SamplingSpec, SamplingTable
 
 
 def draw(logits: torch.Tensor, specs: list[SamplingSpec], drawn: int = 0) -> Sampled:

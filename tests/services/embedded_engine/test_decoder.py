@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from tests.services.policy_engine.policies import Shape, make_policy
 from tests.services.policy_engine.reference import reference_logits
 
-from policy_engine.embedded.errors import BadWeights, UnsupportedModel
-from policy_engine.embedded.network import Batch, DecodeAttention, KeyValueCache, Network, PrefillAttention
-from policy_engine.embedded.weights import ModelConfig, load_config, load_weights
+from embedded_engine.decoder import Batch, DecodeAttention, DecoderModel, KeyValueCache, PrefillAttention
+from embedded_engine.errors import BadWeights, UnsupportedModel
+from embedded_engine.weights import ModelConfig, load_config, load_weights
 
 SHAPES = {
     "qwen3 tied": Shape(),
@@ -29,8 +29,8 @@ class Rows:
     slots = (4, 1, 6)
 
     def __init__(self, directory: Path) -> None:
-        self.network = Network(load_weights(directory), 512)
-        self.cache = KeyValueCache(self.network.config, 8, 512)
+        self.model = DecoderModel(load_weights(directory), 512)
+        self.cache = KeyValueCache(self.model.config, 8, 512)
         for slot in self.slots:
             self.cache.begin(slot, 0)
 
@@ -40,14 +40,14 @@ class Rows:
         slots, begins = [self.slots[row] for row in which], [starts[row] for row in which]
         counts = [ends[row] - starts[row] for row in which]
         positions = np.concatenate([np.arange(starts[row], ends[row]) for row in which])
-        config = self.network.config
+        config = self.model.config
         attend = PrefillAttention.over(slots, begins, counts, config.num_heads // config.num_kv_heads)
         ids = torch.tensor([token for row in which for token in ROWS[row][starts[row] : ends[row]]])
         write = self.cache.write_index(np.repeat(slots, counts), positions)
         for slot, start, count in zip(slots, begins, counts, strict=True):
             self.cache.extend(slot, start, start + count)
-        hidden = self.network.hidden(Batch(ids, torch.from_numpy(positions), write, attend), self.cache)
-        return list(torch.split(self.network.logits(hidden), counts))
+        hidden = self.model.hidden(Batch(ids, torch.from_numpy(positions), write, attend), self.cache)
+        return list(torch.split(self.model.logits(hidden), counts))
 
     def decode(self, tokens: list[int], positions: list[int]) -> torch.Tensor:
         slots, at = np.array(self.slots), np.array(positions)
@@ -55,7 +55,7 @@ class Rows:
         attend = DecodeAttention(torch.from_numpy(slots), self.cache.visible(7, max(positions) + 1))
         write = self.cache.write_index(slots, at)
         batch = Batch(torch.tensor(tokens), torch.from_numpy(at), write, attend)
-        return self.network.logits(self.network.hidden(batch, self.cache))
+        return self.model.logits(self.model.hidden(batch, self.cache))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -5,10 +5,10 @@ from typing import Any
 
 from aiohttp import web
 
-from policy_engine.embedded.errors import BadRequest
-from policy_engine.embedded.http.bodies import CompletionBody
-from policy_engine.embedded.http.errors import json_reply
-from policy_engine.embedded.http.replies import (
+from embedded_engine.errors import BadRequest
+from embedded_engine.http.bodies import CompletionBody
+from embedded_engine.http.errors import json_reply
+from embedded_engine.http.replies import (
     DONE,
     event,
     final_text,
@@ -19,9 +19,9 @@ from policy_engine.embedded.http.replies import (
     token_label,
     usage,
 )
-from policy_engine.embedded.http.serving import Served, Serving
-from policy_engine.embedded.http.text import GrowingText
-from policy_engine.embedded.sequences import Part, Sequence
+from embedded_engine.http.serving import Served, Serving
+from embedded_engine.http.text import GrowingText
+from embedded_engine.sequences import Part, Sequence
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

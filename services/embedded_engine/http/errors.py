@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from chat_format import ChatFormatError
-from policy_engine.embedded.errors import (
+from embedded_engine.errors import (
     BadRequest,
     BadWeights,
     EngineDead,

@@ -1,8 +1,8 @@
 """The decode thread and its mailbox.
 
-All lanes are owned by one thread; the event loop talks to it by posting functions that run between two steps,
-so nothing is locked and every change of weights happens at a token boundary. An exception in a step kills the
-engine, loudly: every sequence fails and /health says so.
+One thread owns all model runners. The event loop posts functions that this thread runs between two steps, so
+nothing is locked and weights change only at a token boundary. An exception in a step ends the engine: every
+sequence fails and /health reports the error.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from typing import TypeVar
 
 import torch
 
-from policy_engine.embedded.errors import EngineDead, NameTaken, UnknownModel
-from policy_engine.embedded.lane import Lane, LaneLimits
-from policy_engine.embedded.sequences import ERROR, Progress, Sequence
-from policy_engine.embedded.weights import Weights
+from embedded_engine.errors import EngineDead, NameTaken, UnknownModel
+from embedded_engine.model_runner import ModelRunner, RunnerLimits
+from embedded_engine.sequences import ERROR, Progress, Sequence
+from embedded_engine.weights import ModelWeights
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ class Pause(Enum):
     ALL = "frozen"
 
 
-class Engine:
+class EmbeddedEngine:
     """Serves policies by name; `main` is the one whose weights are reloaded in place."""
 
     def __init__(
-        self, main: str, weights: Weights, limits: LaneLimits, decode_text: Callable[[list[int]], str]
+        self, main: str, weights: ModelWeights, limits: RunnerLimits, decode_text: Callable[[list[int]], str]
     ) -> None:
         self.main = main
         self.limits = limits
         self.dead: str | None = None
         self._decode_text = decode_text
-        self._lanes: dict[str, Lane] = {main: Lane(weights, limits, decode_text)}
+        self._runners: dict[str, ModelRunner] = {main: ModelRunner(weights, limits, decode_text)}
         self._leaving: set[str] = set()
         self._pause = Pause.NOTHING
         self._inbox: deque[Callable[[], None]] = deque()
@@ -90,40 +90,40 @@ class Engine:
         return await asyncio.wrap_future(future)
 
     def submit(self, name: str, sequences: list[Sequence]) -> None:
-        """Queue sequences on a lane. Raises UnknownModel, EngineDead."""
+        """Queue sequences on a runner. Raises UnknownModel, EngineDead."""
         if self.dead is not None:
             raise EngineDead(self.dead)
-        lane = self._lanes.get(name)
-        if lane is None or name in self._leaving:
+        runner = self._runners.get(name)
+        if runner is None or name in self._leaving:
             raise UnknownModel(name)
 
         def add() -> None:
             for sequence in sequences:
-                lane.add(sequence)
+                runner.add(sequence)
 
         self._post(add)
 
     def abort(self, name: str, sequences: list[Sequence]) -> None:
         """End sequences early; does not wait."""
-        lane = self._lanes.get(name)
-        if lane is not None:
-            self._post(lambda: self._publish([s for s in sequences if lane.abort(s)]))
+        runner = self._runners.get(name)
+        if runner is not None:
+            self._post(lambda: self._publish([s for s in sequences if runner.abort(s)]))
 
     @property
     def names(self) -> list[str]:
         """Served names, the main one first."""
-        return [name for name in self._lanes if name not in self._leaving]
+        return [name for name in self._runners if name not in self._leaving]
 
     @property
     def is_paused(self) -> bool:
         """Whether a pause of any kind is in force."""
         return self._pause is not Pause.NOTHING
 
-    def lane(self, name: str) -> Lane:
+    def runner_of(self, name: str) -> ModelRunner:
         """For reading counts and config. Raises UnknownModel."""
-        if name not in self._lanes:
+        if name not in self._runners:
             raise UnknownModel(name)
-        return self._lanes[name]
+        return self._runners[name]
 
     async def pause(self, mode: str) -> None:
         """keep: freeze at the next token. wait: finish what is in flight first. abort: end it first."""
@@ -142,36 +142,36 @@ class Engine:
         """Go on."""
         await self.call(lambda: self._set_pause(Pause.NOTHING))
 
-    async def reload(self, weights: Weights) -> None:
+    async def reload(self, weights: ModelWeights) -> None:
         """Swap the main policy's weights at a token boundary. Raises BadWeights when the shapes differ."""
-        await self.call(lambda: self._lanes[self.main].reload(weights))
+        await self.call(lambda: self._runners[self.main].reload(weights))
 
     async def set_label(self, label: str) -> None:
         """Stamp the main policy's tokens with `label` from now on."""
 
         def change() -> None:
-            self._lanes[self.main].label = label
+            self._runners[self.main].label = label
 
         await self.call(change)
 
     async def reset_prefix_cache(self, *, recompute_running: bool) -> None:
         """Forget prefixes of the main policy."""
-        main = self._lanes[self.main]
+        main = self._runners[self.main]
         await self.call(lambda: main.reset_prefix_cache(recompute_running=recompute_running))
 
-    async def add_lane(self, name: str, weights: Weights, label: str) -> None:
+    async def add_model(self, name: str, weights: ModelWeights, label: str) -> None:
         """Serve another policy. Raises NameTaken."""
 
         def add() -> None:
-            if name in self._lanes:
+            if name in self._runners:
                 raise NameTaken(f"{name!r} is served already; unload it first")
-            lane = Lane(weights, self.limits, self._decode_text)
-            lane.label = label
-            self._lanes[name] = lane
+            runner = ModelRunner(weights, self.limits, self._decode_text)
+            runner.label = label
+            self._runners[name] = runner
 
         await self.call(add)
 
-    async def remove_lane(self, name: str) -> None:
+    async def remove_model(self, name: str) -> None:
         """Refuse new requests for a policy, let those in flight finish, then drop it. Raises UnknownModel."""
         if name == self.main or name not in self.names:
             raise UnknownModel(name)
@@ -189,9 +189,9 @@ class Engine:
             self._release_idle_waiters()
 
     def _abort_everything(self) -> None:
-        for lane in self._lanes.values():
-            lane.abort_all()
-            self._publish(lane.drain_touched())
+        for runner in self._runners.values():
+            runner.abort_all()
+            self._publish(runner.drain_touched())
 
     def _post(self, function: Callable[[], None]) -> None:
         self._inbox.append(function)
@@ -214,17 +214,17 @@ class Engine:
         self._drop_drained()
         worked = False
         if self._pause is not Pause.ALL:
-            for lane in list(self._lanes.values()):
-                if lane.running or (lane.waiting and self._pause is Pause.NOTHING):
-                    self._publish(lane.step(admit=self._pause is Pause.NOTHING))
+            for runner in list(self._runners.values()):
+                if runner.running or (runner.waiting and self._pause is Pause.NOTHING):
+                    self._publish(runner.step(admit=self._pause is Pause.NOTHING))
                     worked = True
         if not worked:
             self._release_idle_waiters()
             self._wake.wait()
 
     def _drop_drained(self) -> None:
-        for name in [name for name in self._drain_waiters if not self._lanes[name].busy]:
-            del self._lanes[name]
+        for name in [name for name in self._drain_waiters if not self._runners[name].busy]:
+            del self._runners[name]
             self._drain_waiters.pop(name).set_result(None)
 
     def _release_idle_waiters(self) -> None:
@@ -243,12 +243,12 @@ class Engine:
             self._loop.call_soon_threadsafe(_deliver, news)
 
     def _fail_everything(self) -> None:
-        for lane in self._lanes.values():
-            failed = [*lane.running.values(), *lane.waiting]
+        for runner in self._runners.values():
+            failed = [*runner.running.values(), *runner.waiting]
             for sequence in failed:
                 sequence.finish_reason, sequence.error = ERROR, self.dead
             self._publish(failed)
-        # Whoever waits in `call` is told too: the functions fail when they touch a lane or simply run.
+        # Whoever waits in `call` is told too: the functions fail when they touch a runner or simply run.
         while self._inbox:
             self._inbox.popleft()()
         self._release_idle_waiters()

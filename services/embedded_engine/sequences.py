@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from policy_engine.embedded.sampling import SamplingSpec, TopLogprobs
+from embedded_engine.sampling import SamplingSpec, TopLogprobs
 
 STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
 

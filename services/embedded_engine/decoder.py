@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from policy_engine.embedded.weights import LayerWeights, ModelConfig, Weights
+from embedded_engine.weights import LayerWeights, ModelConfig, ModelWeights
 
 
 class KeyValueCache:
@@ -83,10 +83,10 @@ class Batch:
     attend: Attention
 
 
-class Network:
+class DecoderModel:
     """Runs one policy's weights. Stateless but for the rotary table."""
 
-    def __init__(self, weights: Weights, max_len: int) -> None:
+    def __init__(self, weights: ModelWeights, max_len: int) -> None:
         self.weights = weights
         self.config = weights.config
         config = weights.config

@@ -5,9 +5,9 @@ from typing import Any
 
 from aiohttp import web
 
-from policy_engine.embedded.http.bodies import GenerateBody
-from policy_engine.embedded.http.errors import json_reply
-from policy_engine.embedded.http.replies import (
+from embedded_engine.http.bodies import GenerateBody
+from embedded_engine.http.errors import json_reply
+from embedded_engine.http.replies import (
     DONE,
     event,
     open_stream,
@@ -16,8 +16,8 @@ from policy_engine.embedded.http.replies import (
     stop_reason,
     usage,
 )
-from policy_engine.embedded.http.serving import Served, Serving
-from policy_engine.embedded.sequences import Part, Sequence
+from embedded_engine.http.serving import Served, Serving
+from embedded_engine.sequences import Part, Sequence
 
 
 async def generate(request: web.Request) -> web.StreamResponse:

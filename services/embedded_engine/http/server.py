@@ -4,19 +4,19 @@ from pathlib import Path
 
 from aiohttp import web
 
-from policy_engine.embedded.engine import Engine
-from policy_engine.embedded.http import admin
-from policy_engine.embedded.http.chat import chat
-from policy_engine.embedded.http.completions import completions
-from policy_engine.embedded.http.errors import envelope
-from policy_engine.embedded.http.generate import generate
-from policy_engine.embedded.http.metrics import EngineMetrics
-from policy_engine.embedded.http.serving import Serving
+from embedded_engine.engine import EmbeddedEngine
+from embedded_engine.http import admin
+from embedded_engine.http.chat import chat
+from embedded_engine.http.completions import completions
+from embedded_engine.http.errors import envelope
+from embedded_engine.http.generate import generate
+from embedded_engine.http.metrics import EngineMetrics
+from embedded_engine.http.serving import Serving
 
 _MAX_BODY_BYTES = 32 << 20
 
 
-def build_server(engine: Engine, directory: Path) -> web.Application:
+def build_server(engine: EmbeddedEngine, directory: Path) -> web.Application:
     """Routes over a running engine whose main policy lies in `directory`."""
     app = web.Application(middlewares=[envelope], client_max_size=_MAX_BODY_BYTES)
     metrics = EngineMetrics(engine)

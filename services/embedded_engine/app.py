@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
-from policy_engine.embedded.engine import Engine
-from policy_engine.embedded.errors import EngineFault
-from policy_engine.embedded.http.server import build_server
-from policy_engine.embedded.http.text import Text
-from policy_engine.embedded.lane import LaneLimits
-from policy_engine.embedded.weights import ModelConfig, load_weights
+from embedded_engine.engine import EmbeddedEngine
+from embedded_engine.errors import EngineFault
+from embedded_engine.http.server import build_server
+from embedded_engine.http.text import Text
+from embedded_engine.model_runner import RunnerLimits
+from embedded_engine.weights import ModelConfig, load_weights
 
 _SHUTDOWN_S = 5.0
 log = logging.getLogger(__name__)
@@ -64,7 +64,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     directory: Path = arguments.model
     weights = await asyncio.to_thread(load_weights, directory)
     text = await asyncio.to_thread(Text, directory)
-    engine = Engine(arguments.served_model_name, weights, limits_for(weights.config, arguments), text.decode)
+    engine = EmbeddedEngine(
+        arguments.served_model_name, weights, limits_for(weights.config, arguments), text.decode
+    )
     engine.start()
     runner = web.AppRunner(
         build_server(engine, directory),
@@ -85,7 +87,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     await runner.cleanup()
 
 
-def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> LaneLimits:
+def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> RunnerLimits:
     """Sizes that fit the model and the memory. Raises ValueError naming the argument to change."""
     max_len = min(arguments.max_model_len or config.max_positions, config.max_positions)
     position_bytes = config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
@@ -96,7 +98,7 @@ def limits_for(config: ModelConfig, arguments: argparse.Namespace) -> LaneLimits
             f"({position_bytes} bytes each); raise it or lower --max-model-len"
         )
     running = min(arguments.max_num_seqs, affordable)
-    return LaneLimits(
+    return RunnerLimits(
         max_running=running,
         max_len=max_len,
         chunk_tokens=arguments.max_num_batched_tokens,

@@ -16,14 +16,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from policy_engine.embedded.errors import BadWeights, UnsupportedModel
+from embedded_engine.errors import BadWeights, UnsupportedModel
 
 _ARCHITECTURES = {"Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of the network; two policies with equal configs can share an engine's caches."""
+    """Shape of the model; two policies with equal configs can share an engine's caches."""
 
     architecture: str
     vocab_size: int
@@ -56,7 +56,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelWeights:
     """All tensors of one policy, float32, ready to run."""
 
     config: ModelConfig
@@ -103,7 +103,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def load_weights(directory: Path) -> Weights:
+def load_weights(directory: Path) -> ModelWeights:
     """Read, check and arrange every tensor. Raises UnsupportedModel, BadWeights."""
     config = load_config(directory)
     source = _Source(directory, _read_all(directory))
@@ -114,7 +114,7 @@ def load_weights(directory: Path) -> Weights:
         head = embedding
     else:
         head = source.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    return Weights(config, embedding, layers, (head * final_norm).t().contiguous())
+    return ModelWeights(config, embedding, layers, (head * final_norm).t().contiguous())
 
 
 def _read_all(directory: Path) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""A small torch engine for the processor that speaks vLLM's HTTP wire."""

@@ -1,1 +1,0 @@
-"""The embedded engine: a small torch process that speaks vLLM's wire, for machines without a GPU."""

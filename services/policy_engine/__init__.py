@@ -1,1 +1,1 @@
-"""A keeper beside each engine process, and the embedded engine itself (`embedded_engine`)."""
+"""An engine supervisor beside each engine process."""

@@ -1,12 +1,13 @@
-"""Interactive training: roll out, step, roll out again; or forward, backward and update one at a time.
+"""Interactive training: the client drives it, one call at a time.
+
+Sample with an evaluation, take a step, sample again; or call forward, backward and the update separately.
 
 trainer = TrainingClient("incident")
 result = await trainer.step(session.runs, learning_rate=1e-5, group_size=8)
 
-A whole training run on what evaluations sampled is one call:
-`await trainer.train_on(session.run_ids, steps=2)`.
+One call trains a whole run on what evaluations sampled: `await trainer.train_on(session.run_ids, steps=2)`.
 
-Nothing here needs torch but `forward_backward_custom`, and that only when it is called.
+Only `forward_backward_custom` needs torch, and imports it when it is called.
 """
 
 from upcycle.train.client import TrainingClient

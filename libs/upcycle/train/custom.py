@@ -1,4 +1,4 @@
-"""A loss of the caller's: torch on this side, one weight per token back to the trainer."""
+"""Custom losses: the client computes the loss with torch and sends one weight per token to the trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import torch
 
 CustomLoss = Callable[[list[DatumTensors], "list[torch.Tensor]"], "tuple[torch.Tensor, Mapping[str, Any]]"]
-"""data and the policy's log-probabilities [T] of each -> (scalar loss, metrics)."""
+"""(data, the policy's log-probabilities [T] of each datum) -> (scalar loss, metrics)."""
 
 
 class CustomLossInvalid(UpcycleError, ValueError):
-    """The loss function gave nothing that a gradient can be taken of."""
+    """The loss function returned no finite scalar that depends on the log-probabilities."""
 
     kind = "custom_loss_invalid"
 
@@ -22,7 +22,7 @@ class CustomLossInvalid(UpcycleError, ValueError):
 def weights_of(
     data: Sequence[DatumTensors], loss_fn: CustomLoss
 ) -> tuple[list[list[float]], dict[str, float]]:
-    """-dC/dlogprob of every token, and the metrics of the loss function (and `loss`).
+    """-dLoss/dlogprob of every token, and the metrics of the loss function with `loss` added.
 
     Raises CustomLossInvalid; UpcycleError where torch is not installed.
     """

@@ -1,4 +1,4 @@
-"""What training is given: Runs, ids of stored trajectories, and what the caller brings; mixed freely."""
+"""Inputs of interactive training: Runs, ids of stored trajectories, and data of the caller, freely mixed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class InputInvalid(UpcycleError, ValueError):
-    """Something in a batch cannot be trained on."""
+    """An input of a batch cannot be trained on; the message says which one and why."""
 
     kind = "input_invalid"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn: the whole prompt, the sampled tokens, and a log-probability for each of these."""
+    """One turn: all tokens of its prompt, the sampled tokens, and the log-probability of each sampled token."""
 
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A graded episode that the platform does not hold. temperature: at which it was sampled."""
+    """A graded episode that is not in the trajectory store. temperature: at which it was sampled."""
 
     samples: Sequence[Sample]
     reward: float
@@ -40,8 +40,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages (role, content, tool_calls as in chat completions) of which the assistant's are learnt, with
-    loss `cross_entropy`. tools: specs as rendered into the prompt. weight: of each trained token."""
+    """Messages (role, content, tool_calls as in chat completions); SFT with loss `cross_entropy` trains the
+    assistant's. tools: specs as rendered into the prompt. weight: of each trained token."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -52,8 +52,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """Token ids with one value per token, aligned to the token itself; a token is trained where its weight
-    (`cross_entropy`), or its advantage (other losses, with sampling_logprobs), is not 0."""
+    """Token ids, and per token one weight (for `cross_entropy`), or one advantage and one sampling
+    log-probability (for other losses). Tokens whose weight or advantage is 0 are not trained."""
 
     token_ids: Sequence[int]
     weights: Sequence[float] = ()
@@ -66,10 +66,10 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """What trains: adapters of this rank, on a base that stays as it is; rank 0: all weights.
+    """Train low-rank adapters of this rank while the base weights stay frozen; rank 0: train all weights.
 
-    alpha: adapters are scaled by alpha / rank, 0: alpha is 2 * rank. targets: names of layers with
-    commas between them; empty: all linear ones.
+    alpha: adapters are scaled by alpha / rank; 0 means 2 * rank. targets: comma-separated names of layers;
+    empty: all linear layers but the output head.
     """
 
     rank: int
@@ -81,9 +81,9 @@ TrainingInput = str | Run | Trajectory | Conversation | TokenRow
 
 
 def whole_groups(runs: Sequence[Run], group_size: int) -> list[Run]:
-    """The runs without those groups (consecutive `group_size` runs) in which an episode has no reward.
+    """Drop every group (`group_size` consecutive runs) in which an episode has no reward.
 
-    Raises InputInvalid where the runs are not whole groups.
+    Raises InputInvalid if the number of runs is no multiple of group_size.
     """
     if group_size < 1 or len(runs) % group_size:
         raise InputInvalid(f"{len(runs)} runs are not whole groups of {group_size}")
@@ -92,7 +92,7 @@ def whole_groups(runs: Sequence[Run], group_size: int) -> list[Run]:
 
 
 def input_to_wire(given: TrainingInput) -> "WireInput":
-    """One input as the trainer takes it. Raises InputInvalid."""
+    """Convert one input to protobuf. Raises InputInvalid."""
     from upcycle.api.training.v1 import interactive_pb2 as pb
 
     match given:
@@ -113,7 +113,7 @@ def input_to_wire(given: TrainingInput) -> "WireInput":
             return _row(given)
     raise InputInvalid(
         f"{type(given).__name__} cannot be trained on",
-        "give Runs, trace ids, Trajectory, Conversation or TokenRow objects",
+        "give Runs, trajectory ids, Trajectory, Conversation or TokenRow objects",
     )
 
 

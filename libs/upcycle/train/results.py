@@ -1,4 +1,4 @@
-"""What interactive training answers."""
+"""Results of the calls of interactive training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DatumTensors:
-    """One row of a batch, per token from its second on; the arrays have equal length and are 0 where mask is.
+    """One row of a batch. The arrays have one value per token from the second token on, 0 where mask is 0.
 
-    reward: of the trajectory, scaled; advantage: of it within its group. traj_idx: index of the input;
-    group_idx: None without groups. logprobs: under the policy in training; sampling_logprobs: under the one
-    that sampled.
+    reward: of the trajectory, scaled; advantage: of the trajectory within its group. traj_idx: index of the
+    input; group_idx: None without groups. logprobs: under the policy in training; sampling_logprobs: under
+    the policy that sampled.
     """
 
     reward: float
@@ -29,7 +29,7 @@ class DatumTensors:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward pass by the weights of `version`. forward_id: for `backward`, until the weights change."""
+    """A forward pass with the weights of `version`. forward_id: for `backward`, until the weights change."""
 
     forward_id: str
     version: int
@@ -38,8 +38,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardResult:
-    """A gradient was accumulated. num_datums: rows that were trained. metrics["untrainable"]: inputs of which
-    no token may be trained; their rewards count in their groups."""
+    """A gradient was accumulated. num_datums: rows that were trained. metrics["untrainable"]: how many inputs
+    have no trainable token; their rewards still count in their groups."""
 
     metrics: Mapping[str, float]
     num_datums: int
@@ -47,8 +47,8 @@ class ForwardBackwardResult:
 
 @dataclass(frozen=True, slots=True)
 class OptimStepResult:
-    """An update is durable and published. sampler_path: of its weights; state_path: of its training state;
-    is_head: head moved to it."""
+    """An update that is durable and published. sampler_path: object key of the weights' manifest; state_path:
+    object key of the training state; is_head: whether head moved to this version."""
 
     step: int
     version: int
@@ -62,7 +62,7 @@ class OptimStepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult(OptimStepResult):
-    """An update with the pass before it. num_datums: rows that were trained."""
+    """A forward and backward pass and the update after it. num_datums: rows that were trained."""
 
     num_datums: int = 0
 
@@ -87,7 +87,7 @@ def optim_step_of(message: "pb.OptimStepResult") -> OptimStepResult:
 
 
 def step_of(message: "pb.OptimStepResult", metrics: Mapping[str, float], num_datums: int) -> StepResult:
-    """From the wire; the metrics of the pass and of the update are one mapping."""
+    """From the wire; merges the metrics of the pass and of the update."""
     return StepResult(**_update(message, metrics), num_datums=num_datums)
 
 

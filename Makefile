@@ -97,7 +97,7 @@ chaos: $(VENV)/.dev ## kill -9 everything for DURATION_S seconds and count what 
 
 .PHONY: parity
 parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)
-	$(BIN)/python -m grpo_trainer.parity $(or $(FILE),tests/parity/data/parity_trl.npz)
+	$(BIN)/python -m tests.parity.compare $(or $(FILE),tests/parity/data/parity_trl.npz)
 
 .PHONY: bench
 bench: $(VENV)/.dev ## every benchmark, one table

@@ -17,11 +17,11 @@ from benchmarks.figures import Figure
 from benchmarks.options import Options
 from event_bus import BusSettings, EventBus, codec
 from event_bus.provision import provision
-from grpo_trainer.domain.batches import BatchCutter
-from grpo_trainer.domain.groups import GroupAssembler
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
+from grpo_trainer.runs.batches import BatchCutter
+from grpo_trainer.runs.groups import GroupAssembler
 from grpo_trainer.wire import graded_from_wire
 from local_stack.nats import NatsServer
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN, SPLIT_TRAIN, BlobRef, VersionSpan

@@ -23,15 +23,17 @@ from benchmarks.stacks import MODEL, POLICY_DIR
 from benchmarks.trainer import record
 from blob_store import BlobStore, S3BlobStore
 from grpo_trainer.adapters.policies import RegistryPolicies
-from grpo_trainer.adapters.stores import BlobStates
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
-from grpo_trainer.ports import BatchGroup, Canary, Facts, Instruments, SaidOfRun, Tools
-from grpo_trainer.usecases.patience import Patience
-from grpo_trainer.usecases.persisting import Persistence
+from grpo_trainer.learner.protocol import BatchGroup, Canary
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.patience import Patience
+from grpo_trainer.ports import Facts, SaidOfRun
+from grpo_trainer.runs.deps import Instruments, Tools
+from grpo_trainer.runs.persisting import Persistence
+from grpo_trainer.runs.stores import BlobStates
 from local_stack.s3 import S3Server
 from policy_files import PolicyFacts, manifest_ref, publish
 

@@ -14,9 +14,9 @@ from benchmarks.stacks import MODEL, POLICY_DIR, Bench
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpo_math.packing import TrainingRow
-from grpo_trainer.adapters.packed_model import PackedModel, load_model
-from grpo_trainer.adapters.policy_export import export_policy
-from grpo_trainer.adapters.torch_learner import canary
+from grpo_trainer.learner.packed_model import PackedModel, load_model
+from grpo_trainer.learner.policy_export import export_policy
+from grpo_trainer.learner.torch_learner import canary
 from policy_files import PolicyFacts, load, manifest_ref, publish
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint

@@ -15,8 +15,8 @@ import torch
 from benchmarks.peers.memory import resident_mib, step_peak_mib
 from benchmarks.step_batches import read_rows
 from grpo_math.objective import build_objective
-from grpo_trainer.adapters.optimization import StepOptions, optimize
-from grpo_trainer.adapters.packed_model import load_model
+from grpo_trainer.learner.optimization import StepOptions, optimize
+from grpo_trainer.learner.packed_model import load_model
 
 WARM_UP: Final = 2
 

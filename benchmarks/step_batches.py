@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from grpo_math.packing import TrainingRow
-from grpo_trainer.adapters.packed_model import PackedModel, new_model
+from grpo_trainer.learner.packed_model import PackedModel, new_model
 
 VOCABULARY = 260
 

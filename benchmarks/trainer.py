@@ -20,10 +20,10 @@ from benchmarks.figures import Figure
 from benchmarks.options import Options
 from benchmarks.stacks import MODEL, POLICY_DIR
 from chat_format import ChatFormat
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.contexts import Context, EpisodeTokens
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.ports import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 
 THREADS: Final = (1, 2)
 

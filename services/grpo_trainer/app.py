@@ -6,13 +6,6 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.conversations import ChatConversations
-from grpo_trainer.adapters.departure import Departure
-from grpo_trainer.adapters.hand_telemetry import stepped_by_hand
-from grpo_trainer.adapters.heads import RegistryHeads
-from grpo_trainer.adapters.interactive_learner import InteractiveLearner
-from grpo_trainer.adapters.interactive_states import InteractiveStates
-from grpo_trainer.adapters.packed_model import ModelOptions
 from grpo_trainer.adapters.policies import (
     IDEMPOTENT,
     BranchPolicies,
@@ -20,18 +13,26 @@ from grpo_trainer.adapters.policies import (
     PlannerClaims,
     RegistryPolicies,
 )
-from grpo_trainer.adapters.stored_trajectories import IDEMPOTENT as READ_AGAIN
-from grpo_trainer.adapters.stored_trajectories import PlatformTrajectories
-from grpo_trainer.adapters.stores import BlobBodies, BlobStates
-from grpo_trainer.adapters.telemetry import TrainerInstruments
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.handlers import FactReader
-from grpo_trainer.ports import HandTools, Tools
+from grpo_trainer.interactive.conversations import ChatConversations
+from grpo_trainer.interactive.deps import HandTools
+from grpo_trainer.interactive.heads import RegistryHeads
+from grpo_trainer.interactive.models import Models
+from grpo_trainer.interactive.states_store import InteractiveStates
+from grpo_trainer.interactive.stored_trajectories import IDEMPOTENT as READ_AGAIN
+from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
+from grpo_trainer.interactive.telemetry import stepped_by_hand
+from grpo_trainer.learner.interactive import InteractiveLearner
+from grpo_trainer.learner.packed_model import ModelOptions
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.preemption import Departure
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
-from grpo_trainer.usecases.models import Models
-from grpo_trainer.usecases.sessions import Sessions
+from grpo_trainer.telemetry import TrainerInstruments
 from service_kit import Service, Worker, as_component, run_main, utc_now
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
 

@@ -13,8 +13,8 @@ from event_bus import BusUnavailable, CursorBeyondStream, Delivery
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec, Waiting
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.usecases.intake import Fact, GroupShortened, RunOver, RunStopping
-from grpo_trainer.usecases.sessions import Sessions
+from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
+from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded

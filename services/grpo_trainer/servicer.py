@@ -16,12 +16,12 @@ from grpc_edge import StatusTable, domain_errors_as_status
 from grpo_math.advantages import ADVANTAGES
 from grpo_math.objective import LOSSES
 from grpo_trainer import views
-from grpo_trainer import wire_by_hand as wire
 from grpo_trainer.domain import errors
-from grpo_trainer.domain.hands import Update
-from grpo_trainer.usecases.by_hand import ModelByHand
-from grpo_trainer.usecases.models import Models
-from grpo_trainer.usecases.sessions import Sessions
+from grpo_trainer.interactive import wire
+from grpo_trainer.interactive.calls import ModelByHand
+from grpo_trainer.interactive.models import Models
+from grpo_trainer.interactive.state import Update
+from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer

@@ -9,10 +9,10 @@ from grpo_trainer import wire
 from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import FailedRun
-from grpo_trainer.domain.hands import HandSession, hand_run_id
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.usecases.session import Phase, TrainingSession
-from grpo_trainer.usecases.sessions import Sessions
+from grpo_trainer.interactive.state import HandSession, hand_run_id
+from grpo_trainer.runs.session import Phase, TrainingSession
+from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.training.v1 import training_pb2 as training
 
 _STATES: Final = {

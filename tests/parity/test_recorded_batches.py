@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from grpo_trainer import parity
-from grpo_trainer.adapters.recorded_batches import RecordedBatch, objective_of
+from tests.parity import compare
+from tests.parity.recorded_batches import RecordedBatch, objective_of
 
 RECORDED = Path(__file__).parent / "data" / "parity_trl.npz"
 OPTIONS = RECORDED.with_name("parity_trl_options.npz")
@@ -20,7 +19,7 @@ OPTIONS = RECORDED.with_name("parity_trl_options.npz")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parity.main([str(RECORDED)]) == 0
+    assert compare.main([str(RECORDED)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].startswith("150 of 150 within")
     assert lines[-2].startswith("worst loss error")
@@ -31,8 +30,8 @@ def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_option_means_what_it_means_there() -> None:
-    found = list(parity.check(RecordedBatch(OPTIONS), parity.COMPUTATIONS))
-    assert len(found) == 20 * len(parity.COMPUTATIONS)
+    found = list(compare.check(RecordedBatch(OPTIONS), compare.COMPUTATIONS))
+    assert len(found) == 20 * len(compare.COMPUTATIONS)
     assert [finding.line for finding in found if not finding.passed] == []
 
 
@@ -56,7 +55,7 @@ def test_an_unread_option_in_a_file_ends_in_a_status_of_its_own(
     manifest = json.loads(path.with_suffix(".json").read_text())
     manifest["cases"]["dapo"]["config"]["entropy_target"] = 0.2
     path.with_suffix(".json").write_text(json.dumps(manifest))
-    assert parity.main(["--ranks=1", str(path)]) == 2
+    assert compare.main(["--ranks=1", str(path)]) == 2
     assert "entropy_target" in capsys.readouterr().err
 
 
@@ -74,22 +73,22 @@ def altered(folder: Path, **changes: float) -> Path:
 @pytest.mark.parametrize("array", ["case/dapo/loss", "case/dapo/grad", "w/model.norm.weight"])
 def test_a_small_difference_is_found(tmp_path: Path, array: str) -> None:
     batch = RecordedBatch(altered(tmp_path, **{array: 1.0001}))
-    found = parity.check(batch, parity.COMPUTATIONS[:1])
+    found = compare.check(batch, compare.COMPUTATIONS[:1])
     assert "dapo" in {finding.case for finding in found if not finding.passed}
 
 
 def test_a_difference_ends_in_a_non_zero_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parity, "COMPUTATIONS", parity.COMPUTATIONS[:1])
-    assert parity.main(["--ranks=1", str(altered(tmp_path, **{"case/grpo/loss": 1.0001}))]) == 1
+    monkeypatch.setattr(compare, "COMPUTATIONS", compare.COMPUTATIONS[:1])
+    assert compare.main(["--ranks=1", str(altered(tmp_path, **{"case/grpo/loss": 1.0001}))]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.npz").write_bytes(b"nothing")
-    assert parity.main([str(tmp_path / "empty.npz")]) == 2
-    assert parity.main([str(tmp_path / "missing.npz")]) == 2
+    assert compare.main([str(tmp_path / "empty.npz")]) == 2
+    assert compare.main([str(tmp_path / "missing.npz")]) == 2
 
 
 def test_rows_of_one_prompt_share_it() -> None:

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from grpo_math.errors import MalformedRow
 from grpo_math.logprobs import token_logprobs
 from grpo_math.packing import TrainingRow, microbatches, pack, shared_prefix, sorted_for_sharing
-from grpo_trainer.adapters.packed_model import PackedModel, new_model
+from grpo_trainer.learner.packed_model import PackedModel, new_model
 
 VOCAB = 40
 SHAPE: dict[str, Any] = {

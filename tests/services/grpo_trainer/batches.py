@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
-from grpo_trainer.adapters.packed_model import new_model
 from grpo_trainer.domain.contexts import Context, EpisodeTokens
-from grpo_trainer.ports import BatchGroup, BatchMember
+from grpo_trainer.learner.packed_model import new_model
+from grpo_trainer.learner.protocol import BatchGroup, BatchMember
 
 
 def config_of(architecture: str, *, tied: bool) -> Any:

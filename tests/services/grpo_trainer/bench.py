@@ -25,14 +25,14 @@ from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.packed_model import new_model
-from grpo_trainer.adapters.stores import BlobBodies, BlobStates
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.handlers import FactReader
-from grpo_trainer.ports import Tools
-from grpo_trainer.usecases.sessions import Sessions
+from grpo_trainer.learner.packed_model import new_model
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from policy_files import PolicyFacts, fetch, load, manifest_ref, publish
 from trajectory_body import body_key, pack
 from upcycle.api.common.v1 import common_pb2 as common

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.services.grpo_trainer.bench import World
 
-from grpo_trainer.ports import Tools
+from grpo_trainer.runs.deps import Tools
 from upcycle.api.training.v1 import events_pb2 as events
 
 WRITES = {"put", "put_file", "put_if_absent", "delete", "publish"}

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from tests.services.grpo_trainer.batches import rollouts
 from torch import Tensor
 
-from grpo_trainer.adapters.packed_model import ModelOptions
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.packed_model import ModelOptions
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 
 DEADLINE_S = 60.0
 

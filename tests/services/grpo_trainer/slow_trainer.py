@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from grpo_trainer.adapters.learner_core import LearnerCore, StepShare
 from grpo_trainer.app import main
+from grpo_trainer.learner.core import LearnerCore, StepShare
 
 _quick = LearnerCore.step
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 
-from grpo_trainer.adapters import telemetry
+from grpo_trainer import telemetry
 from grpo_trainer.domain.alarms import watched
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord

@@ -17,8 +17,8 @@ from tests.services.grpo_trainer import toy_policy
 from tests.services.grpo_trainer.toy_tasks import TASKS
 from torch import Tensor
 
-from grpo_trainer.adapters.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 
 STARTS: Final = Path(__file__).parent / "data"
 

@@ -19,7 +19,7 @@ from tests.services.grpo_trainer.toy_tasks import STOP, TASKS, Task
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from grpo_trainer.domain.contexts import Context, EpisodeTokens
-from grpo_trainer.ports import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup, BatchMember
 
 VOCAB: Final = 260
 PAD: Final = 256

@@ -17,11 +17,11 @@ from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
 from grpo_math.errors import GrpoMathError, UnknownName
 from grpo_math.objective import DEFAULT_LOSS, LOSSES, KlChoice, build_objective
-from grpo_trainer.adapters.learner_core import LearnerOptions, new_optimizer, step_options
-from grpo_trainer.adapters.rate_schedule import RateSchedule
 from grpo_trainer.domain import schedules
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.core import LearnerOptions, new_optimizer, step_options
+from grpo_trainer.learner.rate_schedule import RateSchedule
 from scenario_runner.domain.runs import (
     InvalidRequest,
     PolicyChoice,

@@ -1,0 +1,131 @@
+"""Inputs of interactive training as rows: fetched, rendered, checked. Nothing is changed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from grpo_trainer.domain.contexts import episode_tokens
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
+from grpo_trainer.interactive.deps import Conversations, Trajectories
+from grpo_trainer.interactive.inputs import (
+    ConversationInput,
+    InlineInput,
+    RowInput,
+    Sample,
+    Split,
+    StoredInput,
+    TrainingInput,
+    row_of,
+    rows_of,
+    turns_of,
+)
+from grpo_trainer.learner.prepared import LossSpec, PreparedInput
+from grpo_trainer.patience import Patience
+from upcycle.run_config import CLONING
+
+_CONCURRENCY: Final = 16
+_INDEX_PAUSE_S: Final = 0.2
+
+
+class Preparer:
+    """Resolves inputs, several at once, in their order."""
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        conversations: Conversations,
+        patience: Patience,
+        *,
+        index_wait_s: float = 10.0,
+    ) -> None:
+        """index_wait_s: how long a trajectory may be missing, since the store's index follows the run."""
+        self._trajectories = trajectories
+        self._conversations = conversations
+        self._patience = patience
+        self._index_wait_s = index_wait_s
+
+    async def prepare(
+        self, inputs: Sequence[TrainingInput], policy: Path, loss: LossSpec
+    ) -> list[PreparedInput]:
+        """Raises InvalidInput, HeldOutInput, UnknownTrajectory, naming the input."""
+        limit = asyncio.Semaphore(_CONCURRENCY)
+
+        async def one(given: TrainingInput) -> PreparedInput:
+            async with limit:
+                return await self._one(given, policy, loss)
+
+        return list(await asyncio.gather(*map(one, inputs)))
+
+    async def _one(self, given: TrainingInput, policy: Path, loss: LossSpec) -> PreparedInput:
+        match given:
+            case StoredInput():
+                return await self._stored(given, loss)
+            case InlineInput():
+                weight = 1.0 if loss.name == CLONING else None
+                return _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
+            case ConversationInput():
+                samples = await self._conversations.samples(given, policy)
+                prepared = _from_samples(given.name, samples, 1.0, None, given.weight)
+                return _unsampled(prepared)
+            case RowInput():
+                sampled = bool(given.logprobs)
+                return PreparedInput(given.name, (row_of(given),), given.reward, sampled=sampled)
+
+    async def _stored(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
+        try:
+            return await self._within_wait(given, loss)
+        except UnusableTrajectory as error:
+            raise InvalidInput(str(error)) from error
+
+    async def _within_wait(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
+        needs_reward = loss.name != CLONING and given.reward is None
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._index_wait_s
+        while True:
+            try:
+                found = await self._patience.until_done(lambda: self._trajectories.get(given.trajectory_id))
+                if found.reward is not None or not needs_reward or loop.time() > give_up_at:
+                    break
+            except UnknownTrajectory:
+                if loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(_INDEX_PAUSE_S)
+        if found.split is Split.HELD_OUT:
+            raise HeldOutInput(
+                f"{given.trajectory_id} is of a held-out task, which must never train; "
+                "take trajectories of a training taskset"
+            )
+        rows = rows_of(found.tokens, 1.0 if loss.name == CLONING else None)
+        return PreparedInput(
+            name=given.trajectory_id,
+            rows=rows,
+            reward=found.reward if given.reward is None else given.reward,
+            task=found.task_digest,
+            trajectory_id=found.tokens.trajectory_id,
+            oldest_version=found.tokens.oldest_version if rows else None,
+            run_id=found.run_id,
+            group_id=found.group_id,
+        )
+
+
+def _from_samples(
+    name: str, samples: tuple[Sample, ...], temperature: float, reward: float | None, weight: float | None
+) -> PreparedInput:
+    try:
+        turns = turns_of(name, samples)
+        if not any(turn.sampled_ids for turn in turns):
+            return PreparedInput(name, (), reward)
+        tokens = episode_tokens(name, turns, temperature=temperature, train_parse_errors=True)
+    except UnusableTrajectory as error:
+        raise InvalidInput(str(error)) from error
+    return PreparedInput(name, rows_of(tokens, weight), reward)
+
+
+def _unsampled(prepared: PreparedInput) -> PreparedInput:
+    """No sampler made these tokens: their log-probabilities are unknown."""
+    rows = tuple(replace(row, logprobs=[float("nan")] * len(row.token_ids)) for row in prepared.rows)
+    return replace(prepared, rows=rows, sampled=False)

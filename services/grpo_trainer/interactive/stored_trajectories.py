@@ -1,0 +1,48 @@
+"""Trajectories of the platform, by id, from the service that keeps them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpo_trainer import wire
+from grpo_trainer.domain.errors import UnknownTrajectory, Waiting
+from grpo_trainer.interactive.deps import StoredTrajectory
+from grpo_trainer.interactive.inputs import Split
+from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT, SPLIT_UNASSIGNED
+from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
+from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+
+IDEMPOTENT: Final = ("GetTrajectory",)
+"""Calls that may be repeated while the store is away."""
+_SPLITS: Final = {SPLIT_HELD_OUT: Split.HELD_OUT, SPLIT_UNASSIGNED: Split.UNASSIGNED}
+
+
+class PlatformTrajectories:
+    """See ports.Trajectories."""
+
+    def __init__(self, trajectories: Peer, *, train_parse_errors: bool) -> None:
+        self._stub = TrajectoryServiceStub(trajectories.channel)
+        self._address = trajectories.address
+        self._train_parse_errors = train_parse_errors
+
+    async def get(self, trajectory_id: str) -> StoredTrajectory:
+        """See ports.Trajectories."""
+        try:
+            with remote_errors(f"the trajectory store at {self._address}"):
+                reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))
+        except RemoteUnavailable as error:
+            raise Waiting(str(error)) from error
+        except RemoteNotFound as error:
+            raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored: {error}") from error
+        except RemoteError as error:
+            raise UnknownTrajectory(f"trajectory {trajectory_id!r} cannot be used: {error}") from error
+        summary = reply.summary
+        return StoredTrajectory(
+            tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
+            reward=summary.reward if summary.graded else None,
+            task_digest=reply.body.task_digest,
+            split=_SPLITS.get(reply.body.split, Split.TRAIN),
+            run_id=reply.body.run_id,
+            group_id=reply.body.group_id,
+        )

@@ -1,0 +1,15 @@
+"""Metrics of training by hand: those of runs, since a model is trained by one or the other."""
+
+from __future__ import annotations
+
+from grpo_trainer.interactive.state import StepDone
+from grpo_trainer.telemetry import LAST, STEPS, TOKENS, VERSION
+
+
+def stepped_by_hand(done: StepDone) -> None:
+    """A step is durable."""
+    STEPS.labels(done.model).inc()
+    TOKENS.labels(done.model).inc(done.metrics.get("tokens", 0.0))
+    VERSION.labels(done.model).set(done.version)
+    for name, value in done.metrics.items():
+        LAST.labels(done.model, name).set(value)

@@ -1,0 +1,184 @@
+"""protobuf <-> domain for training by hand, nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from grpo_trainer.domain.errors import InvalidInput
+from grpo_trainer.interactive.inputs import (
+    BatchOptions,
+    ConversationInput,
+    InlineInput,
+    Lora,
+    Pass,
+    RowInput,
+    Sample,
+    StoredInput,
+    TrainingInput,
+)
+from grpo_trainer.interactive.state import StepDone, Update
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured
+from trajectory_body import tool_calls
+from upcycle.api.training.v1 import interactive_pb2 as pb
+from upcycle.api.training.v1 import service_pb2 as service
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
+
+
+def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest) -> Pass:
+    """A forward and backward pass. Raises InvalidInput."""
+    return Pass(
+        inputs=inputs_from_wire(request.batch),
+        options=options_from_wire(request.batch),
+        loss=LossSpec(request.loss.name or LossSpec().name, dict(request.loss.config)),
+        num_substeps=request.num_substeps or 1,
+        lora=lora_from_wire(request.lora) if request.HasField("lora") else None,
+    )
+
+
+def forward_from_wire(request: service.ForwardRequest) -> Pass:
+    """A pass without a loss of ours. Raises InvalidInput."""
+    return Pass(
+        inputs=inputs_from_wire(request.batch),
+        options=options_from_wire(request.batch),
+        lora=lora_from_wire(request.lora) if request.HasField("lora") else None,
+    )
+
+
+def lora_from_wire(given: pb.LoraOptions) -> Lora:
+    """What trains."""
+    return Lora(given.rank, given.alpha, given.targets)
+
+
+def options_from_wire(batch: pb.Batch) -> BatchOptions:
+    """How advantages are worked out. Raises InvalidInput."""
+    return BatchOptions(
+        group_size=batch.group_size if batch.HasField("group_size") else None,
+        reward_scale=batch.reward_scale if batch.HasField("reward_scale") else 1.0,
+        advantage=batch.advantage or BatchOptions().advantage,
+    )
+
+
+def inputs_from_wire(batch: pb.Batch) -> tuple[TrainingInput, ...]:
+    """Inputs in their order. Raises InvalidInput, naming the one that cannot be read."""
+    return tuple(_input(number, message) for number, message in enumerate(batch.inputs))
+
+
+def _input(number: int, message: pb.TrainingInput) -> TrainingInput:
+    reward = message.reward if message.HasField("reward") else None
+    kind = message.WhichOneof("input")
+    if kind == "trajectory_id" and message.trajectory_id:
+        return StoredInput(message.trajectory_id, reward)
+    if kind == "trajectory":
+        return _inline(number, message.trajectory, reward)
+    if kind == "conversation":
+        return _conversation(number, message.conversation)
+    if kind == "row":
+        return _row(number, message.row, reward)
+    raise InvalidInput(
+        f"input {number} is empty: give a trajectory id, a trajectory, a conversation or a row"
+    )
+
+
+def _inline(number: int, given: pb.InlineTrajectory, reward: float | None) -> InlineInput:
+    samples = tuple(
+        Sample(list(one.prompt_token_ids), list(one.output_token_ids), list(one.output_logprobs))
+        for one in given.samples
+    )
+    return InlineInput(given.name or f"input {number}", samples, given.temperature or 1.0, reward)
+
+
+def _row(number: int, given: pb.TokenRow, reward: float | None) -> RowInput:
+    return RowInput(
+        name=given.name or f"input {number}",
+        token_ids=list(given.token_ids),
+        weights=list(given.weights),
+        logprobs=list(given.sampling_logprobs),
+        advantages=list(given.advantages),
+        temperature=given.temperature or 1.0,
+        reward=reward,
+    )
+
+
+def _conversation(number: int, given: pb.Conversation) -> ConversationInput:
+    name = given.name or f"input {number}"
+    try:
+        tools = json.loads(given.tools_json or "[]")
+    except ValueError as error:
+        raise InvalidInput(f"{name}: tools_json is not JSON: {error}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InvalidInput(f"{name}: tools_json is not a list of objects")
+    return ConversationInput(
+        name=name,
+        messages=tuple(map(_message, given.messages)),
+        tools=tuple(tools),
+        weight=given.weight or 1.0,
+        last_turn_only=given.last_turn_only,
+    )
+
+
+def _message(message: trajectory.Message) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        plain["tool_calls"] = tool_calls(message.tool_calls)
+    for name in ("tool_call_id", "name"):
+        if getattr(message, name):
+            plain[name] = getattr(message, name)
+    return plain
+
+
+def update_from_wire(request: service.OptimStepRequest) -> Update:
+    """An optimizer step. Raises InvalidInput."""
+    return Update(adam_from_wire(request.adam), tuple(request.gradients), request.keep_head)
+
+
+def adam_from_wire(given: pb.AdamParameters) -> Adam:
+    """One update's numbers. Raises InvalidInput."""
+    optional = [f.name for f in fields(Adam) if f.name != "learning_rate"]
+    chosen = {name: getattr(given, name) for name in optional if given.HasField(name)}  # type: ignore[arg-type]
+    return Adam(given.learning_rate, **chosen)
+
+
+def weights_from_wire(weights: Iterable[pb.TokenValues]) -> list[list[float]]:
+    """Weights per datum and token."""
+    return [list(one.values) for one in weights]
+
+
+def datum_to_wire(datum: DatumValues) -> pb.Datum:
+    """One row of a forward pass."""
+    return pb.Datum(
+        reward=datum.reward,
+        advantage=datum.advantage,
+        traj_idx=datum.input_index,
+        group_idx=datum.group_index,
+        logprobs=datum.logprobs,
+        sampling_logprobs=datum.sampling_logprobs,
+        mask=datum.mask,
+        token_ids=datum.token_ids,
+    )
+
+
+def measured_to_wire(measured: Measured) -> service.ForwardBackwardResponse:
+    """What a pass measured."""
+    return service.ForwardBackwardResponse(metrics=finite(measured.metrics), num_datums=measured.num_datums)
+
+
+def step_to_wire(done: StepDone) -> pb.OptimStepResult:
+    """A durable optimizer step."""
+    return pb.OptimStepResult(
+        step=done.step,
+        version=done.version,
+        checkpoint_id=done.checkpoint_id,
+        sampler_path=done.sampler_path,
+        state_path=done.state_path,
+        model=done.model,
+        metrics=finite(done.metrics),
+        is_head=done.is_head,
+    )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Plain floats."""
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,260 @@
+"""What one session computes: the same calls, in the same order, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from grpo_math.advantages import AGGREGATION_OF
+from grpo_math.aggregation import DEFAULT_AGGREGATION
+from grpo_math.objective import KlChoice, build_objective
+from grpo_math.packing import TrainingRow, pack
+from grpo_trainer.domain.errors import InvalidTrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.lora import AdaptedModel, Bases, merged_state
+from grpo_trainer.learner.optimization import StepOptions, optimize
+from grpo_trainer.learner.packed_model import ModelOptions, PackedModel, load_model
+from grpo_trainer.learner.policy_export import export_policy
+from grpo_trainer.learner.prepared import LossSpec
+from grpo_trainer.learner.random_state import RandomState
+from grpo_trainer.learner.ranks import ALONE, Ranks
+from grpo_trainer.learner.rate_schedule import RateSchedule
+from grpo_trainer.learner.snapshots import Export, HostSnapshot, WriterThread, host_state
+from grpo_trainer.learner.tensor_files import host_copy, load_tensors, read_tensors, weights_of
+
+CANARY_ROWS: Final = 8
+_CANARY_TOKENS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    """How this process computes. device: a torch device; num_threads: of torch on CPU, per rank; ranks:
+    processes that share every step; rank_deadline_s: how long one waits for another."""
+
+    device: str = "cpu"
+    num_threads: int = 2
+    microbatch_tokens: int = 8192
+    share_prefixes: bool = True
+    model: ModelOptions = field(default_factory=ModelOptions)
+    ranks: int = 1
+    rank_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.ranks > 1 and self.model.compiled:
+            raise InvalidTrainingSpec(
+                f"ranks={self.ranks} with compiled layers is not supported; switch one of them off"
+            )
+
+    def device_of(self, rank: int) -> str:
+        """ "cuda" means one GPU per rank."""
+        return f"cuda:{rank}" if self.device == "cuda" and self.ranks > 1 else self.device
+
+
+@dataclass(frozen=True, slots=True)
+class StepShare:
+    """One rank's part of a step. canary_rows: the same for all ranks, at most CANARY_ROWS."""
+
+    rows: tuple[TrainingRow, ...]
+    max_row_tokens: int
+    canary_rows: tuple[TrainingRow, ...]
+
+
+class LearnerCore:
+    """Model, optimizer, scheduler and random state of one session."""
+
+    def __init__(
+        self, options: LearnerOptions, ranks: Ranks = ALONE, bases: Bases | None = None, name: str = "alone"
+    ) -> None:
+        """bases: shared with the other sessions of this process. name: of the session among them."""
+        self._options = options
+        self._ranks = ranks
+        self._bases = bases or Bases()
+        self._name = name
+        self._parameters: Mapping[str, nn.Parameter] = {}
+        self._step_options: StepOptions | None = None
+        self._base: Path | None = None
+        self._model: PackedModel | None = None
+        self._reference: PackedModel | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._rates: RateSchedule | None = None
+        self._random = RandomState(0)
+        self._canary_rows: Sequence[TrainingRow] = ()
+
+    @property
+    def loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
+        """Model and optimizer. Raises RuntimeError before `load`."""
+        if self._model is None or self._optimizer is None:
+            raise RuntimeError("the learner was not begun")
+        return self._model, self._optimizer
+
+    def load(self, spec: TrainingSpec, base: Path, tensors: Path | None) -> None:
+        """The weights in `base`, a HF directory, with a fresh optimizer; or as it was when `tensors` was
+        saved. Raises InvalidTrainingSpec."""
+        self.close()
+        self._step_options = step_options(spec, self._options)
+        self._random = RandomState(spec.seed)
+        model = self._model_for(spec, base)
+        self._parameters = (
+            model.adapter.parameters
+            if isinstance(model, AdaptedModel)
+            else dict(model.module.named_parameters())
+        )
+        optimizer = new_optimizer(self._parameters.values(), spec)
+        rates = RateSchedule(optimizer, spec.schedule)
+        self._base, self._model, self._optimizer, self._rates = base, model, optimizer, rates
+        self._canary_rows = _random_rows(model, spec.seed)
+        if self._step_options.objective.needs_reference:
+            self._step_options = replace(self._step_options, reference=self.reference())
+        if tensors is not None:
+            load_tensors(read_tensors(tensors), self._parameters, optimizer, rates, self._random)
+
+    def reference(self) -> PackedModel:
+        """The policy that the session began from, frozen; in memory from its first use on."""
+        model, _ = self.loaded
+        if self._reference is None and isinstance(model, AdaptedModel):
+            self._reference = model.without_adapter()
+        elif self._reference is None and self._base is not None:
+            device = self._options.device_of(self._ranks.index)
+            frozen = load_model(self._base, device=device, options=self._options.model, ranks=self._ranks)
+            frozen.module.requires_grad_(False)
+            self._reference = frozen
+        if self._reference is None:
+            raise RuntimeError("the learner was not begun")
+        return self._reference
+
+    def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
+        options = self._options
+        device = options.device_of(self._ranks.index)
+
+        def load() -> PackedModel:
+            return load_model(base, device=device, options=options.model, ranks=self._ranks)
+
+        if not spec.lora_rank:
+            return load()
+        if self._ranks.size > 1 or options.model.compiled:
+            raise InvalidTrainingSpec(
+                f"run {spec.run_id}: lora_rank={spec.lora_rank} needs one rank and layers that are not "
+                f"compiled; this trainer has ranks={self._ranks.size}, compiled={options.model.compiled}: "
+                "set lora_rank=0, or change the trainer's settings"
+            )
+        with self._random.active():
+            return self._bases.adapted(base, self._name, spec, load)
+
+    def close(self) -> None:
+        """Let the memory go; a shared base stays while another session uses it."""
+        if self._base is not None and isinstance(self._model, AdaptedModel):
+            self._bases.release(self._base, self._name)
+        self._model = self._reference = self._optimizer = self._rates = self._step_options = None
+        self._parameters, self._canary_rows = {}, ()
+
+    def step(self, share: StepShare) -> dict[str, float] | None:
+        """One optimizer step, and the rate of the next; None where nothing was left to learn. Raises
+        Diverged, and then the rate stays."""
+        model, optimizer = self.loaded
+        if self._step_options is None or self._rates is None:
+            raise RuntimeError("the learner was not begun")
+        options = replace(self._step_options, max_row_tokens=share.max_row_tokens)
+        self._canary_rows = share.canary_rows
+        rate = self._rates.rate
+        with self._random.active():
+            measured = optimize(model, optimizer, share.rows, options, self._ranks)
+        self._rates.step()
+        return None if measured is None else {**measured, "learning_rate": rate}
+
+    def prove_with(self, rows: Sequence[TrainingRow]) -> None:
+        """Rows of which the next canary is made."""
+        self._canary_rows = rows
+
+    def snapshot(self, writer: WriterThread | None) -> HostSnapshot | None:
+        """The session as it is now, on the host. writer: of the first rank; the others only help to
+        gather."""
+        model, optimizer = self.loaded
+        base, rates = self._base, self._rates
+        if base is None or rates is None:
+            raise RuntimeError("the learner was not begun")
+        tensors = host_copy(self._parameters, optimizer, rates, self._random)
+        export = _export_of(model, base, weights_of(tensors))
+        proofs = tuple(canary(model, self._canary_rows))
+        return None if writer is None else HostSnapshot(tensors, proofs, export, writer)
+
+
+def _export_of(model: PackedModel, base: Path, weights: Mapping[str, Tensor]) -> Export:
+    """Writes the policy that these weights, on the host, make of the base."""
+    if isinstance(model, AdaptedModel):
+        module, merge_scale = model.module, model.adapter.merge_scale
+
+        def merged(directory: Path) -> None:
+            export_policy(module, base, directory, merged_state(module, weights, merge_scale))
+
+        return merged
+    state = host_state(model.module, weights)
+    return lambda directory: export_policy(model.module, base, directory, state)
+
+
+def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
+    """The objective of a run. A spec holds only names and numbers that fit, so nothing is refused here."""
+    return loss_options(spec, LossSpec(spec.loss, spec.loss_config), options)
+
+
+def loss_options(spec: TrainingSpec, loss: LossSpec, options: LearnerOptions) -> StepOptions:
+    """The objective of a run with another loss than its own. Raises GrpoMathError for a loss that run_config
+    refuses."""
+    aggregation = spec.aggregation or AGGREGATION_OF.get(spec.advantage, DEFAULT_AGGREGATION)
+    kl = KlChoice(spec.kl_estimator, spec.kl_placement)
+    objective = build_objective(loss.name, loss.config, aggregation=aggregation, kl=kl)
+    return StepOptions(
+        objective=objective,
+        max_grad_norm=spec.max_grad_norm,
+        microbatch_tokens=options.microbatch_tokens,
+        share_prefixes=options.share_prefixes,
+        clip_low=getattr(objective.loss, "clip_low", 0.2),
+        clip_high=getattr(objective.loss, "clip_high", 0.28),
+    )
+
+
+def new_optimizer(parameters: Iterable[nn.Parameter], spec: TrainingSpec) -> torch.optim.Optimizer:
+    """AdamW with the full learning rate."""
+    return torch.optim.AdamW(
+        list(parameters),
+        lr=spec.learning_rate,
+        betas=(spec.adam_beta1, spec.adam_beta2),
+        weight_decay=spec.weight_decay,
+        fused=True,
+    )
+
+
+def _random_rows(model: PackedModel, seed: int) -> list[TrainingRow]:
+    """Rows for the canary of a policy that has not trained on anything yet."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (CANARY_ROWS, _CANARY_TOKENS)
+    ids = torch.randint(model.module.config.vocab_size, shape, generator=generator)
+    trained = torch.zeros(_CANARY_TOKENS, dtype=torch.bool)
+    unknown = torch.zeros(_CANARY_TOKENS)
+    return [TrainingRow(f"canary/{n}", "canary", row, trained, unknown, 0.0) for n, row in enumerate(ids)]
+
+
+@torch.no_grad()
+def canary(model: PackedModel, rows: Sequence[TrainingRow]) -> list[tuple[list[int], list[float]]]:
+    """The first tokens of each row with their log-probabilities under the model, at temperature 1."""
+    if not rows:
+        return []
+    probes = [_probe(row) for row in rows]
+    logprobs, _ = model.logprobs(pack(probes, share_prefixes=False).to(model.device))
+    parts = torch.split(logprobs, [probe.num_trained for probe in probes])
+    return [
+        (probe.token_ids.tolist(), [min(value, 0.0) for value in part.tolist()])
+        for probe, part in zip(probes, parts, strict=True)
+    ]
+
+
+def _probe(row: TrainingRow) -> TrainingRow:
+    """The beginning of a row, all of it asked for."""
+    ids = row.token_ids[:_CANARY_TOKENS]
+    trained = torch.ones(ids.shape[0], dtype=torch.bool)
+    trained[0] = False
+    return TrainingRow(row.row_id, row.group_id, ids, trained, torch.zeros(ids.shape[0]), advantage=0.0)

@@ -1,0 +1,226 @@
+"""A learner whose passes and updates are called one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from grpo_math.divergence import MismatchSums
+from grpo_math.losses import CrossEntropy
+from grpo_math.objective import Objective
+from grpo_math.packing import TrainingRow, pack, row_cuts
+from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.accumulator import Accumulator
+from grpo_trainer.learner.core import CANARY_ROWS, loss_options
+from grpo_trainer.learner.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
+from grpo_trainer.learner.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
+from grpo_trainer.learner.packed_model import PackedModel
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured, PreparedBatch
+from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner, misfit
+from upcycle.run_config import loss_refusals
+
+_AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
+"""-sum(weight * logprob): its gradient is what the caller worked out."""
+
+
+class InteractiveLearner(TorchLearner):
+    """See ports.HandLearner."""
+
+    def __init__(self, thread: LearnerThread) -> None:
+        super().__init__(thread)
+        self._gradients: Accumulator | None = None
+
+    async def begin(self, spec: TrainingSpec, base: Path) -> None:
+        """See ports.Learner."""
+        self._refuse(spec)
+        await super().begin(spec, base)
+        self._gradients = Accumulator(self._loaded()[1])
+
+    async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
+        """See ports.Learner."""
+        self._refuse(spec)
+        await super().resume(spec, base, tensors)
+        self._gradients = Accumulator(self._loaded()[1])
+
+    def _refuse(self, spec: TrainingSpec) -> None:
+        if not spec.schedule.is_flat:
+            raise InvalidTrainingSpec(
+                f"lr_schedule={spec.lr_schedule} with warmup_steps={spec.warmup_steps}: training by hand has "
+                "no number of steps to bend a curve over; give each optim_step its learning_rate"
+            )
+        if self._thread.options.ranks > 1:
+            raise InvalidTrainingSpec(
+                f"training by hand computes in one process, this trainer has {self._thread.options.ranks} "
+                "ranks: start one with GRPO_TRAINER_RANKS=1"
+            )
+
+    async def close(self) -> None:
+        """See ports.Learner."""
+        self._gradients = None
+        await super().close()
+
+    async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
+        """See ports.HandLearner."""
+        return await self._thread.run(lambda: self._forward(self._rows(batch)))
+
+    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+        """See ports.HandLearner."""
+        return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps))
+
+    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+        """See ports.HandLearner."""
+        return await self._thread.run(lambda: self._backward(batch, weights))
+
+    async def apply(self, adam: Adam) -> Mapping[str, float]:
+        """See ports.HandLearner."""
+        return {"grad_norm": await self._thread.run(lambda: self._accumulated().apply(adam))}
+
+    async def drop(self) -> None:
+        """See ports.HandLearner."""
+        await self._thread.run(lambda: self._accumulated().drop())
+
+    def _accumulated(self) -> Accumulator:
+        if self._gradients is None:
+            raise RuntimeError("the learner was not begun")
+        return self._gradients
+
+    def _rows(self, batch: PreparedBatch) -> list[CreditedRow]:
+        """Rows that this model can take, with their credit."""
+        config = self._loaded()[0].module.config
+        for one in batch.inputs:
+            for row in one.rows:
+                if (why := misfit(config, row.token_ids)) is not None:
+                    raise InvalidInput(f"{one.name}: {why}")
+        return credited_rows(batch)
+
+    def _options(self, loss: LossSpec) -> StepOptions:
+        if self._spec is None:
+            raise RuntimeError("the learner was not begun")
+        if refused := loss_refusals(loss.name, loss.config):
+            raise InvalidInput("; ".join(refused))
+        options = loss_options(self._spec, loss, self._thread.options)
+        if not options.objective.needs_reference:
+            return options
+        return replace(options, reference=self._thread.group.core(self._session).reference())
+
+    def _forward(self, credited: Sequence[CreditedRow]) -> tuple[DatumValues, ...]:
+        model, _ = self._loaded()
+        options = self._thread.options
+        logprobs: dict[str, Tensor] = {}
+        rows, share_prefixes = [one.row for one in credited], options.share_prefixes
+        for cut in row_cuts(rows, max_tokens=options.microbatch_tokens, share_prefixes=share_prefixes):
+            logprobs.update(_logprobs(model, cut, share_prefixes=share_prefixes))
+        return tuple(_datum(one, logprobs[one.row.row_id]) for one in credited)
+
+    def _forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+        model, _ = self._loaded()
+        options, credited = self._options(loss), self._rows(batch)
+        rows = [one.row for one in credited]
+        longest = max(row.num_trained for row in rows)
+        options = replace(options, max_row_tokens=longest)
+        size = math.ceil(len(rows) / min(num_substeps, len(rows)))
+        slices = [rows[first : first + size] for first in range(0, len(rows), size)]
+        parts = self._accumulated().of_tokens([_mean_pass(model, part, options) for part in slices])
+        self._thread.group.core(self._session).prove_with(rows[:CANARY_ROWS])
+        return _measured(batch, credited, parts)
+
+    def _backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+        model, _ = self._loaded()
+        credited = self._rows(batch)
+        if len(weights) != len(credited):
+            raise InvalidInput(f"the forward pass had {len(credited)} datums, weights are of {len(weights)}")
+        rows = [
+            weighted(one, _per_token(number, one.row, values))
+            for number, (one, values) in enumerate(zip(credited, weights, strict=True))
+        ]
+        options = replace(self._options(LossSpec()), objective=_AS_GIVEN)
+        part = self._accumulated().as_given(lambda: _gradient(model, rows, options))
+        self._thread.group.core(self._session).prove_with([one.row for one in credited[:CANARY_ROWS]])
+        measured = _measured(batch, credited, [part])
+        # What is summed is no loss: the caller knows its own.
+        return replace(measured, metrics={k: v for k, v in measured.metrics.items() if k != "loss"})
+
+
+def _gradient(model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient:
+    gradient = accumulate(model, rows, options)
+    if gradient is None:
+        raise InvalidInput("no token of the batch is trained")
+    if not math.isfinite(gradient.loss):
+        raise InvalidInput(f"the loss of the batch is {gradient.loss}: nothing was accumulated")
+    return gradient
+
+
+def _mean_pass(
+    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions
+) -> Callable[[], tuple[Gradient, int]]:
+    """One slice of a batch, to be called: leaves the mean gradient over its tokens."""
+
+    def work() -> tuple[Gradient, int]:
+        gradient = _gradient(model, rows, options)
+        return gradient, gradient.num_trained
+
+    return work
+
+
+@torch.no_grad()
+def _logprobs(model: PackedModel, rows: Sequence[TrainingRow], *, share_prefixes: bool) -> dict[str, Tensor]:
+    """[N] of each row, by its id."""
+    batch = pack(rows, share_prefixes=share_prefixes).to(model.device)
+    values, _ = model.logprobs(batch)
+    parts = torch.split(values.cpu(), [row.num_trained for row in rows])
+    return {row.row_id: part for row, part in zip(rows, parts, strict=True)}
+
+
+def _datum(credited: CreditedRow, logprobs: Tensor) -> DatumValues:
+    row = credited.row
+    trained = row.trained[1:]
+    policy = torch.zeros(trained.shape[0]).masked_scatter(trained, logprobs.float())
+    sampler = torch.where(trained, row.sampler_logprobs[1:], 0.0)
+    sampler = torch.where(torch.isfinite(sampler), sampler, policy)  # unknown: the ratio is 1
+    return DatumValues(
+        input_index=credited.input_index,
+        group_index=credited.group_index,
+        reward=credited.reward,
+        advantage=credited.advantage,
+        logprobs=policy.tolist(),
+        sampling_logprobs=sampler.tolist(),
+        mask=trained.float().tolist(),
+        token_ids=row.token_ids[1:].tolist(),
+    )
+
+
+def _per_token(number: int, row: TrainingRow, values: Sequence[float]) -> Tensor:
+    """[L] weights of a row, of which the caller knows all but the first."""
+    length = row.token_ids.shape[0] - 1
+    if len(values) != length:
+        raise InvalidInput(f"datum {number} has {length} tokens, and {len(values)} weights came for it")
+    weights = torch.tensor([0.0, *values])
+    if not torch.isfinite(weights[row.trained]).all():
+        raise InvalidInput(f"datum {number}: a weight is not finite; is the loss?")
+    return weights
+
+
+def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequence[Gradient]) -> Measured:
+    tokens = sum(part.num_trained for part in parts)
+    metrics = {
+        **mismatch_metrics(sum((part.sums for part in parts), MismatchSums())),
+        "loss": sum(part.loss * part.num_trained for part in parts) / tokens,
+        "tokens": float(tokens),
+        "row_tokens": float(sum(part.num_row_tokens for part in parts)),
+        "datums": float(len(credited)),
+        "num_traces": float(len(batch.inputs)),
+        "untrainable": float(sum(one.is_untrainable for one in batch.inputs)),
+        "groups_without_spread": float(num_without_spread(batch)),
+    }
+    rewards = [one.reward for one in batch.inputs if one.reward is not None]
+    if rewards:
+        metrics["reward_mean"] = sum(rewards) / len(rewards)
+    trajectory_ids = tuple(one.trajectory_id for one in batch.inputs if one.trajectory_id)
+    return Measured(metrics, len(credited), trajectory_ids, batch.groups)

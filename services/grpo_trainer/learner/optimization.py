@@ -1,0 +1,302 @@
+"""One optimizer step: the same code for the service, for parity checks and for experiments.
+
+Denominators are of the whole step and known before the first backward, so the cut into microbatches does
+not matter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from grpo_math.aggregation import StepTotals
+from grpo_math.divergence import MismatchSums, kl_estimate, mismatch_report, mismatch_sums
+from grpo_math.errors import GrpoMathError
+from grpo_math.objective import Objective, entropy_threshold
+from grpo_math.packing import Microbatch, TrainingRow, microbatches, pack
+from grpo_math.tokens import TrainedTokens
+from grpo_trainer.domain.errors import Diverged
+from grpo_trainer.learner.memory import is_out_of_memory, let_go, out_of_memory
+from grpo_trainer.learner.packed_model import PolicyModel
+from grpo_trainer.learner.ranks import ALONE, Ranks
+from grpo_trainer.learner.sharding import whole
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is computed. clip_low, clip_high: bounds that the clip fractions are counted against.
+    reference: the frozen policy of a KL penalty."""
+
+    objective: Objective
+    max_grad_norm: float = 1.0
+    microbatch_tokens: int = 8192
+    share_prefixes: bool = True
+    max_row_tokens: int = 0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    reference: PolicyModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What accumulating the gradient of a step measured."""
+
+    loss: float
+    sums: MismatchSums
+    num_rows: int
+    num_row_tokens: int
+    num_unique_tokens: int
+    num_trained: int
+
+
+def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> TrainedTokens:
+    """The losses' view of a microbatch."""
+    dtype = logprobs.dtype
+    proximal, reference = batch.proximal_logprobs, batch.reference_logprobs
+    return TrainedTokens(
+        trainer_logprobs=logprobs,
+        sampler_logprobs=batch.sampler_logprobs.to(dtype),
+        advantages=batch.advantages.to(dtype),
+        row_of_token=batch.row_of_token,
+        num_rows=batch.num_rows,
+        proximal_logprobs=None if proximal is None else proximal.to(dtype),
+        reference_logprobs=None if reference is None else reference.to(dtype),
+        entropies=entropies,
+        turn_of_token=batch.turn_of_token,
+        row_shares=batch.row_shares.to(dtype),
+    )
+
+
+def accumulate(
+    model: PolicyModel, rows: Sequence[TrainingRow], options: StepOptions, ranks: Ranks = ALONE
+) -> Gradient | None:
+    """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
+    learn.
+
+    rows: of this rank; all ranks call this together, and what is returned is of all of them.
+    """
+    rows = [row for row in rows if row.num_trained]
+    cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
+    batches = [batch.to(model.device) for batch in cuts]
+    counts = [
+        float(sum(batch.num_trained for batch in batches)),
+        float(len(rows)),
+        sum(row.trajectory_share for row in rows),
+    ]
+    num_tokens, num_rows, num_trajectories = ranks.total(counts)
+    if not num_tokens:
+        return None
+    totals = StepTotals(
+        int(num_tokens), int(num_rows), options.max_row_tokens, num_trajectories=num_trajectories
+    )
+    idle = int(ranks.largest(len(batches))) - len(batches)
+    batches, totals = _prepared(model, batches, totals, options, _Company(ranks, idle))
+    loss, sums = 0.0, MismatchSums()
+    for batch in batches:
+        logprobs, entropies = model.logprobs(batch)
+        tokens = trained_tokens(batch, logprobs, entropies)
+        part = options.objective(tokens, totals)
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += float(part.detach())
+        sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
+    for _ in range(idle):
+        logprobs, entropies = model.logprobs(_nothing().to(model.device))
+        nothing = 0.0 * (logprobs.sum() + entropies.sum())
+        nothing.backward()  # type: ignore[no-untyped-call]
+    return _of_all_ranks(batches, loss, sums, totals, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """idle: passes that this rank only keeps the others company in; each pass gathers parameters from all."""
+
+    ranks: Ranks
+    idle: int
+
+
+def _nothing() -> Microbatch:
+    """A microbatch for a pass that must happen and teaches nothing."""
+    ids, trained = torch.zeros(2, dtype=torch.int64), torch.tensor([False, True])
+    return pack([TrainingRow("idle", "idle", ids, trained, torch.zeros(2), advantage=0.0)])
+
+
+def _of_all_ranks(
+    batches: Sequence[Microbatch], loss: float, sums: MismatchSums, totals: StepTotals, ranks: Ranks
+) -> Gradient:
+    """What the ranks measured, added up."""
+    num_row_tokens = sum(batch.num_row_tokens for batch in batches)
+    num_unique_tokens = sum(batch.num_unique_tokens for batch in batches)
+    own = asdict(sums)
+    ratio_max = ranks.largest(own.pop("ratio_max"))
+    added = ranks.total([loss, num_row_tokens, num_unique_tokens, *own.values()])
+    everyone = MismatchSums(**dict(zip(own, added[3:], strict=True)), ratio_max=ratio_max)
+    return Gradient(
+        loss=added[0],
+        sums=everyone,
+        num_rows=totals.num_rows,
+        num_row_tokens=int(added[1]),
+        num_unique_tokens=int(added[2]),
+        num_trained=totals.num_tokens,
+    )
+
+
+def _prepared(
+    model: PolicyModel,
+    batches: list[Microbatch],
+    totals: StepTotals,
+    options: StepOptions,
+    company: _Company,
+) -> tuple[list[Microbatch], StepTotals]:
+    """Totals of the step, and what must be known of every token before the first backward."""
+    objective, ranks = options.objective, company.ranks
+    missing = [
+        objective.needs_proximal and any(b.proximal_logprobs is None for b in batches),
+        objective.needs_reference and any(b.reference_logprobs is None for b in batches),
+    ]
+    needs_proximal, needs_reference = (count > 0 for count in ranks.total([float(m) for m in missing]))
+    if needs_reference:
+        if options.reference is None:
+            raise GrpoMathError("a KL penalty needs a reference policy, and this step has none")
+        scores, _ = _scores(options.reference, batches, company.idle)
+        batches = [replace(b, reference_logprobs=s) for b, s in zip(batches, scores, strict=True)]
+    if not (needs_proximal or objective.top_entropy < 1 or objective.kl_in_reward):
+        return batches, totals
+    scores, entropies = _scores(model, batches, company.idle)
+    if needs_proximal:
+        batches = [replace(b, proximal_logprobs=s) for b, s in zip(batches, scores, strict=True)]
+    if objective.kl_in_reward:
+        batches = _credited(batches, scores, totals, objective, ranks)
+    if objective.top_entropy < 1:
+        everyone = ranks.joined(torch.cat([torch.empty(0, device=model.device), *entropies]))
+        totals = replace(totals, entropy_threshold=entropy_threshold(everyone, objective.top_entropy))
+    return batches, totals
+
+
+@torch.no_grad()
+def _scores(
+    model: PolicyModel, batches: Sequence[Microbatch], idle: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities and entropies of every microbatch; `idle` passes keep other ranks company."""
+    scores = [model.logprobs(batch) for batch in batches]
+    for _ in range(idle):
+        model.logprobs(_nothing().to(model.device))
+    return [logprobs for logprobs, _ in scores], [entropies for _, entropies in scores]
+
+
+def _credited(
+    batches: Sequence[Microbatch],
+    scores: Sequence[Tensor],
+    totals: StepTotals,
+    objective: Objective,
+    ranks: Ranks,
+) -> list[Microbatch]:
+    """Microbatches whose advantages hold the KL of the step."""
+    kl = objective.kl
+    assert kl is not None  # noqa: S101 - the caller asked objective.kl_in_reward
+    apart = [
+        kl_estimate(score, batch.reference_logprobs.to(score.dtype), kl.kind)
+        for batch, score in zip(batches, scores, strict=True)
+        if batch.reference_logprobs is not None
+    ]
+    mean = ranks.total([sum(float(part.double().sum()) for part in apart)])[0] / totals.num_tokens
+    return [
+        replace(batch, advantages=kl.credited(batch.advantages, part, mean))
+        for batch, part in zip(batches, apart, strict=True)
+    ]
+
+
+def mismatch_metrics(sums: MismatchSums) -> dict[str, float]:
+    """How far trainer and sampler are apart, by metric name."""
+    report = {name: float(value) for name, value in asdict(mismatch_report(sums)).items()}
+    return {**report, "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"]}
+
+
+def accumulate_in_memory(
+    model: PolicyModel,
+    optimizer: Optimizer,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    ranks: Ranks = ALONE,
+) -> tuple[Gradient | None, int]:
+    """As `accumulate`; where memory does not suffice, again with half the tokens per pass, down to one row at
+    a time. Denominators are of the whole step, so the gradient is the same. Returns it, and how often that
+    was necessary.
+
+    Several ranks compute in step, and one that failed has left the others inside a collective: there the
+    error of the allocator goes on. Raises OutOfMemory where not even one row fits.
+    """
+    splits = 0
+    while True:
+        try:
+            return accumulate(model, rows, options, ranks), splits
+        except (MemoryError, RuntimeError) as error:
+            if ranks.size > 1 or not is_out_of_memory(error):
+                raise
+            said = str(error)
+        # Outside of the handler: the error held every tensor of the failed try.
+        optimizer.zero_grad(set_to_none=True)
+        let_go()
+        options, splits = _smaller(rows, options, said), splits + 1
+        log.warning("batch_split", extra={"microbatch_tokens": options.microbatch_tokens, "said": said})
+
+
+def _smaller(rows: Sequence[TrainingRow], options: StepOptions, said: str) -> StepOptions:
+    """Options under which the largest pass that holds several rows is cut. Raises OutOfMemory where each pass
+    holds one row."""
+    rows = [row for row in rows if row.num_trained]
+    cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
+    several = [cut.num_unique_tokens for cut in cuts if cut.num_rows > 1]
+    if not several:
+        longest = max(row.token_ids.shape[0] for row in rows)
+        what = f"{len(rows)} rows do not fit in memory one at a time, the longest has {longest} tokens"
+        raise out_of_memory(what, said)
+    return replace(options, microbatch_tokens=max(1, min(options.microbatch_tokens, max(several)) // 2))
+
+
+def optimize(
+    model: PolicyModel,
+    optimizer: Optimizer,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    ranks: Ranks = ALONE,
+) -> dict[str, float] | None:
+    """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
+    move. rows: of this rank.
+
+    Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite, and
+    OutOfMemory, with the weights untouched.
+    """
+    began = time.perf_counter()
+    optimizer.zero_grad(set_to_none=True)
+    gradient, splits = accumulate_in_memory(model, optimizer, rows, options, ranks)
+    if gradient is None:
+        return None
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clipped = torch.nn.utils.clip_grad_norm_(trained, options.max_grad_norm)
+    norm = float(whole(clipped))
+    if not (torch.isfinite(torch.tensor([norm, gradient.loss])).all()):
+        optimizer.zero_grad(set_to_none=True)
+        raise Diverged(f"loss {gradient.loss} and gradient norm {norm}: the batch was not applied")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    elapsed = time.perf_counter() - began
+    return {
+        **mismatch_metrics(gradient.sums),
+        "loss": gradient.loss,
+        "grad_norm": norm,
+        "rows": float(gradient.num_rows),
+        "tokens": float(gradient.num_trained),
+        "row_tokens": float(gradient.num_row_tokens),
+        "unique_tokens": float(gradient.num_unique_tokens),
+        "oom_splits": float(splits),
+        "learner_s": elapsed,
+        "tokens_per_s": gradient.num_row_tokens / elapsed,
+    }

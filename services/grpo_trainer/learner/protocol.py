@@ -1,0 +1,102 @@
+"""What sessions ask of a learner, and what they give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured, PreparedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """One rollout to train on."""
+
+    tokens: EpisodeTokens
+    reward: float
+    success: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGroup:
+    """Rollouts that are compared with one another."""
+
+    group_id: str
+    members: tuple[BatchMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What an optimizer step measured; names are metric names. applied: False where nothing was left to
+    learn."""
+
+    values: Mapping[str, float]
+    applied: bool
+
+
+Canary = tuple[tuple[list[int], list[float]], ...]
+"""Rows that prove a reload: token ids, and log-probabilities of all but the first."""
+
+
+class Snapshot(Protocol):
+    """One version of a session, on the host: it does not change while the learner goes on.
+
+    Both methods work beside the learner's thread. canary: rows of the last batch under these weights.
+    """
+
+    @property
+    def canary(self) -> Canary: ...
+
+    async def save(self, directory: Path) -> None:
+        """Write everything that the next step depends on, in the format of torch.distributed.checkpoint."""
+
+    async def export(self, directory: Path) -> None:
+        """Write the policy as a HF directory; equal weights, equal bytes."""
+
+
+class Learner(Protocol):
+    """Model, optimizer and random state of one session; heavy work happens in its own thread."""
+
+    async def begin(self, spec: TrainingSpec, base: Path) -> None:
+        """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec,
+        OutOfMemory."""
+
+    async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
+        """As it was when the folder `tensors` was saved. Raises BrokenArtifact, OutOfMemory."""
+
+    def check(self, group: BatchGroup) -> None:
+        """Raises UnusableTrajectory where this model cannot take the tokens."""
+
+    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
+
+    async def snapshot(self) -> Snapshot:
+        """The session as it is now, copied to the host. Raises OutOfMemory."""
+
+    async def close(self) -> None:
+        """Let the memory go."""
+
+
+class HandLearner(Learner, Protocol):
+    """A learner of interactive training: gradients accumulate. A call that fails leaves them as they were."""
+
+    async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
+        """Log-probabilities of the rows under the weights of now. Raises InvalidInput."""
+
+    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+        """Adds the gradient of the loss, to be divided by all trained tokens of the step. Raises
+        InvalidInput."""
+
+    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+        """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
+
+    async def apply(self, adam: Adam) -> Mapping[str, float]:
+        """One update with what is accumulated, and none is left. Raises Diverged with the weights
+        untouched."""
+
+    async def drop(self) -> None:
+        """Forget the gradients."""

@@ -1,0 +1,75 @@
+"""One version of a session on the host, and the thread that writes it out while the next step computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from grpo_trainer.learner.protocol import Canary
+from grpo_trainer.learner.sharding import whole
+from grpo_trainer.learner.tensor_files import write_tensors
+
+_NUM_THREADS: Final = 1
+"""Of torch in the writer: the rest belongs to the step that computes meanwhile."""
+
+Export = Callable[[Path], None]
+
+
+class WriterThread:
+    """The one thread in which states and policies are written: sessions take turns, steps go on."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="writer", initializer=torch.set_num_threads, initargs=(_NUM_THREADS,)
+        )
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Do `work` there, after what was asked earlier."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Let the running work finish, drop the rest."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class HostSnapshot:
+    """See ports.Snapshot."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], canary: Canary, export: Export, writer: WriterThread
+    ) -> None:
+        """tensors: a host copy. export: writes the policy from it; called in the writer's thread."""
+        self._tensors = tensors
+        self._canary = canary
+        self._export = export
+        self._writer = writer
+
+    @property
+    def canary(self) -> Canary:
+        """See ports.Snapshot."""
+        return self._canary
+
+    async def save(self, directory: Path) -> None:
+        """See ports.Snapshot."""
+        await self._writer.run(lambda: write_tensors(directory, self._tensors))
+
+    async def export(self, directory: Path) -> None:
+        """See ports.Snapshot."""
+        await self._writer.run(lambda: self._export(directory))
+
+
+def host_state(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a module around copies of its parameters that were made before, by name: tied names stay
+    one tensor, and what is no parameter is copied now. All ranks must ask for it."""
+    copies = {id(parameter): weights[name] for name, parameter in module.named_parameters()}
+    state: Mapping[str, Tensor] = module.state_dict(keep_vars=True)
+    return {
+        name: copies[id(tensor)] if isinstance(tensor, nn.Parameter) else whole(tensor).to("cpu", copy=True)
+        for name, tensor in state.items()
+    }

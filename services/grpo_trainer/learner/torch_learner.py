@@ -1,0 +1,141 @@
+"""The learner of one session: computes in a thread, and on ranks, that it shares with other sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+
+from grpo_math.packing import TrainingRow, rank_shares
+from grpo_trainer.domain.errors import UnusableTrajectory
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.learner.core import CANARY_ROWS, LearnerOptions, StepShare, canary, new_optimizer
+from grpo_trainer.learner.memory import memory_for
+from grpo_trainer.learner.packed_model import PackedModel
+from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
+from grpo_trainer.learner.rank_group import RankGroup
+from grpo_trainer.learner.rows import batch_rows
+from grpo_trainer.learner.snapshots import HostSnapshot, WriterThread
+
+__all__ = ["LearnerOptions", "LearnerThread", "TorchLearner", "canary", "new_optimizer"]
+
+T = TypeVar("T")
+
+_NUMBERS: Final = itertools.count(1)
+"""Sessions of this process, so that ranks can tell them apart."""
+
+
+class LearnerThread:
+    """The one thread in which torch works: sessions take turns, and the event loop stays free."""
+
+    def __init__(self, options: LearnerOptions) -> None:
+        self.options = options
+        self.writer = WriterThread()
+        self.group = RankGroup(options)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=self._prepare)
+
+    def _prepare(self) -> None:
+        torch.set_num_threads(self.options.num_threads)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` there, after what was asked earlier."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Let the running work finish, drop the rest."""
+        self._executor.submit(self.group.close)
+        self._executor.shutdown(wait=True)
+        self.writer.close()
+
+
+def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
+    """Why a model of this configuration cannot take a row; None where it can."""
+    if min(token_ids) < 0 or max(token_ids) >= config.vocab_size:
+        return f"a token is not one of the model's {config.vocab_size}"
+    if len(token_ids) > config.max_position_embeddings:
+        return f"a row of {len(token_ids)} tokens, the model takes {config.max_position_embeddings}"
+    return None
+
+
+class TorchLearner:
+    """See ports.Learner."""
+
+    def __init__(self, thread: LearnerThread) -> None:
+        self._thread = thread
+        self._session = f"session-{next(_NUMBERS)}"
+        self._spec: TrainingSpec | None = None
+        self._config: Any = None
+
+    async def begin(self, spec: TrainingSpec, base: Path) -> None:
+        """See ports.Learner."""
+        await self._thread.run(lambda: self._load(spec, base))
+
+    async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
+        """See ports.Learner."""
+        await self._thread.run(lambda: self._load(spec, base, tensors))
+
+    def _load(
+        self, spec: TrainingSpec, base: Path, tensors: Path | None = None
+    ) -> tuple[PackedModel, torch.optim.Optimizer]:
+        with memory_for(f"model {spec.model!r} does not fit in memory"):
+            self._thread.group.same(self._session, "load", spec, base, tensors)
+        model, optimizer = self._loaded()
+        self._spec, self._config = spec, model.module.config
+        return model, optimizer
+
+    def check(self, group: BatchGroup) -> None:
+        """See ports.Learner."""
+        if self._config is None:
+            raise RuntimeError("the learner was not begun")
+        for member in group.members:
+            for context in member.tokens.contexts:
+                if (why := misfit(self._config, context.token_ids)) is not None:
+                    raise UnusableTrajectory(f"{member.tokens.trajectory_id}: {why}")
+
+    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        """See ports.Learner."""
+        return await self._thread.run(lambda: self._step(groups))
+
+    def _step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        if self._spec is None:
+            raise RuntimeError("the learner was not begun")
+        with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
+            rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
+            shares = [(share,) for share in self._shares(rows)]
+            values = self._thread.group.call(self._session, "step", shares)
+        return StepNumbers(values or {}, applied=values is not None)
+
+    def _shares(self, rows: Sequence[TrainingRow]) -> list[StepShare]:
+        """What each rank computes."""
+        options = self._thread.options
+        longest = max((row.num_trained for row in rows), default=1)
+        proofs = tuple(rows[:CANARY_ROWS])
+        if options.ranks == 1:
+            return [StepShare(tuple(rows), longest, proofs)]
+        parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
+        return [StepShare(tuple(part), longest, proofs) for part in parts]
+
+    async def snapshot(self) -> HostSnapshot:
+        """See ports.Learner."""
+        return await self._thread.run(self._snapshot)
+
+    def _snapshot(self) -> HostSnapshot:
+        others: list[tuple[None]] = [(None,)] * (self._thread.options.ranks - 1)
+        shares = [(self._thread.writer,), *others]
+        with memory_for("the host copy of a step does not fit in memory"):
+            snapshot: HostSnapshot = self._thread.group.call(self._session, "snapshot", shares)
+        return snapshot
+
+    def _loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
+        """Model and optimizer of this rank."""
+        return self._thread.group.core(self._session).loaded
+
+    async def close(self) -> None:
+        """See ports.Learner."""
+        self._config = None
+        await self._thread.run(lambda: self._thread.group.forget(self._session))

@@ -1,0 +1,108 @@
+"""Counts the starts of a batch: one that kills the process each time ends its run in the end.
+
+Which batch it is is durable before it is computed, and that it was computed is durable afterwards. A process
+that is killed in between leaves an open record behind; one that leaves on notice takes its start back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from grpo_trainer.domain.errors import Diverged, KilledInBatch, RanksGone
+from grpo_trainer.domain.failures import WAYS_OUT
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.trajectories import CompleteGroup
+from grpo_trainer.patience import Patience
+from grpo_trainer.runs.attempt_record import MAX_KILLED, Attempt, next_attempt
+from grpo_trainer.runs.deps import Tools
+
+log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """The starts of one run's batches."""
+
+    def __init__(self, spec: TrainingSpec, tools: Tools, patience: Patience) -> None:
+        self._spec = spec
+        self._tools = tools
+        self._patience = patience
+        self._known = False
+        self._newest: Attempt | None = None
+        self._computing = False
+        self._leaving = False
+        self._noting: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def at(self, step: int, groups: Sequence[CompleteGroup]) -> AsyncIterator[None]:
+        """Inside, the batch of that step is computed, and no other batch of this process is. Raises
+        KilledInBatch where it was begun too often.
+
+        The start is written when no other batch computes: otherwise a kill would be charged to a batch that
+        waited. The other reads and writes leave the turn to the next session.
+        """
+        await self._look_up()
+        try:
+            async with self._tools.computing:
+                await self._begin(step, groups)
+                self._computing = True
+                try:
+                    yield
+                finally:
+                    self._computing = False
+        except Diverged:
+            await self._done()
+            raise
+        except RanksGone:  # another session's batch broke the process
+            await self._take_back()
+            raise
+        await self._done()
+
+    def leave(self) -> None:
+        """The process leaves on notice: what it computes now does not count, however that ends."""
+        self._leaving = True
+        if self._computing:
+            self._noting = asyncio.create_task(self._take_back(), name=f"leaving/{self._spec.run_id}")
+
+    async def close(self) -> None:
+        """Return when the record says what it should."""
+        if self._noting is not None:
+            await asyncio.wait({self._noting})
+
+    async def _look_up(self) -> None:
+        if not self._known:
+            states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
+            self._newest = await self._patience.until_done(lambda: states.attempt(model, run_id))
+            self._known = True
+
+    async def _begin(self, step: int, groups: Sequence[CompleteGroup]) -> None:
+        run_id = self._spec.run_id
+        attempt = next_attempt(self._newest, step, [group.group_id for group in groups])
+        if attempt.starts > MAX_KILLED:
+            raise KilledInBatch(
+                f"the process ended {MAX_KILLED} times while it computed the batch of step {step} "
+                f"({len(groups)} groups), without notice: such a batch is taken as one that does not fit in "
+                f"memory: {WAYS_OUT}"
+            )
+        if attempt.starts > 1:
+            log.warning("batch_begun_again", extra={"run_id": run_id, "step": step, "starts": attempt.starts})
+        await self._note(attempt)
+        if self._leaving:
+            await self._take_back()
+
+    async def _take_back(self) -> None:
+        if self._newest is not None and not self._newest.done:
+            await self._note(self._newest.left())
+
+    async def _done(self) -> None:
+        await self.close()
+        if self._newest is not None:
+            await self._note(replace(self._newest, done=True))
+
+    async def _note(self, attempt: Attempt) -> None:
+        self._newest = attempt
+        states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
+        await self._patience.until_done(lambda: states.note_attempt(model, run_id, attempt))

@@ -1,0 +1,199 @@
+"""Intake of one session: its facts in stream order, exclusions announced at once, complete groups made
+ready to train.
+
+Bodies of complete groups are fetched here while earlier steps train. A group counts as settled only after
+its settlement is published, so a crash in between decides it again, alike, and publishes it under the same
+id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
+from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
+from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
+from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.patience import Patience
+from grpo_trainer.runs.batches import BatchCutter
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.groups import GroupAssembler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShortened:
+    """A member of the group failed for good."""
+
+    group_id: str
+    expected_members: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """The planner says that every episode of the run is settled."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopping:
+    """The planner says that the run is to end: nothing that comes after this trains. saves: its newest
+    version is to be judged."""
+
+    sequence: int
+    saves: bool = True
+
+
+Fact = GradedTrajectory | GroupShortened | OfferedGroup | RunStopping | RunOver
+
+
+class Intake:
+    """What a session knows about its groups. All methods run on the event loop; state changes between
+    awaits only."""
+
+    def __init__(
+        self, spec: TrainingSpec, settled: SettledGroups, counts: dict[str, int], tools: Tools
+    ) -> None:
+        self.spec = spec
+        self.settled = settled
+        self.counts = counts
+        self.cutter = BatchCutter(spec)
+        self.assembler = GroupAssembler(spec, settled)
+        self.changed = asyncio.Event()
+        self.over = False
+        self.retired = False
+        self.saves = True
+        self._stop_sequence: int | None = None
+        self.seen = 0
+        self.patience = Patience()
+        self._bodies = tools.bodies
+        self._facts = tools.facts
+        self._instruments = tools.instruments
+        self._inbox: deque[Fact] = deque()
+        self._arrived = asyncio.Event()
+        self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
+        self._fetching = asyncio.Semaphore(32)
+
+    def begin(self, held_out_tasks: tuple[str, ...], lineage: Lineage) -> None:
+        """Digests of tasks that must never train, and where the weights came from; before the first fact is
+        handled."""
+        self.assembler = GroupAssembler(self.spec, self.settled, frozenset(held_out_tasks), lineage)
+
+    def put(self, fact: Fact) -> None:
+        """A fact about this run, in stream order."""
+        self._inbox.append(fact)
+        self._arrived.set()
+
+    @property
+    def stopping(self) -> bool:
+        """The run is to end early."""
+        return self._stop_sequence is not None
+
+    @property
+    def run_over(self) -> bool:
+        """The planner ended the run, whether or not that fact was handled."""
+        return self.over or any(isinstance(fact, RunOver) for fact in self._inbox)
+
+    @property
+    def first_unsettled_sequence(self) -> int | None:
+        """Sequence of the earliest fact that a replay must find again; None when there is none."""
+        found = (self.assembler.first_unsettled_sequence, self._stop_sequence)
+        return min((one for one in found if one is not None), default=None)
+
+    def held(self) -> list[CompleteGroup]:
+        """Groups that have a member here and are not settled, complete or not."""
+        return [*self.cutter.waiting, *self.assembler.open_groups]
+
+    @property
+    def is_drained(self) -> bool:
+        """Every fact that was put is handled."""
+        return not self._inbox
+
+    async def run(self) -> None:
+        """Handle facts for ever."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._inbox:
+                await self._handle(self._inbox[0])
+                self._inbox.popleft()
+                self.changed.set()
+
+    async def _handle(self, fact: Fact) -> None:
+        self.seen = fact.sequence
+        if (self.retired or self.stopping) and not isinstance(fact, RunOver):
+            return  # no step follows; the planner cancels what is left
+        match fact:
+            case GradedTrajectory():
+                await self._take(self.assembler.add(fact))
+            case GroupShortened(group_id, expected_members, sequence):
+                await self._take(self.assembler.shorten(group_id, expected_members, sequence))
+            case OfferedGroup():
+                await self._take(self.assembler.offer(fact))
+            case RunStopping(sequence, saves):
+                self._stop_sequence, self.saves = sequence, saves
+            case RunOver():
+                self.over = True
+
+    async def _take(self, completion: Completion | None) -> None:
+        if isinstance(completion, Settlement):
+            await self.settle(completion)
+        elif completion is not None:
+            self.cutter.add(completion)
+            self._fetches[completion.group_id] = [self._fetch(member) for member in completion.members]
+
+    def _fetch(self, member: GradedTrajectory) -> asyncio.Task[EpisodeTokens | UnusableTrajectory]:
+        async def work() -> EpisodeTokens | UnusableTrajectory:
+            async with self._fetching:
+                try:
+                    return await self.patience.until_done(lambda: self._bodies.tokens(member))
+                except UnusableTrajectory as error:
+                    return error  # a value: whether it is ever looked at depends on the group's fate
+
+        return asyncio.create_task(work(), name=f"fetch/{member.trajectory_id}")
+
+    async def settle(self, settlement: Settlement) -> None:
+        """Announce an exclusion or a release, then remember it."""
+        said = {"group_id": settlement.group_id, "reason": settlement.reason.value}
+        log.info(f"group_{settlement.outcome.value}", extra=said)
+        await self.patience.until_done(lambda: self._facts.settled(self.spec, settlement))
+        self.remember(settlement)
+
+    def remember(self, settlement: Settlement) -> None:
+        """The group is over; nothing about it will be looked at again."""
+        self.assembler.settle(settlement.group_id)
+        self.cutter.remove(settlement.group_id)
+        self._forget(settlement.group_id)
+        self.counts[settlement.label] = self.counts.get(settlement.label, 0) + 1
+        self._instruments.settled(self.spec, settlement)
+
+    async def contents(self, group: CompleteGroup) -> BatchGroup:
+        """The group with its tokens. Raises UnusableTrajectory for the first member that cannot be
+        trained."""
+        members = []
+        for member, fetch in zip(group.members, self._fetches[group.group_id], strict=True):
+            tokens = await fetch
+            if isinstance(tokens, UnusableTrajectory):
+                raise tokens
+            members.append(BatchMember(tokens, member.reward, member.success))
+        if not any(member.tokens.num_trained for member in members):
+            raise Untrainable(f"{group.group_id}: no token of it may be trained")
+        return BatchGroup(group.group_id, tuple(members))
+
+    def close(self) -> None:
+        """Cancel what is being fetched."""
+        for group_id in list(self._fetches):
+            self._forget(group_id)
+
+    def _forget(self, group_id: str) -> None:
+        for task in self._fetches.pop(group_id, []):
+            task.cancel()

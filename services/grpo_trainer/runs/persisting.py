@@ -1,0 +1,101 @@
+"""Makes states durable and announces them, one at a time, beside the compute of the next step.
+
+Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
+then the end of old states. Waits for: object store and bus. At most one state is in flight,
+so memory is bounded by one host copy; the next one waits for it. A step that the planner
+did not wait for is never announced (Overruled).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.learner.protocol import Snapshot
+from grpo_trainer.patience import Patience
+from grpo_trainer.runs.announcing import announce, confirm
+from grpo_trainer.runs.deps import Tools
+
+log = logging.getLogger(__name__)
+
+Durable = Callable[[SessionState], Awaitable[None]]
+"""Told of each state when its marker is written, before anything about it is announced."""
+
+
+class Persistence:
+    """The one place through which a session's states leave the process."""
+
+    def __init__(self, tools: Tools, patience: Patience, *, durable: Durable, ended: asyncio.Event) -> None:
+        """ended: set whenever a state in flight has landed or failed; wakes who waits for something else."""
+        self._tools = tools
+        self._patience = patience
+        self._durable = durable
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+        self._is_durable = False
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a state is on its way."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self, state: SessionState, snapshot: Snapshot) -> None:
+        """Send a state on its way. The one before must have landed."""
+        if self._task is not None:
+            raise RuntimeError(f"a state before step {state.step} of {state.spec.run_id} is still in flight")
+        self._is_durable = False
+        work = self._persist(state, snapshot)
+        self._task = asyncio.create_task(work, name=f"persist/{state.spec.run_id}/{state.step}")
+        self._task.add_done_callback(lambda _: self._ended.set())
+
+    def check(self) -> None:
+        """Raises what the state in flight died of, if it has."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def landed(self) -> None:
+        """Wait until everything begun is durable and announced; raises what went wrong with it."""
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task})
+            task.result()
+            self._task = None
+
+    async def wind_up(self, *, within_s: float) -> None:
+        """The session failed: what is durable by then is announced, what is not is abandoned."""
+        if self._task is None:
+            return
+        await asyncio.wait({self._task}, timeout=within_s)
+        if self._is_durable:
+            await asyncio.wait({self._task})
+        if self._task.done() and not self._task.cancelled() and (error := self._task.exception()) is not None:
+            log.info("state_not_announced", extra={"error": str(error)})
+
+    async def close(self) -> None:
+        """Abandon the state in flight, as a crash would."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _persist(self, state: SessionState, snapshot: Snapshot) -> None:
+        began, tools = time.monotonic(), self._tools
+        with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
+            path = Path(folder) / "state"
+            await snapshot.save(path)
+            durable = await self._patience.until_done(lambda: tools.states.commit(state, path))
+        self._is_durable = True
+        durable_s = time.monotonic() - began
+        await confirm(durable, tools, self._patience)
+        await self._durable(durable)
+        await announce(durable, tools, snapshot, self._patience)
+        if durable.last_step is not None:
+            tools.instruments.stepped(state.spec, durable.last_step)
+        timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
+        log.info("state_durable", extra={"run_id": state.spec.run_id, "step": state.step, **timings})
+        spec, newest = state.spec, tools.keep_states
+        await self._patience.until_done(lambda: tools.states.prune(spec.run_id, spec.model, newest=newest))

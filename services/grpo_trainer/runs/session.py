@@ -1,0 +1,385 @@
+"""One training session: waits for a batch, steps, makes the state durable, and only then tells the world.
+
+The next step may compute while the state of the last one is on its way; nothing is said before it is durable.
+
+Guarantees: what a state says was consumed is in its weights, and nothing else; every announcement can be
+repeated, word for word, from the newest state; a fact is replayed until the state that holds its gradient
+is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from grpo_trainer.domain.contexts import context_counts
+from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
+from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
+from grpo_trainer.domain.offers import unusable
+from grpo_trainer.domain.settled import SettledGroups
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
+from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
+from grpo_trainer.learner.protocol import BatchGroup, Canary
+from grpo_trainer.patience import Patience
+from grpo_trainer.runs.announcing import announce, announce_final, confirm
+from grpo_trainer.runs.attempts import Attempts
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.group_buffer import Fact, Intake
+from grpo_trainer.runs.opening import first_state, load_state
+from grpo_trainer.runs.persisting import Persistence
+from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
+from grpo_trainer.runs.phases import Turn, at_once
+from grpo_trainer.runs.watermark import Horizon
+
+log = logging.getLogger(__name__)
+
+_MAX_DIVERGED: Final = 3
+"""Batches in a row whose loss is not finite before the session gives up."""
+_LANDING_S: Final = 1.0
+"""How long a session that failed waits for the state in flight to become durable."""
+_MAX_HISTORY: Final = 512
+"""Steps whose metrics can be asked for."""
+_QUALITY: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm")
+_SAID: Final = (*_QUALITY, "learner_s", "stall_s", "idle_s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    groups: tuple[CompleteGroup, ...]
+    contents: tuple[BatchGroup, ...]
+    idle_s: float
+
+
+class TrainingSession:
+    """The trainer's side of one run."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        tools: Tools,
+        horizon: Horizon,
+        state: SessionState | None = None,
+        *,
+        turn: Turn = at_once,
+    ) -> None:
+        """state: the newest durable one; None for a run that was just submitted. turn: returns when no other
+        session adds versions to the model, and raises Waiting until then; asked before the first version."""
+        self.spec = submission.spec
+        self.state = state
+        self.phase = Phase.OPENING
+        self.failed: Failure | None = None
+        self.lost_in_a_row = 0
+        self.took_steps = False
+        self.changed = asyncio.Condition()
+        self.history: deque[StepRecord] = deque(maxlen=_MAX_HISTORY)
+        if state is not None and state.last_step is not None:
+            self.history.append(state.last_step)
+        self.submission = submission
+        self._tools = tools
+        self._horizon = horizon
+        self._patience = Patience()
+        self._turn = turn
+        self._learner = tools.new_learner()
+        self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
+        self._persistence = Persistence(
+            tools, self._patience, durable=self._became_durable, ended=self.intake.changed
+        )
+        self._attempts = Attempts(self.spec, tools, self._patience)
+        self._stopping = False
+        self._overruled = False
+        self._diverged = 0
+        self._waiting_since = time.monotonic()
+
+    def put(self, fact: Fact) -> None:
+        """A fact about this run, in stream order."""
+        self.intake.put(fact)
+
+    def stop(self) -> None:
+        """Finish the step under way, then return from `run`."""
+        self._stopping = True
+        self._attempts.leave()
+        self.intake.changed.set()
+
+    @property
+    def failure(self) -> str:
+        """Why the run failed, for people; empty where it did not."""
+        return "" if self.failed is None else self.failed.detail
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds since the last step ended."""
+        return time.monotonic() - self._waiting_since
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What is away, if something is."""
+        return self._patience.waiting_for or self.intake.patience.waiting_for
+
+    async def run(self) -> None:
+        """From the first or the newest state until the run is over, or `stop`. Raises what the run failed of,
+        once everything that is durable was announced; nothing is said after it."""
+        intake: asyncio.Task[None] | None = None
+        try:
+            await self._begin()
+            intake = asyncio.create_task(self.intake.run(), name=f"intake/{self.spec.run_id}")
+            await self._work_beside(intake)
+        except Exception as error:
+            if not isinstance(error, ENDS_PROCESS):
+                await self._persistence.wind_up(within_s=_LANDING_S)
+            raise
+        finally:
+            if intake is not None:
+                intake.cancel()
+                await asyncio.wait({intake})
+            self.intake.close()
+            await self._persistence.close()
+            await self._attempts.close()
+
+    async def close(self) -> None:
+        """Let the memory go, once the learner's thread comes to it."""
+        await self._learner.close()
+
+    async def fail(self, failure: Failure) -> None:
+        """The failure is durable; what follows is said by others."""
+        self.failed = failure
+        await self._enter(Phase.FAILED)
+
+    async def end(self, state: SessionState) -> None:
+        """Another trainer brought the run to its end, with this state."""
+        self.state, self.intake.retired = state, True
+        self._horizon.opened(self.spec.run_id)
+        await self._enter(Phase.FINISHED)
+
+    async def _begin(self) -> None:
+        if self.state is None:
+            await self._patience.until_done(self._turn)
+            self.state = await first_state(self.submission, self._tools, self._learner, self._patience)
+        else:
+            await load_state(self.state, self._tools, self._learner, self._patience)
+        self._horizon.opened(self.spec.run_id)
+        self.intake.begin(self.state.held_out_tasks, self.state.lineage)
+        self.intake.seen = self.state.cursor
+        log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
+        try:
+            await confirm(self.state, self._tools, self._patience)
+            await announce(self.state, self._tools, await self._learner.snapshot(), self._patience)
+        except Overruled as error:
+            self._give_up(error)
+
+    async def _work_beside(self, intake: asyncio.Task[None]) -> None:
+        """Train until the run is over; an intake that dies ends the work."""
+        work = asyncio.create_task(self._work(), name=f"train/{self.spec.run_id}")
+        try:
+            await asyncio.wait({intake, work}, return_when=asyncio.FIRST_COMPLETED)
+            if intake.done():
+                intake.result()
+            await work
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _work(self) -> None:
+        """Steps until there are enough of them, then nothing until the run is over."""
+        try:
+            if not self._overruled:
+                await self._train()
+        except Overruled as error:
+            self._give_up(error)
+        if not self._stopping:
+            await self._finish()
+
+    async def _train(self) -> None:
+        trained = self.state
+        while trained is not None and not self.spec.is_last(trained.step) and not trained.stopped:
+            batch = await self._next_batch(trained.version)
+            if batch is None:
+                break
+            trained = await self._one_step(trained, batch)
+        await self._landed()
+
+    def _give_up(self, error: Overruled) -> None:
+        """The run ended without the newest step: say nothing more, and wait until it is over."""
+        log.warning("step_void", extra={"run_id": self.spec.run_id, "error": str(error)})
+        self._overruled = True
+
+    async def _finish(self) -> None:
+        state = self.state
+        if state is not None and not self.spec.is_last(state.step) and not self._overruled:
+            await self._end_early(state)
+        self.intake.retired = True
+        await self._enter(Phase.FINISHED)
+        while not (self.intake.over or self._stopping):
+            self.intake.changed.clear()
+            await self.intake.changed.wait()
+        if self.intake.over and self.state is not None:
+            closed = self.state.closed(self._cursor())
+            await self._patience.until_done(lambda: self._tools.states.close(closed))
+            self.state = closed
+
+    async def _end_early(self, state: SessionState) -> None:
+        """Ask for the newest version to be judged, unless the run was cancelled; settle every group here.
+
+        That the run stopped is durable before anything is said, so a restart repeats this and trains no more.
+        """
+        while not (self.intake.stopping or self.intake.over or self._stopping):
+            self.intake.changed.clear()
+            await self.intake.changed.wait()
+        if not self.intake.stopping:
+            return
+        await self._enter(Phase.PUBLISHING)
+        stopped = replace(state, stopped=True)
+        if not state.stopped:
+            await self._patience.until_done(lambda: self._tools.states.stop(stopped))
+            self.state = stopped
+        if self.intake.saves:
+            await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
+        for group in self.intake.held():
+            await self.intake.settle(excluded(group, Reason.RUN_OVER))
+        log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
+
+    async def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def _next_batch(self, version: int) -> _Batch | None:
+        """The next groups to train, with their tokens; None when the run is over or stopping, or we are."""
+        began = time.monotonic()
+        await self._enter(Phase.WAITING)
+        while not (self.intake.over or self.intake.stopping or self._stopping):
+            self.intake.changed.clear()
+            self._persistence.check()
+            cut = self.intake.cutter.cut(version)
+            for settlement in cut.stale:
+                await self._exclude(settlement)
+            contents = await self._contents(cut.groups) if cut.groups else None
+            if contents is not None:
+                return _Batch(cut.groups, contents, time.monotonic() - began)
+            if not cut.groups:
+                await self.intake.changed.wait()
+        return None
+
+    async def _contents(self, groups: Sequence[CompleteGroup]) -> tuple[BatchGroup, ...] | None:
+        """Tokens of all groups; None when one was quarantined, and another must take its place."""
+        contents, whole = [], True
+        for group in groups:
+            try:
+                content = await self.intake.contents(group)
+                self._learner.check(content)
+                contents.append(content)
+            except UnusableTrajectory as error:
+                whole = False
+                await self._exclude(unusable(group, error))
+        return tuple(contents) if whole else None
+
+    async def _exclude(self, settlement: Settlement) -> None:
+        """Settle what the version in training does not take; that version must be durable first."""
+        phase = self.phase
+        await self._landed()
+        await self._enter(phase)
+        await self.intake.settle(settlement)
+
+    async def _landed(self) -> None:
+        """Wait for the state in flight, if there is one."""
+        if self._persistence.in_flight:
+            await self._enter(Phase.PUBLISHING)
+        await self._persistence.landed()
+
+    async def _one_step(self, state: SessionState, batch: _Batch) -> SessionState:
+        """The state after the batch, on its way to be durable; the same state where nothing was applied."""
+        plan = StepPlan(
+            spec=self.spec,
+            step=state.step + 1,
+            version=state.version,
+            groups=batch.groups,
+            idle_s=batch.idle_s,
+            parent_checkpoint_id=state.parent_checkpoint_id,
+            before={} if state.last_step is None else state.last_step.metrics,
+            limits=self._tools.alarm_limits,
+        )
+        members = [member for group in batch.groups for member in group.members]
+        span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
+        with span as traceparent:
+            learned = await self._learn(batch, plan.step)
+            if learned is None:
+                return state
+            stalled = time.monotonic()
+            await self._landed()
+            snapshot = await self._learner.snapshot()
+            learned["stall_s"] = time.monotonic() - stalled
+            record = plan.record(learned, at=self._tools.now(), traceparent=traceparent)
+            following = self._following(state, record, snapshot.canary)
+            self._persistence.begin(following, snapshot)
+        said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
+        log.info("step_done", extra={"step": record.step, "version": record.version, **said})
+        self._waiting_since = time.monotonic()
+        return following
+
+    async def _learn(self, batch: _Batch, step: int) -> dict[str, float] | None:
+        """Metrics of the optimizer step; None where the batch could not be applied, and its groups were
+        excluded."""
+        await self._enter(Phase.STEPPING)
+        try:
+            async with self._attempts.at(step, batch.groups):
+                numbers = await self._learner.step(batch.contents)
+        except Diverged as error:
+            self._diverged += 1
+            for group in batch.groups:
+                await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
+            if self._diverged >= _MAX_DIVERGED:
+                raise Diverged(
+                    f"{_MAX_DIVERGED} batches in a row could not be applied, the last for step {step}: "
+                    f"{error}; lower the learning rate, or begin from an earlier checkpoint"
+                ) from error
+            return None
+        self._diverged = 0
+        members = (member.tokens for group in batch.contents for member in group.members)
+        return {**numbers.values, **context_counts(members)}
+
+    def _following(self, state: SessionState, record: StepRecord, canary: Canary) -> SessionState:
+        """Everything but tensors that the next step depends on."""
+        for settlement in record.settlements:
+            self.intake.remember(settlement)
+        identity = checkpoint_id(self.spec.model, record.version)
+        return replace(
+            state,
+            version=record.version,
+            step=record.step,
+            cursor=self._cursor(),
+            seen=self._horizon.handled,
+            settled=self.intake.settled.to_json(),
+            settled_counts=dict(self.intake.counts),
+            sources=dict(Counter(state.sources) + record.sources),
+            parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
+            canary=canary,
+            last_step=record,
+        )
+
+    async def _became_durable(self, state: SessionState) -> None:
+        self.state, self.took_steps = state, True
+        if state.last_step is not None:
+            self.history.append(state.last_step)
+        await self._enter(self.phase)
+
+    def _cursor(self) -> int:
+        """Sequence from which a replay finds everything that is not settled."""
+        handled = self._horizon.handled if self.intake.is_drained else self.intake.seen
+        first = self.intake.first_unsettled_sequence
+        bound = min(handled, self._horizon.bound)
+        return bound if first is None else min(bound, first - 1)
+
+
+def _settled(state: SessionState | None, run_id: str) -> SettledGroups:
+    if state is None:
+        return SettledGroups(run_id)
+    return SettledGroups.from_json(run_id, dict(state.settled))
+
+
+def _counts(state: SessionState | None) -> dict[str, int]:
+    return {} if state is None else dict(state.settled_counts)

@@ -1,0 +1,343 @@
+"""All sessions of this trainer: resumed from their states, opened by submissions, fed with facts in stream
+order.
+
+Whatever a session dies of ends its run alone, by the fact session.failed. Only a lost rank, and what was away
+for too long, end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from grpo_trainer.domain.alarms import AlarmLimits
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, UnknownSession, Waiting
+from grpo_trainer.domain.failures import (
+    ENDS_PROCESS,
+    BrokenRun,
+    FailedRun,
+    Failure,
+    FailureKind,
+    detail_of,
+    kind_of,
+)
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.trajectories import Submission
+from grpo_trainer.patience import Patience
+from grpo_trainer.runs.deps import FoundStates, Tools
+from grpo_trainer.runs.failing import Failures
+from grpo_trainer.runs.group_buffer import Fact, RunOver
+from grpo_trainer.runs.reopening import Interim, Recall, fed, hand_over, may_go_on, newest_of
+from grpo_trainer.runs.session import Phase, TrainingSession
+from grpo_trainer.runs.watermark import Horizon
+
+log = logging.getLogger(__name__)
+
+_OVER: Final = (Phase.FINISHED, Phase.FAILED)
+_LAST_MOMENT_S: Final = 1.0
+"""For abandoned sessions to let go; a learner in the middle of a step cannot."""
+_OF_LEAVING: Final = (FailureKind.ERROR, FailureKind.LINEAGE_TAKEN)
+"""What may be a consequence of the process leaving; the next start finds out whether it was more."""
+
+
+async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
+    """No stream to look into."""
+    return ()
+
+
+class Sessions:
+    """Routes each fact to its run. Runs that this trainer does not train are ignored."""
+
+    def __init__(
+        self, tools: Tools, *, leave_s: float = 15.0, by_hand: Callable[[str], bool] = lambda model: False
+    ) -> None:
+        """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
+        by_hand: whether an interactive call about a model is under way."""
+        self._tools = tools
+        self._leave_s = leave_s
+        self._by_hand = by_hand
+        self._restored = False
+        self._stopping = False
+        self.horizon = Horizon()
+        self.patience = Patience()
+        self.recall: Recall = _nothing
+        self.failures = Failures(tools, self.horizon, self._spawn)
+        self._interim = Interim()
+        self._sessions: dict[str, TrainingSession] = {}
+        self._past: dict[str, SessionState] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+
+    async def restore(self) -> int:
+        """Resume every run that is not over and did not fail. Returns the sequence after which facts must be
+        replayed."""
+        found = await self.patience.until_done(self._tools.states.find)
+        going = [state for state in found.states if not state.finished]
+        self._past = {state.spec.run_id: state for state in found.states if state.finished}
+        self.horizon.handled = _replayed_after(found)
+        for run in (*found.failed, *map(self._broken, found.broken)):
+            self._know(run)
+        for state in going:
+            submission = Submission(state.spec, state.cursor, state.trace_headers)
+            self._start(self._new(submission, state))
+        self._restored = True
+        return self.horizon.handled
+
+    def _know(self, run: FailedRun) -> None:
+        """A run that failed and has no session here."""
+        run_id = run.failure.run_id
+        self.failures.add(run)
+        if not run.closed:
+            self._spawn(f"failing/{run_id}", self.failures.remember_and_say(run_id))
+
+    def _broken(self, run: BrokenRun) -> FailedRun:
+        log.error("training_failed", extra={"run_id": run.run_id, "error": run.detail})
+        failure = Failure(
+            run_id=run.run_id,
+            model=run.model,
+            kind=FailureKind.BROKEN_ARTIFACT,
+            detail=run.detail,
+            step=run.step,
+            cursor=self.horizon.handled,
+            failed_at=self._tools.now(),
+        )
+        return FailedRun(failure, closed=run.closed)
+
+    def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
+        """A training run was submitted; repeated submissions change nothing."""
+        if self._knows(spec.run_id):
+            return
+        self.horizon.opening(spec.run_id, sequence)
+        self._start(self._new(Submission(spec, sequence, trace_headers)))
+
+    def _knows(self, run_id: str) -> bool:
+        return run_id in self._sessions or run_id in self._past or run_id in self.failures
+
+    def _new(self, submission: Submission, state: SessionState | None = None) -> TrainingSession:
+        turn = partial(self._turn, submission.spec)
+        return TrainingSession(submission, self._tools, self.horizon, state, turn=turn)
+
+    async def _turn(self, spec: TrainingSpec) -> None:
+        """One at a time adds versions to a model. A run begins when the runs before it are over and the
+        interactive call that is under way has ended; calls that come now are refused. Raises Waiting."""
+        for run_id, session in self._sessions.items():
+            if run_id == spec.run_id:
+                break
+            if session.spec.model == spec.model and session.phase not in _OVER:
+                raise Waiting(f"{run_id}, which trains {spec.model!r} before it")
+        if self._by_hand(spec.model):
+            raise Waiting(f"the interactive call about {spec.model!r} that is under way")
+
+    def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
+        """A run that was submitted at `sequence` asks for what cannot be."""
+        if self._knows(run_id):
+            return
+        log.error("training_refused", extra={"run_id": run_id, "error": str(error)})
+        self.horizon.opening(run_id, sequence)  # until the failure is durable
+        self._know(FailedRun(self._failure(run_id, model, error, step=0, cursor=sequence)))
+
+    def _failure(self, run_id: str, model: str, error: Exception, *, step: int, cursor: int) -> Failure:
+        return Failure(
+            run_id=run_id,
+            model=model,
+            kind=kind_of(error),
+            detail=detail_of(error),
+            step=step,
+            cursor=min(cursor, self.horizon.bound),
+            failed_at=self._tools.now(),
+        )
+
+    def put(self, run_id: str, fact: Fact) -> None:
+        """A fact about a run, in stream order."""
+        session = self._sessions.get(run_id)
+        if run_id in self.failures:
+            if isinstance(fact, RunOver):
+                self.failures.over(run_id)
+        elif session is not None and not self._interim.put(run_id, fact):
+            session.put(fact)
+
+    def handled(self, sequence: int) -> None:
+        """Every fact up to `sequence` has reached its session."""
+        self.horizon.handled = max(self.horizon.handled, sequence)
+
+    def _start(self, session: TrainingSession) -> None:
+        self._sessions[session.spec.run_id] = session
+        self._spawn(session.spec.run_id, self._to_its_end(session), prefix="session/")
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None], *, prefix: str = "") -> None:
+        task = asyncio.create_task(work, name=f"{prefix}{name}")
+        self._tasks[name] = task
+        task.add_done_callback(self._ended.put_nowait)
+
+    async def _to_its_end(self, session: TrainingSession | None) -> None:
+        """Run a session, and those that go on with its run, until the run is over or has failed."""
+        while session is not None:
+            try:
+                error = await _end_of(session)
+                following = None if error is None else await self._following(session, error)
+            finally:
+                await session.close()
+            session = following
+
+    async def _following(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
+        """`session` ended by `error`: the session that continues its run; None where the run is over."""
+        if self._stopping and kind_of(error) in _OF_LEAVING:
+            log.warning("session_left", exc_info=error, extra={"run_id": session.spec.run_id})
+            return None
+        try:
+            return await self._gone_on(session, error)
+        except ENDS_PROCESS:
+            raise
+        except BrokenArtifact:  # where the run is cannot be read: what the session ended by says more
+            await self._fail(session, error)
+        except Exception as unexpected:
+            await self._fail(session, unexpected)
+        return None
+
+    async def _gone_on(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
+        newest = await newest_of(session.spec, self._tools)
+        if isinstance(newest, FailedRun):
+            await self._end_failed(session, newest)
+        elif newest is not None and newest.finished:
+            log.warning("run_ended_elsewhere", extra={"run_id": session.spec.run_id, "error": str(error)})
+            await session.end(newest)
+        elif may_go_on(session, newest, error):
+            return None if self._stopping else await self._reopened(session, newest, error)
+        else:
+            await self._fail(session, error)
+        return None
+
+    async def _reopened(
+        self, session: TrainingSession, newest: SessionState | None, error: Exception
+    ) -> TrainingSession:
+        """A session of the same run that begins at `newest`, with every fact since."""
+        spec, submission = session.spec, session.submission
+        after = submission.sequence if newest is None else newest.cursor
+        following = self._new(submission, newest)
+        hand_over(session, following)
+        with self._interim.keeping(session) as interim:
+            recalled = await Patience().until_done(lambda: self.recall(spec, after))
+            fed(following, recalled, interim)
+            self._sessions[spec.run_id] = following
+        step = 0 if newest is None else newest.step
+        extra = {"run_id": spec.run_id, "step": step, "lost": following.lost_in_a_row, "error": str(error)}
+        log.warning("session_reopened", extra=extra)
+        return following
+
+    async def _fail(self, session: TrainingSession, error: Exception) -> None:
+        spec, state, kind = session.spec, session.state, kind_of(error)
+        extra = {"run_id": spec.run_id, "kind": kind.value, "error": str(error)}
+        log.error("training_failed", exc_info=error if kind is FailureKind.ERROR else None, extra=extra)
+        step, cursor = (0, session.submission.sequence) if state is None else (state.step, state.cursor)
+        failure = self._failure(spec.run_id, spec.model, error, step=step, cursor=cursor)
+        await self._end_failed(session, FailedRun(failure, state))
+
+    async def _end_failed(self, session: TrainingSession, run: FailedRun) -> None:
+        """The run trains no more; the planner is told once that is durable."""
+        run_id = run.failure.run_id
+        self.failures.add(run)
+        if session.intake.run_over:
+            self.failures.over(run_id)
+        await session.fail(await self.failures.remember(run_id))
+        await self.failures.say(run_id)
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Return when `stop` is set; raise what ends the process."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                ended = asyncio.create_task(self._ended.get())
+                await asyncio.wait({stopping, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done() and not ended.result().cancelled():
+                    ended.result().result()
+                ended.cancel()
+        finally:
+            stopping.cancel()
+
+    async def stop(self) -> None:
+        """Let steps under way become durable, then end every session. What takes too long is abandoned: the
+        newest durable state does not know of it, and the trainer that resumes takes that step again."""
+        self._stopping = True
+        for session in self._sessions.values():
+            session.stop()
+        running = [task for task in self._tasks.values() if not task.done()]
+        for run_id, session in self._sessions.items():
+            if session.phase is Phase.OPENING:
+                self._tasks[run_id].cancel()
+        if not running:
+            return
+        _, late = await asyncio.wait(running, timeout=self._leave_s)
+        for task in late:
+            log.warning("step_abandoned", extra={"task": task.get_name(), "leave_s": self._leave_s})
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=_LAST_MOMENT_S)
+
+    def trainer_of(self, model: str) -> str | None:
+        """The run that trains a model now, if there is one. Raises Waiting until that is known."""
+        if not self._restored:
+            raise Waiting("the runs that go on, which are being looked up")
+        going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in _OVER)
+        return next((one.spec.run_id for one in going), None)
+
+    @property
+    def all(self) -> list[TrainingSession]:
+        """Sessions of this process, in the order in which they began."""
+        return list(self._sessions.values())
+
+    @property
+    def past(self) -> list[SessionState]:
+        """Runs that ended before this process began."""
+        return list(self._past.values())
+
+    @property
+    def failed(self) -> list[FailedRun]:
+        """Runs that failed and have no session here: refused, broken, or failed before this process began."""
+        return [run for run in self.failures.all if run.failure.run_id not in self._sessions]
+
+    @property
+    def alarm_limits(self) -> AlarmLimits:
+        """What steps are compared with."""
+        return self._tools.alarm_limits
+
+    def get(self, run_id: str) -> TrainingSession:
+        """The session of a run. Raises UnknownSession."""
+        if run_id not in self._sessions:
+            known = ", ".join(sorted(self._sessions)) or "none"
+            raise UnknownSession(f"no training session for run {run_id!r}; sessions: {known}")
+        return self._sessions[run_id]
+
+    def waiting_for(self) -> str | None:
+        """What a session waits for outside of this process, if anything; failed ones wait for nothing."""
+        for session in self._sessions.values():
+            if session.waiting_for is not None and session.spec.run_id not in self.failures:
+                return f"{session.spec.run_id} waits for {session.waiting_for}"
+        return self.patience.waiting_for
+
+
+async def _end_of(session: TrainingSession) -> Exception | None:
+    """What a session ended by; None where it came to its end."""
+    try:
+        await session.run()
+    except ENDS_PROCESS:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def _replayed_after(found: FoundStates) -> int:
+    """The sequence after which a replay finds everything that is not over.
+
+    A cursor lies before the submission of every run that had no state yet, so where no run goes on, the
+    newest cursor loses none either.
+    """
+    failed = {run.failure.run_id: run.failure.cursor for run in found.failed if not run.closed}
+    going = [state.cursor for state in found.states if not state.finished]
+    over = [state.cursor for state in found.states if state.finished]
+    over += [run.failure.cursor for run in found.failed if run.closed]
+    return min([*going, *failed.values()], default=max(over, default=0))

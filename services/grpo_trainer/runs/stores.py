@@ -1,0 +1,236 @@
+"""Bodies and training states in the object store.
+
+States are step folders (see step_folders) below `training/<model>/<run>/`; beside them `stopped.json`,
+`failed.json` and `closed.json` say how far the run itself is, and `attempts.json` which batch was begun last.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+from blob_store import BlobStore
+from grpo_trainer import wire
+from grpo_trainer.adapters import step_folders
+from grpo_trainer.adapters.boundaries import object_store
+from grpo_trainer.adapters.step_folders import MARKER, step_folder
+from grpo_trainer.domain.contexts import EpisodeTokens
+from grpo_trainer.domain.errors import BrokenArtifact, UnusableTrajectory
+from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, FailureKind, failure_from_json
+from grpo_trainer.domain.states import SessionState, state_from_json
+from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
+from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
+from grpo_trainer.runs.deps import FoundStates
+from grpo_trainer.telemetry import STATES_REMOVED
+from trajectory_body import MalformedBody, unpack
+
+log = logging.getLogger(__name__)
+
+_ROOT: Final = "training"
+_STOPPED: Final = "stopped.json"
+_CLOSED: Final = "closed.json"
+_FAILED: Final = "failed.json"
+_ATTEMPTS: Final = "attempts.json"
+_RUN_PARTS: Final = 3
+"""training, model, run: the parts of a key that name a run."""
+
+
+class BlobBodies:
+    """See ports.Bodies."""
+
+    def __init__(self, store: BlobStore, *, train_parse_errors: bool) -> None:
+        self._store = store
+        self._train_parse_errors = train_parse_errors
+
+    async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
+        """See ports.Bodies."""
+        try:
+            with object_store(trajectory.trajectory_id):
+                data = await self._store.get(wire.blob_ref(trajectory.body))
+            body = unpack(data)
+        except (BrokenArtifact, MalformedBody) as error:
+            raise UnusableTrajectory(f"{trajectory.trajectory_id}: {error}") from error
+        return wire.tokens_from_body(body, trajectory, train_parse_errors=self._train_parse_errors)
+
+
+class BlobStates:
+    """See ports.States."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._checkpoints: dict[str, frozenset[str]] = {}
+
+    async def find(self) -> FoundStates:
+        """See ports.States."""
+        return await self._found(f"{_ROOT}/", "training states")
+
+    async def find_run(self, model: str, run_id: str) -> FoundStates:
+        """See ports.States."""
+        return await self._found(f"{_line(model, run_id)}/", f"training states of {run_id}")
+
+    async def _found(self, prefix: str, what: str) -> FoundStates:
+        with object_store(what):
+            keys = await self._store.list(prefix)
+        found = [await self._looked_up(line, names) for line, names in sorted(_by_run(keys).items())]
+        return FoundStates(
+            tuple(one for one in found if isinstance(one, SessionState)),
+            tuple(one for one in found if isinstance(one, BrokenRun)),
+            tuple(one for one in found if isinstance(one, FailedRun)),
+        )
+
+    async def _looked_up(
+        self, line: str, names: Collection[str]
+    ) -> SessionState | BrokenRun | FailedRun | None:
+        """A run by the objects in its folder; None where nothing durable is there."""
+        newest = max((name for name in names if name.endswith(f"/{MARKER}")), default="")
+        closed, state, why = _CLOSED in names, None, ""
+        if newest:
+            try:
+                state = await self._read(f"{line}/{newest}")
+                state = replace(state, finished=closed, stopped=_STOPPED in names)
+            except BrokenArtifact as error:
+                why = str(error)
+        if _FAILED in names:
+            return FailedRun(await self._failure(line), state, closed)
+        if not why:
+            return state
+        model, run_id = _named_by(line)
+        return BrokenRun(run_id, model, step_folders.step_of(newest), why, closed)
+
+    async def _failure(self, line: str) -> Failure:
+        """What is remembered of a failure; that it failed, where the text cannot be read."""
+        key = f"{line}/{_FAILED}"
+        with object_store(key):
+            data = await self._store.read(key)
+        try:
+            return failure_from_json(json.loads(data or b""))
+        except (ValueError, KeyError, TypeError) as error:
+            log.error("failure_unreadable", extra={"key": key, "error": str(error)})
+            model, run_id = _named_by(line)
+            detail = f"{key} says that the run failed, and cannot be read: {error}"
+            return Failure(run_id, model, FailureKind.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
+
+    async def _read(self, key: str) -> SessionState:
+        return await step_folders.read_marker(self._store, key, state_from_json)
+
+    async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
+        """See ports.States."""
+        folder = _folder(state)
+        with object_store(f"step {state.step} of {state.spec.run_id}"):
+            if tensors is not None:
+                files = await step_folders.put_tensors(self._store, folder, tensors)
+                state = replace(state, tensors=files)
+            await step_folders.put_marker(self._store, folder, state.to_json())
+        return state
+
+    async def tensors(self, state: SessionState, directory: Path) -> None:
+        """See ports.States."""
+        if not state.tensors:
+            raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
+        with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
+            await step_folders.get_tensors(self._store, state.tensors, directory)
+
+    async def marker_of(self, state: SessionState) -> StoredBody:
+        """See ports.States."""
+        return step_folders.marker_of(_folder(state), state.to_json())
+
+    async def stop(self, state: SessionState) -> None:
+        """See ports.States."""
+        with object_store(f"the early end of {state.spec.run_id}"):
+            await self._store.put(f"{_line_of(state)}/{_STOPPED}", json.dumps({"step": state.step}).encode())
+
+    async def fail(self, failure: Failure) -> Failure:
+        """See ports.States."""
+        line = _line(failure.model, failure.run_id)
+        data = json.dumps(failure.to_json(), sort_keys=True).encode()
+        with object_store(f"the failure of {failure.run_id}"):
+            written = await self._store.put_if_absent(f"{line}/{_FAILED}", data)
+        return failure if written is not None else await self._failure(line)
+
+    async def close(self, state: SessionState) -> None:
+        """See ports.States."""
+        await self._close(state.spec.model, state.spec.run_id, state.seen)
+
+    async def close_failed(self, failure: Failure) -> None:
+        """See ports.States."""
+        await self._close(failure.model, failure.run_id, failure.cursor)
+
+    async def _close(self, model: str, run_id: str, seen: int) -> None:
+        line = _line(model, run_id)
+        with object_store(f"the end of {run_id}"):
+            await self._store.put(f"{line}/{_CLOSED}", json.dumps({"seen": seen}).encode())
+            await self._store.delete(f"{line}/{_ATTEMPTS}")
+        await self.prune(run_id, model, newest=1)
+
+    async def attempt(self, model: str, run_id: str) -> Attempt | None:
+        """See ports.States."""
+        key = f"{_line(model, run_id)}/{_ATTEMPTS}"
+        with object_store(f"attempts of {run_id}"):
+            data = await self._store.read(key)
+        if data is None:
+            return None
+        try:
+            return attempt_from_json(json.loads(data))
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("attempts_unreadable", extra={"key": key, "error": str(error)})
+            return None
+
+    async def note_attempt(self, model: str, run_id: str, attempt: Attempt) -> None:
+        """See ports.States."""
+        data = json.dumps(attempt.to_json()).encode()
+        with object_store(f"attempts of {run_id}"):
+            await self._store.put(f"{_line(model, run_id)}/{_ATTEMPTS}", data)
+
+    async def prune(self, run_id: str, model: str, *, newest: int) -> None:
+        """See ports.States."""
+        with object_store(f"old states of {run_id}"):
+            folders = step_folders.by_folder(await self._store.list(f"{_line(model, run_id)}/step-"))
+            for folder in list(folders)[:-newest]:
+                named = await self._named(folder, folders[folder])
+                await step_folders.delete(self._store, set(folders[folder]) - named)
+                if not named:
+                    STATES_REMOVED.labels(model).inc()
+
+    async def _named(self, folder: str, keys: Collection[str]) -> frozenset[str]:
+        """Objects of a state that a checkpoint names; what else lies there was left by an attempt that was
+        cut off. Remembered, because markers never change."""
+        marker = f"{folder}/{MARKER}"
+        if folder not in self._checkpoints and marker in keys:
+            state = await self._read(marker)
+            if state.last_step is not None and state.last_step.saves_checkpoint:
+                self._checkpoints[folder] = frozenset({marker, *(file.key for file in state.tensors)})
+        return self._checkpoints.get(folder, frozenset())
+
+
+def _line(model: str, run_id: str) -> str:
+    return f"{_ROOT}/{quote(model, safe='')}/{quote(run_id, safe='')}"
+
+
+def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:
+    """What lies in the folder of each run, by the folder."""
+    runs: dict[str, set[str]] = {}
+    for key in keys:
+        parts = key.split("/")
+        if len(parts) > _RUN_PARTS:
+            runs.setdefault("/".join(parts[:_RUN_PARTS]), set()).add("/".join(parts[_RUN_PARTS:]))
+    return runs
+
+
+def _named_by(line: str) -> tuple[str, str]:
+    """Model and run of a folder."""
+    _, model, run = line.split("/")
+    return unquote(model), unquote(run)
+
+
+def _line_of(state: SessionState) -> str:
+    return _line(state.spec.model, state.spec.run_id)
+
+
+def _folder(state: SessionState) -> str:
+    return step_folder(_line_of(state), state.step)

@@ -1,0 +1,192 @@
+"""Interactive passes claim the tasks of all stored inputs: before anything is computed, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.interactive.setup import hands, inline, passing
+from tests.services.grpo_trainer.interactive.test_service import serving
+
+from grpc_edge import GrpcServer, Peer, RemoteRefused
+from grpo_trainer.adapters.policies import PlannerClaims
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup, Waiting
+from grpo_trainer.interactive.inputs import Split, StoredInput
+from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
+from upcycle import TrainingClient
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import (
+    TasksetServiceServicer,
+    add_TasksetServiceServicer_to_server,
+)
+from upcycle.api.trajectory.v1 import service_pb2 as trajectory_service
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.service_pb2_grpc import (
+    TrajectoryServiceServicer,
+    add_TrajectoryServiceServicer_to_server,
+)
+
+UNASSIGNED = Split.UNASSIGNED
+WHO = f"interactive training of {MODEL}"
+
+
+def stored(by: Any, *tasks: str, split: Split = UNASSIGNED) -> list[Any]:
+    """Two trajectories of each task, the second one better."""
+    return [
+        StoredInput(by.library.add(f"traj-{task}-{reward:g}", reward, split=split, task=task))
+        for task in tasks
+        for reward in (0.0, 1.0)
+    ]
+
+
+async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World) -> None:
+    async with hands(world) as by:
+        inputs = [*stored(by, "b", "a"), *stored(by, "sure", split=Split.TRAIN)]
+        inputs += [inline(1, 0.0), inline(2, 1.0)]
+        await by.forward_backward("f", inputs, group_size=2)
+        assert by.claims.made == [(("a", "b", "sure"), WHO)]
+        asked = passing(stored(by, "c"), group_size=2)
+        await by.models.once(MODEL, "w", b"", lambda one: one.forward(asked))
+        await by.forward_backward("x", stored(by, "d"), loss="cross_entropy")
+        assert [digests for digests, _ in by.claims.made[1:]] == [("c",), ("d",)]
+        await by.forward_backward("y", [inline(3, 0.0), inline(4, 1.0)])
+        assert len(by.claims.made) == 3
+        await by.forward_backward("z", stored(by, "e", "a", split=Split.TRAIN), group_size=2)
+        await by.forward_backward("again", stored(by, "e", "a"), group_size=2)
+        assert [digests for digests, _ in by.claims.made[3:]] == [("e",)]
+        assert (await by.optim_step("o")).version == 1
+
+
+@pytest.mark.parametrize("split", [Split.UNASSIGNED, Split.TRAIN])
+async def test_a_task_that_is_held_out_by_now_refuses_the_batch_before_anything_is_computed(
+    world: World, split: Split
+) -> None:
+    """split: what the stored body says, which was so when the episode was asked for."""
+    async with hands(world) as by:
+        by.claims.held_out.add("b")
+        with pytest.raises(HeldOutInput, match="task b is held out: it must never train"):
+            await by.forward_backward("f", stored(by, "a", "b", split=split), group_size=2)
+        with pytest.raises(NothingAccumulated):
+            await by.optim_step("o")
+        assert by.claims.made == []
+        await by.forward_backward("g", stored(by, "a"), group_size=2)
+        assert (await by.optim_step("p")).version == 1
+
+
+async def test_a_batch_that_is_refused_anyway_claims_nothing(world: World) -> None:
+    async with hands(world) as by:
+        with pytest.raises(PartialGroup):
+            await by.forward_backward("f", stored(by, "a", "b")[:3], group_size=2)
+        mixed = [*stored(by, "a"), *stored(by, "secret", split=Split.HELD_OUT)]
+        with pytest.raises(HeldOutInput, match="is of a held-out task"):
+            await by.forward_backward("g", mixed, group_size=2)
+        assert by.claims.made == []
+
+
+async def test_a_claim_waits_for_the_planner(world: World) -> None:
+    async with hands(world) as by:
+        by.claims.absences = 2
+        await by.forward_backward("f", stored(by, "a"))
+        assert by.claims.made == [(("a",), WHO)]
+
+
+async def test_the_refusal_reaches_the_caller(world: World) -> None:
+    async with hands(world) as by, serving(by) as where:
+        by.claims.held_out.add("b")
+        names = [one.trajectory_id for one in stored(by, "b")]
+        with pytest.raises(RemoteRefused, match="task b is held out") as refused:
+            await TrainingClient(MODEL, runtime=where).forward_backward(names)
+        assert (refused.value.reason, refused.value.code) == (
+            "HELD_OUT_INPUT",
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+
+
+class Planner(TasksetServiceServicer):
+    """Answers ClaimTasks with what the test says."""
+
+    def __init__(self) -> None:
+        self.answer: grpc.StatusCode | None = None
+        self.asked: list[int] = []
+
+    async def ClaimTasks(
+        self, request: taskset_pb2.ClaimTasksRequest, context: Any
+    ) -> taskset_pb2.ClaimTasksResponse:
+        if self.answer is not None:
+            await context.abort(self.answer, "because of the test")
+        self.asked.append(len(request.task_digests))
+        return taskset_pb2.ClaimTasksResponse(claimed=len(request.task_digests))
+
+
+class Store(TrajectoryServiceServicer):
+    """One stored trajectory of a split."""
+
+    def __init__(self) -> None:
+        self.split: common_pb2.Split.ValueType = common_pb2.SPLIT_TRAIN
+
+    async def GetTrajectory(
+        self, request: trajectory_service.GetTrajectoryRequest, context: Any
+    ) -> trajectory_service.GetTrajectoryResponse:
+        versions = [trajectory_pb2.TokenVersions(version=1, num_tokens=1)]
+        turn = trajectory_pb2.Turn(
+            new_prompt_ids=[1, 2], sampled_ids=[3], sampled_logprobs=[-1.0], versions=versions
+        )
+        body = trajectory_pb2.TrajectoryBody(
+            trajectory_id=request.trajectory_id,
+            split=self.split,
+            task_digest="d",
+            temperature=1,
+            turns=[turn],
+        )
+        return trajectory_service.GetTrajectoryResponse(body=body)
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[tuple[Planner, Store, Peer]]:
+    """A planner and a store, and a channel to both."""
+    # Only the methods that the trainer calls; the generated bases answer UNIMPLEMENTED to the others.
+    planner, store = Planner(), Store()  # type: ignore[abstract]
+    server = GrpcServer("127.0.0.1", 0).add(add_TasksetServiceServicer_to_server, planner)
+    server.add(add_TrajectoryServiceServicer_to_server, store)
+    await server.start()
+    peer = Peer("tasksets", f"127.0.0.1:{server.port}")
+    await peer.start()
+    yield planner, store, peer
+    await peer.stop()
+    await server.stop()
+
+
+async def test_what_the_planner_says_is_told_by_type(services: tuple[Planner, Store, Peer]) -> None:
+    planner, _, peer = services
+    claims = PlannerClaims(peer)
+    await claims.claim([f"{n:064d}" for n in range(20_001)], "me")
+    assert planner.asked == [10_000, 10_000, 1]
+    await claims.claim([], "me")
+    assert len(planner.asked) == 3
+    expected: list[tuple[grpc.StatusCode, type[Exception]]] = [
+        (grpc.StatusCode.FAILED_PRECONDITION, HeldOutInput),
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidInput),
+        (grpc.StatusCode.UNIMPLEMENTED, InvalidInput),
+        (grpc.StatusCode.UNAVAILABLE, Waiting),
+    ]
+    for code, error in expected:
+        planner.answer = code
+        with pytest.raises(error, match="because of the test") as raised:
+            await claims.claim(["d"], "me")
+        assert type(raised.value) is error
+
+
+async def test_the_split_is_that_of_the_stored_body(services: tuple[Planner, Store, Peer]) -> None:
+    _, store, peer = services
+    trajectories = PlatformTrajectories(peer, train_parse_errors=False)
+    for wire, split in (
+        (common_pb2.SPLIT_TRAIN, Split.TRAIN),
+        (common_pb2.SPLIT_HELD_OUT, Split.HELD_OUT),
+        (common_pb2.SPLIT_UNASSIGNED, Split.UNASSIGNED),
+    ):
+        store.split = wire
+        assert (await trajectories.get("traj-1")).split is split

@@ -1,0 +1,183 @@
+"""Training by hand under kill: at every durable write, then a restart, and the same bits and versions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.crashes import Fuse, Guarded, Killed
+from tests.services.grpo_trainer.interactive.setup import (
+    SGD_LIKE,
+    Policies,
+    Registry,
+    hands,
+    inline,
+)
+from tests.services.grpo_trainer.learners import distance, same
+from tests.services.grpo_trainer.surroundings import START
+
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.domain.errors import InvalidInput, LineageTaken, LostGradients
+from grpo_trainer.interactive.state import StepDone
+from grpo_trainer.interactive.states_store import InteractiveStates
+from grpo_trainer.learner.prepared import Adam
+
+STEPS = 2
+
+
+def batch(step: int) -> list[Any]:
+    return [inline(10 * step + member, float(member % 2)) for member in range(4)]
+
+
+def fused(world: World, registry: Registry, fuse: Fuse) -> dict[str, Any]:
+    """Ports of which every write burns the fuse first."""
+    states, policies = InteractiveStates(world.store), Policies(world)
+    for adapter in (states, policies):
+        vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
+    facts = BusFacts(Guarded(world.recorder, fuse), now=lambda: START)
+    return {"states": states, "policies": policies, "facts": facts, "heads": Promoting(registry, fuse)}
+
+
+class Promoting:
+    """A registry whose promotion burns the fuse."""
+
+    def __init__(self, inner: Registry, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def promote(self, *args: Any, **kwargs: Any) -> int | None:
+        moved: int | None = await self._fuse.burn(lambda: self._inner.promote(*args, **kwargs))
+        return moved
+
+
+class Client:
+    """Does what a caller does: repeats a request whose answer never came, under its id, and starts a pass
+    again where its gradient is lost."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.registry = Registry(world)
+        self.done: list[StepDone] = []
+        self.passes = 0
+        self._acked: str | None = None
+
+    async def work(self, fuse: Fuse) -> None:
+        async with hands(self.world, **fused(self.world, self.registry, fuse)) as by:
+            while len(self.done) < STEPS:
+                step = len(self.done) + 1
+                if self._acked is None:
+                    self.passes += 1
+                    await by.forward_backward(f"pass-{self.passes}", batch(step), group_size=4)
+                    self._acked = f"pass-{self.passes}"
+                try:
+                    done = await by.optim_step(f"optim-{step}", Adam(1e-3), gradients=(self._acked,))
+                except LostGradients:
+                    self._acked = None
+                    continue
+                self.done.append(done)
+                self._acked = None
+
+
+async def trained(folder: Path, fuse: Fuse) -> tuple[World, Client]:
+    """A world after two steps, through one death."""
+    world = World(folder)
+    await world.publish_base()
+    client = Client(world)
+    try:
+        await client.work(fuse)
+    except Killed:
+        await client.work(Fuse(write_s=0.0))
+    return world, client
+
+
+def announced(versions: list[int]) -> set[str]:
+    """Each version once, and none that no step is behind."""
+    published = {f"policy.published/{MODEL}/{version}" for version in versions}
+    return published | {f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}" for version in versions}
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bool) -> None:
+    counting = Fuse(write_s=0.0)
+    calm, calm_client = await trained(tmp_path / "calm", counting)
+    async with hands(calm) as by:
+        expected = [await by.weights(version) for version in (1, 2)]
+    assert counting.used >= 16
+    for kill_at in range(counting.used):
+        world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at, late=late, write_s=0.0))
+        versions = [one.version for one in client.done]
+        assert [one.step for one in client.done] == [1, 2], kill_at
+        assert 1 <= versions[0] < versions[1] <= 3, kill_at  # a number that nobody heard of may be left out
+        assert [one.metrics for one in client.done] == [one.metrics for one in calm_client.done], kill_at
+        assert world.heads[MODEL].version == versions[1], kill_at
+        async with hands(world) as by:
+            for version, weights in zip(versions, expected, strict=True):
+                assert same(await by.weights(version), weights), (kill_at, version)
+        assert set(world.recorder.events) == announced(versions), kill_at
+
+
+async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
+    one, two = World(tmp_path / "one"), World(tmp_path / "two")
+    for world in (one, two):
+        await world.publish_base()
+    async with hands(one) as by:
+        for step in (1, 2):
+            await by.forward_backward(f"f{step}", batch(step))
+            await by.optim_step(f"o{step}", Adam(1e-3))
+        expected = await by.weights(2)
+    for step in (1, 2):
+        async with hands(two) as by:
+            await by.forward_backward(f"f{step}", batch(step))
+            await by.optim_step(f"o{step}", Adam(1e-3))
+            found = await by.weights(step)
+    assert same(found, expected)
+
+
+async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path / "world")
+    await world.publish_base()
+    registry = Registry(world)
+    for step in (1, 2):
+        async with hands(world, registry=registry) as by:
+            await by.forward_backward(f"f{step}", batch(step))
+            done = await by.optim_step(f"o{step}", SGD_LIKE, keep_head=True)
+            assert not done.is_head
+    assert world.heads[MODEL].version == 0
+    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000002"]
+    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
+
+
+async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
+    world = World(tmp_path / "world")
+    await world.publish_base()
+    async with hands(world) as by:
+        kept = await by.forward_backward("a", batch(1))
+        with pytest.raises(InvalidInput, match="reward inf"):
+            await by.forward_backward("b", [inline(1, float("inf")), inline(2, 0.0)])
+        done = await by.optim_step("c")
+        assert done.metrics["tokens"] == kept.metrics["tokens"]
+
+
+async def test_a_version_that_somebody_else_took_is_left_to_them(tmp_path: Path) -> None:
+    world = World(tmp_path / "world")
+    await world.publish_base()
+    async with hands(world) as by:
+        await by.forward_backward("a", batch(1))
+        newest = by.models.tools.policies.newest_version
+        taken = await newest(MODEL)
+        await world.publish_base(version=1, seed=7)  # a run of another trainer was faster
+        await by.registry.set_head(MODEL, 0)
+        vars(by.models.tools.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
+        with pytest.raises(LineageTaken, match="versions are never reused"):
+            await by.optim_step("b")
+        del vars(by.models.tools.policies)["newest_version"]
+        await by.forward_backward("c", batch(1))
+        done = await by.optim_step("d")
+        assert (done.step, done.version) == (1, 2)
+        assert distance(await by.weights(1), await by.weights(2)) > 0.01

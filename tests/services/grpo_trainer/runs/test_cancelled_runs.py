@@ -1,0 +1,236 @@
+"""A run that is cancelled during a step: the step counts where the trainer said so in time, and is void where
+the planner spoke first, whether the trainer was slow or away."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.conftest import NatsFactory
+from tests.services.grpo_trainer.bench import (
+    MIXED,
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    submission,
+)
+from tests.services.grpo_trainer.crashes import Killed
+from tests.services.grpo_trainer.surroundings import Recorder
+
+from event_bus import BusSettings, EventBus
+from event_bus.provision import provision
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.ports import SaidOfRun
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.session import Phase
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import taskset_pb2 as taskset
+from upcycle.api.training.v1 import events_pb2 as events
+
+CLOSED = f"training/{MODEL}/{RUN}/closed.json"
+MARKER = "step-00000001/state.json"
+
+
+def cancelled(*, last_word: bool = False) -> taskset_events.RunStopping:
+    return taskset_events.RunStopping(
+        run_id=RUN, model=MODEL, ending=taskset.RUN_STATE_CANCELLED, last_word=last_word
+    )
+
+
+def over() -> taskset_events.RunFinished:
+    return taskset_events.RunFinished(run_id=RUN, model=MODEL)
+
+
+def settled_instead(index: int) -> events.GroupSettled:
+    """As the planner says it in the trainer's stead."""
+    group_id = f"{RUN}-g{index:05d}"
+    episode_ids = [f"{group_id}-e{member:03d}-a0" for member in range(4)]
+    return events.GroupSettled(
+        group_id=group_id,
+        run_id=RUN,
+        model=MODEL,
+        outcome="excluded",
+        reason="run_over",
+        episode_ids=episode_ids,
+    )
+
+
+async def overruled(world: World) -> None:
+    """The planner gives up on the trainer, says so, and ends the run."""
+    world.stream.append(cancelled(last_word=True))
+    for index in range(2):
+        fact = settled_instead(index)
+        await world.recorder.publish(fact, model=MODEL, event_id=f"group.settled/{fact.group_id}")
+    world.stream.append(over())
+
+
+async def until_closed(world: World) -> None:
+    async with asyncio.timeout(20):
+        while CLOSED not in world.store.objects:
+            await asyncio.sleep(0.01)
+
+
+async def a_run_with_a_batch(world: World) -> None:
+    world.stream.append(submission(steps=3, checkpoint_every_steps=1))
+    for index in range(2):
+        await Episodes(world).group(index, MIXED)
+
+
+def assert_nothing_was_said_of_the_step(world: World) -> None:
+    for kind in (events.StepCompleted, events.PolicyPublished, events.CheckpointSaved):
+        assert not world.recorder.of(kind)
+    assert {one.outcome for one in world.recorder.of(events.GroupSettled)} == {"excluded"}
+
+
+class Gate:
+    """Holds back what passes it until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def passed(self) -> None:
+        self.reached.set()
+        await self.open.wait()
+
+
+class SlowStore:
+    """A store whose markers take until the gate opens."""
+
+    def __init__(self, inner: Any, gate: Gate) -> None:
+        self._inner = inner
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def put_if_absent(self, key: str, data: bytes) -> Any:
+        if key.endswith(MARKER):
+            await self._gate.passed()
+        return await self._inner.put_if_absent(key, data)
+
+
+def slowly(gate: Gate) -> Callable[[Tools], Tools]:
+    def change(tools: Tools) -> Tools:
+        vars(tools.states)["_store"] = SlowStore(vars(tools.states)["_store"], gate)
+        return tools
+
+    return change
+
+
+class Silent:
+    """A bus on which the trainer dies with its first word about a group."""
+
+    def __init__(self, inner: Recorder) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def publish(self, event: Any, *, model: str, event_id: str) -> object:
+        if isinstance(event, events.GroupSettled):
+            raise Killed(event_id)
+        return await self._inner.publish(event, model=model, event_id=event_id)
+
+
+def silenced(tools: Tools) -> Tools:
+    vars(tools.facts)["_bus"] = Silent(vars(tools.facts)["_bus"])
+    return dataclasses.replace(tools)
+
+
+async def test_a_step_under_way_is_trained_and_nothing_asks_to_be_judged(world: World) -> None:
+    gate = Gate()
+    world.stream.append(submission(steps=3, checkpoint_every_steps=3))
+    await Episodes(world).groups(range(3))
+    async with Trainer(world, change=slowly(gate)) as trainer:
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        world.stream.append(cancelled())
+        gate.open.set()
+        left = await world.settled(f"{RUN}-g00002")
+        world.stream.append(over())
+        await until_closed(world)
+        assert trainer.sessions.get(RUN).phase is Phase.FINISHED
+    assert (left.outcome, left.reason) == ("excluded", "run_over")
+    assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
+    trained = [one for one in world.recorder.of(events.GroupSettled) if one.outcome == "trained"]
+    assert len(trained) == 2
+    assert not world.recorder.of(events.CheckpointSaved)
+
+
+async def test_a_step_that_comes_after_the_planners_last_word_is_void(world: World) -> None:
+    gate = Gate()
+    await a_run_with_a_batch(world)
+    async with Trainer(world, change=slowly(gate)) as trainer:
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        world.stream.append(cancelled())
+        await overruled(world)
+        gate.open.set()
+        await until_closed(world)
+        assert trainer.sessions.get(RUN).failure == ""
+    assert_nothing_was_said_of_the_step(world)
+    assert f"policy/{MODEL}/v00000001/manifest.json" not in world.store.objects
+
+
+async def test_a_durable_step_that_nobody_heard_of_is_void_after_the_planners_last_word(
+    world: World,
+) -> None:
+    await a_run_with_a_batch(world)
+    async with Trainer(world, change=silenced) as trainer:
+        assert isinstance(await trainer.death(), Killed)
+    assert any(key.endswith(MARKER) for key in world.store.objects)
+    world.stream.append(cancelled())
+    await overruled(world)
+    async with Trainer(world):
+        await until_closed(world)
+    assert_nothing_was_said_of_the_step(world)
+    async with Trainer(world) as trainer:
+        await asyncio.sleep(0.1)
+        assert not trainer.sessions.all
+    assert_nothing_was_said_of_the_step(world)
+
+
+async def test_a_trainer_that_comes_back_in_time_says_what_it_trained(world: World) -> None:
+    await a_run_with_a_batch(world)
+    async with Trainer(world, change=silenced) as trainer:
+        assert isinstance(await trainer.death(), Killed)
+    world.stream.append(cancelled())
+    async with Trainer(world):
+        assert (await world.settled(f"{RUN}-g00000")).outcome == "trained"
+        assert (await world.settled(f"{RUN}-g00001")).outcome == "trained"
+        world.stream.append(over())
+        await until_closed(world)
+    assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
+
+
+async def test_the_first_word_in_the_stream_counts(nats_server: NatsFactory) -> None:
+    """On a real bus: what was settled after a sequence, of this run, in the words that came first."""
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="test")
+    await bus.start()
+    try:
+        facts = BusFacts(bus, now=lambda: pytest.fail("nothing is said here"))
+        spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
+        assert await facts.said_since(spec, 0) == SaidOfRun({}, last_word=False)
+        before = await bus.publish(settled_instead(7), model=MODEL, event_id="a")
+        await bus.publish(settled_instead(0), model=MODEL, event_id="b")
+        repeated = settled_instead(0)
+        repeated.outcome = "trained"
+        await bus.publish(repeated, model=MODEL, event_id="c")
+        of_another = settled_instead(1)
+        of_another.run_id = "run-other"
+        await bus.publish(of_another, model=MODEL, event_id="d")
+        await bus.publish(settled_instead(2), model="other", event_id="e")
+        first = await bus.publish(cancelled(), model=MODEL, event_id="f")
+        said = await facts.said_since(spec, before.sequence)
+        assert said == SaidOfRun({f"{RUN}-g00000": "excluded"}, last_word=False)
+        await bus.publish(cancelled(last_word=True), model=MODEL, event_id="g")
+        assert await facts.said_since(spec, first.sequence) == SaidOfRun({}, last_word=True)
+        assert await facts.said_since(spec, first.sequence + 100) == SaidOfRun({}, last_word=False)
+    finally:
+        await bus.stop()

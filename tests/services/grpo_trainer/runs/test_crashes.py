@@ -1,0 +1,168 @@
+"""A crash at every durable write of a run, a restart, and the same bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    assert_same_bits,
+    shortened,
+    submission,
+)
+from tests.services.grpo_trainer.crashes import Fuse, Killed, outcomes, trained_once, wired
+from tests.services.grpo_trainer.learners import distance
+
+from grpo_trainer.runs.stores import BlobStates
+
+STEPS = 3
+LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+
+
+async def new_world(folder: Path, **config: Any) -> World:
+    """A run with everything in it: mixed, flat, stale, short and surplus groups, repeats, interleaved
+    members."""
+    world = World(folder)
+    await world.publish_base()
+    world.stream.append(
+        submission(steps=STEPS, prompts_per_step=1, max_staleness=1, checkpoint_every_steps=2, **config)
+    )
+    episodes = Episodes(world)
+    first, second = (
+        await episodes.facts(0, (1.0, 0.0, 0.5, 0.0)),
+        await episodes.facts(1, (0.0, 0.0, 1.0, 0.0)),
+    )
+    for pair in zip(first, second, strict=True):
+        for fact in pair:
+            world.stream.append(fact)
+    world.stream.append(first[2])
+    await episodes.group(2, (0.0,) * 4)
+    world.stream.append(await episodes.fact(3, 1, 1.0))
+    world.stream.append(shortened(3, 1))
+    await episodes.group(4, (1.0, 0.0, 0.0, 0.0), version=0)
+    await episodes.group(5, (1.0, 0.0, 1.0, 0.0), version=1)
+    await episodes.group(6, (1.0, 0.0, 0.0, 0.0), version=1)
+    return world
+
+
+async def finish(world: World, fuse: Fuse | None = None) -> Fuse:
+    """Run a trainer until the run's last fact, or until it is killed."""
+    fuse = fuse or Fuse()
+    async with Trainer(world, change=wired(fuse)) as trainer:
+        if fuse.left is None:
+            await world.published(LAST)
+        else:
+            assert isinstance(await trainer.death(), Killed)
+    return fuse
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    writes = (await finish(whole)).used
+    expected = outcomes(whole)
+    assert {reason for _, reason, _, _ in expected.values()} == {"", "stale", "zero_spread", "short_group"}
+    assert writes > 25
+    for after in range(writes):
+        world = await new_world(tmp_path / f"killed-{after}")
+        await finish(world, Fuse(after))
+        await finish(world)
+        await assert_same_bits(whole, world, versions=STEPS)
+        assert outcomes(world) == expected, f"killed before write {after + 1}"
+        trained_once(world)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_kill_after_a_write_that_nobody_heard_of_changes_nothing(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    writes = (await finish(whole)).used
+    expected = outcomes(whole)
+    for after in range(1, writes - 1, 3):
+        world = await new_world(tmp_path / f"killed-{after}")
+        await finish(world, Fuse(after, late=True))
+        await finish(world)
+        await assert_same_bits(whole, world, versions=STEPS)
+        assert outcomes(world) == expected, f"killed after write {after + 1}"
+        trained_once(world)
+
+
+async def test_a_trainer_that_dies_all_the_time_still_gets_there(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole")
+    await finish(whole)
+    world = await new_world(tmp_path / "unlucky")
+    lives = 0
+    while lives < 40:
+        lives += 1
+        async with Trainer(world, change=wired(Fuse(16))) as trainer:  # less repeats itself
+            dying = asyncio.create_task(trainer.death())
+            ending = asyncio.create_task(world.published(LAST))
+            await asyncio.wait({dying, ending}, return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+            ending.cancel()
+        if LAST in world.recorder.events:
+            break
+    assert lives > 2
+    await assert_same_bits(whole, world, versions=STEPS)
+    assert outcomes(world) == outcomes(whole)
+
+
+async def test_a_run_of_adapters_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = await new_world(tmp_path / "whole", lora_rank=2)
+    writes = (await finish(whole)).used
+    for after in range(3, writes, writes // 4):
+        world = await new_world(tmp_path / f"killed-{after}", lora_rank=2)
+        await finish(world, Fuse(after))
+        await finish(world)
+        await assert_same_bits(whole, world, versions=STEPS)
+        trained_once(world)
+
+
+async def test_a_run_with_a_schedule_is_killed_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    curve: dict[str, Any] = {"lr_schedule": "cosine", "warmup_steps": 1}
+    whole, flat = await new_world(tmp_path / "whole", **curve), await new_world(tmp_path / "flat")
+    writes = (await finish(whole)).used
+    await finish(flat)
+    assert distance(await whole.weights(1), await flat.weights(1)) > 1e-3
+    for after in range(3, writes, writes // 4):
+        world = await new_world(tmp_path / f"killed-{after}", **curve)
+        await finish(world, Fuse(after))
+        await finish(world)
+        await assert_same_bits(whole, world, versions=STEPS)
+        trained_once(world)
+
+
+async def test_a_second_trainer_on_the_same_run_stops_before_it_harms(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    async with Trainer(world) as left, Trainer(world) as right:
+        await world.published(LAST)
+        failures = [left.sessions.get(RUN).failure, right.sessions.get(RUN).failure]
+    trained_once(world)
+    assert [bool(failure) for failure in failures].count(True) <= 1
+
+
+async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    await finish(world)
+    kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
+    assert kept == {"step-00000002", "step-00000003", "attempts.json"}
+
+
+async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(tmp_path: Path) -> None:
+    world = await new_world(tmp_path / "one")
+    await finish(world)
+    folder = f"training/{MODEL}/{RUN}/step-00000002"
+    named = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
+    world.store.objects[f"{folder}/0123456789abcdef/__0_0.distcp"] = b"of a trainer that was killed"
+    await BlobStates(world.store).prune(RUN, MODEL, newest=1)
+    left = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
+    assert left == named
+    assert len(named) == 3

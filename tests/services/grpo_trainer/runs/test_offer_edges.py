@@ -1,0 +1,307 @@
+"""Offers at the edges: on the wire, against stored bodies, against published manifests, as training rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, World, submission, tiny_policy
+from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation
+from tests.services.grpo_trainer.learner.test_invariances import gradient, options
+from tests.services.grpo_trainer.surroundings import START, Policies
+
+from grpo_math.packing import TrainingRow
+from grpo_trainer import wire
+from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
+from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.errors import InvalidTrainingSpec, Untrainable, UnusableTrajectory
+from grpo_trainer.domain.offers import Ancestor
+from grpo_trainer.domain.schedules import Schedule
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.trajectories import Outcome, Reason, Settlement, StoredBody
+from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.rows import batch_rows
+from policy_files import PolicyFacts, load, manifest_key, manifest_ref, publish
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
+
+# The fact, word for word
+
+
+async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: World) -> None:
+    fact = await Evaluation(world).offer(3, before_start=True, version=2)
+    fact.members[1].stop_reason = trajectory.STOP_REASON_MAX_TOKENS
+    offer = wire.offer_from_wire(fact, 17, {"traceparent": "00-a-b-01", "nats": "x"})
+    assert (offer.group_id, offer.source_run_id) == (f"{EVALUATION}-g00003", EVALUATION)
+    assert (offer.group_size, offer.before_start, offer.sequence) == (8, True, 17)
+    graded = await Episodes(world, EVALUATION, 8).fact(3, 1, 0.0, purpose=common.PURPOSE_EVAL, version=2)
+    expected = wire.graded_from_wire(graded, 17, {})
+    one = offer.members[1]
+    same: tuple[str, ...] = (
+        "trajectory_id",
+        "episode_id",
+        "run_id",
+        "group_id",
+        "member",
+        "group_size",
+        "reward",
+        "success",
+    )
+    same += ("body", "oldest_version", "newest_version", "task_digest")
+    assert {name: getattr(one, name) for name in same} == {name: getattr(expected, name) for name in same}
+    assert (one.offered, one.may_train, one.cut_off, offer.members[0].cut_off) == (True, True, True, False)
+    assert dict(one.trace_headers) == {"traceparent": "00-a-b-01"}
+
+
+@pytest.mark.parametrize("split", [common.SPLIT_HELD_OUT, common.SPLIT_UNASSIGNED, common.SPLIT_UNSPECIFIED])
+async def test_only_an_offer_of_split_train_may_train(world: World, split: common.Split.ValueType) -> None:
+    offer = wire.offer_from_wire(await Evaluation(world).offer(0, split=split), 1, {})
+    assert not any(one.may_train for one in offer.members)
+
+
+@pytest.mark.parametrize(
+    ("settlement", "event_id"),
+    [
+        (Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3), "group.settled/run-2-g00001"),
+        (
+            Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
+            f"group.settled/{RUN}/run-2-g00001",
+        ),
+        (
+            Settlement("run-2-g00001", Outcome.RELEASED, Reason.VERSION, ("e",), source_run_id="run-2"),
+            f"group.settled/{RUN}/run-2-g00001",
+        ),
+    ],
+)
+def test_settlements_of_offered_groups_have_ids_of_their_own(settlement: Settlement, event_id: str) -> None:
+    fact, found = wire.group_settled(wire.spec_from_wire(submission()), settlement, START)
+    assert found == event_id
+    assert (fact.group_id, fact.run_id, fact.source_run_id) == (
+        settlement.group_id,
+        RUN,
+        settlement.source_run_id,
+    )
+    assert (fact.outcome, fact.reason, fact.step) == (
+        settlement.outcome,
+        settlement.reason,
+        settlement.step,
+    )
+
+
+# Against the stored body
+
+
+async def read(world: World, **changes: Any) -> EpisodeTokens:
+    """The tokens of an offered member whose body is what the changes make of it."""
+    fact = await Evaluation(world).offer(0)
+    body = Episodes(world, EVALUATION, 8).body(0, 2, purpose=common.PURPOSE_EVAL)
+    for field, value in changes.items():
+        setattr(body, field, value)
+    member = wire.offer_from_wire(fact, 1, {}).members[2]
+    return wire.tokens_from_body(body, member, train_parse_errors=False)
+
+
+@pytest.mark.parametrize("split", [common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED])
+async def test_the_body_of_an_evaluation_trains_also_where_its_task_was_unassigned(
+    world: World, split: common.Split.ValueType
+) -> None:
+    assert (await read(world, split=split)).num_trained > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("split", common.SPLIT_HELD_OUT),
+        ("split", common.SPLIT_UNSPECIFIED),
+        ("purpose", common.PURPOSE_TRAIN),
+        ("run_id", RUN),
+        ("group_id", f"{EVALUATION}-g00001"),
+        ("member", 3),
+        ("task_digest", "digest-1"),
+        ("trajectory_id", "traj-x"),
+    ],
+)
+async def test_a_body_that_is_not_what_was_offered_is_refused(world: World, field: str, value: Any) -> None:
+    with pytest.raises(UnusableTrajectory, match="the fact said"):
+        await read(world, **{field: value})
+
+
+async def test_an_own_rollout_still_needs_purpose_and_split_train(world: World) -> None:
+    graded = wire.graded_from_wire(await Episodes(world).fact(0, 0, 1.0), 1, {})
+    for change in ({"purpose": common.PURPOSE_EVAL}, {"split": common.SPLIT_UNASSIGNED}):
+        with pytest.raises(UnusableTrajectory, match="the fact said"):
+            wire.tokens_from_body(Episodes(world).body(0, 0, **change), graded, train_parse_errors=False)
+
+
+async def test_the_raw_versions_of_body_and_offer_must_agree(world: World) -> None:
+    fact = await Evaluation(world).offer(0, version=4)
+    member = wire.offer_from_wire(fact, 1, {}).members[2]
+    body = Episodes(world, EVALUATION, 8).body(0, 2, purpose=common.PURPOSE_EVAL, version=5)
+    with pytest.raises(UnusableTrajectory, match="staleness cannot be trusted"):
+        wire.tokens_from_body(body, member, train_parse_errors=False)
+
+
+async def test_what_was_sampled_greedily_is_sound_and_cannot_train(world: World) -> None:
+    with pytest.raises(Untrainable, match="at temperature 0"):
+        await read(world, temperature=0.0)
+
+
+# The line of versions that a base came from
+
+
+async def published(
+    world: World, version: int, parent: PolicyManifest | None, tokenizer: str = "{}"
+) -> PolicyManifest:
+    folder = tiny_policy(world.folder / f"v{version}", seed=version)
+    (folder / "tokenizer.json").write_text(tokenizer)
+    canary = (CanaryRow(token_ids=[1, 2], logprobs=[-1.0]),)
+    facts = PolicyFacts(model="other", version=version, created_at=START, parent=parent, canary=canary)
+    return await publish(world.store, folder, facts)
+
+
+def base_of(manifest: PolicyManifest) -> BasePolicy:
+    ref = manifest_ref(manifest)
+    return BasePolicy(manifest.version, "", StoredBody(ref.key, ref.sha256, ref.size_bytes))
+
+
+async def test_ancestors_are_found_through_parents_newest_first(world: World) -> None:
+    policies = Policies(world.store, world.folder / "cache", {})
+    first = await published(world, 0, None, tokenizer='{"old": 1}')
+    second = await published(world, 2, first)
+    await published(world, 3, second)  # a sister: not of this line
+    last = await published(world, 5, second)
+    line = (Ancestor(2, same_tokenizer=True), Ancestor(0, same_tokenizer=False))
+    assert await policies.ancestors(base_of(last), 4) == line
+    assert await policies.ancestors(base_of(last), 1) == line[:1]
+    assert await policies.ancestors(base_of(last), 0) == ()
+    assert await policies.ancestors(base_of(first), 4) == ()
+
+
+async def test_a_manifest_that_is_gone_or_broken_ends_the_line(world: World) -> None:
+    policies = Policies(world.store, world.folder / "cache", {})
+    manifests = [await published(world, 0, None)]
+    for version in (1, 2, 3):
+        manifests.append(await published(world, version, manifests[-1]))
+    base = base_of(manifests[-1])
+    assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1, 0]
+    world.store.objects[manifest_key("other", 0)] = b"{}"
+    assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1]
+    del world.store.objects[manifest_key("other", 1)]
+    assert [one.version for one in await policies.ancestors(base, 9)] == [2]
+    assert (await load(world.store, "other", 3)).parent_version == 2
+
+
+# Groups of several sizes as rows
+
+
+def rollout(name: str, reward: float) -> BatchMember:
+    context = Context([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
+    return BatchMember(EpisodeTokens(name, (context,), 1.0, 0, 0, 0), reward, reward > 0)
+
+
+def mixed() -> list[BatchGroup]:
+    """Four members of the run, of which two succeed; eight of an evaluation, of which one does."""
+    four = tuple(rollout(f"own/{n}", reward) for n, reward in enumerate((1.0, 0.0, 0.0, 1.0)))
+    eight = tuple(rollout(f"other/{n}", float(n == 5)) for n in range(8))
+    return [BatchGroup("run-1-g00000", four), BatchGroup("run-2-g00000", eight)]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "four", "eight"),
+    [
+        # Means 1/2 and 1/8.
+        ("dr_grpo", (0.5, -0.5), (0.875, -0.125)),
+        # n/(n-1) of it: 4/3 and 8/7.
+        ("rloo", (2 / 3, -2 / 3), (1.0, -1 / 7)),
+        # By the mean.
+        ("max_rl", (1.0, -1.0), (7.0, -1.0)),
+        # Unbiased std: of four sqrt(1/3) = 0.57735; of eight sqrt(0.875 / 7) = 0.353553.
+        ("grpo", (0.5 / 0.57745027, -0.5 / 0.57745027), (0.875 / 0.35365339, -0.125 / 0.35365339)),
+        # Std of all twelve rewards, three of which are 1: sqrt(2.25 / 11) = 0.452267.
+        ("batch", (0.5 / 0.45236702, -0.5 / 0.45236702), (0.875 / 0.45236702, -0.125 / 0.45236702)),
+    ],
+)
+def test_groups_of_four_and_of_eight_are_compared_within_themselves(
+    advantage: str, four: tuple[float, float], eight: tuple[float, float]
+) -> None:
+    rows = batch_rows(mixed(), advantage=advantage, group_size=4)
+    credit = {row.row_id: row.advantage for row in rows}
+    expected = {f"own/{n}/0": four[n in (1, 2)] for n in range(4)}
+    expected |= {f"other/{n}/0": eight[n != 5] for n in range(8)}
+    assert credit == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_gradient_of_a_mixed_batch_is_that_of_its_groups() -> None:
+    def rows_of(groups: list[BatchGroup]) -> list[TrainingRow]:
+        return batch_rows(groups, advantage="dr_grpo", group_size=4)
+
+    own, other = mixed()
+    chosen = options(aggregation="sum")
+    (loss_own, of_own), (loss_other, of_other) = (gradient(rows_of([one]), chosen) for one in (own, other))
+    loss, found = gradient(rows_of([own, other]), chosen)
+    assert loss == pytest.approx(loss_own + loss_other, abs=1e-9)
+    assert float(of_other.abs().max()) > 1e-6
+    assert torch.allclose(found, of_own + of_other, atol=1e-9)
+
+
+# Runs without a limit
+
+
+def test_zero_steps_mean_no_limit_and_absent_ones_the_default() -> None:
+    asked = submission(steps=0, no_step_groups=7)
+    spec = wire.spec_from_wire(asked)
+    assert (spec.steps, spec.has_limit) == (0, False)
+    assert not any(spec.is_last(step) for step in (0, 1, 10**6))
+    asked.spec.training.ClearField("steps")
+    limited = wire.spec_from_wire(asked)
+    assert limited.has_limit
+    assert [limited.is_last(step) for step in (0, 99, 100, 101)] == [False, False, True, True]
+
+
+def test_configurations_keep_the_digests_that_older_trainers_gave_them() -> None:
+    plain = TrainingSpec("run-1", "m", 4, prompts_per_step=2, max_staleness=2)
+    assert plain.digest() == "9a9428087a201f582d9887b87970b9d31f4540b86cd063fb9961cf6867d85a0d"
+    curved = TrainingSpec("run-1", "m", 4, steps=7, lr_schedule="cosine")
+    assert curved.digest() == "b9e6309d65c9fc178a16f12e64adb791237c8490b543a4836936041eecf2821e"
+    asked = submission()
+    digest = wire.spec_from_wire(asked).digest()
+    asked.spec.training.no_step_groups = 9
+    assert wire.spec_from_wire(asked).digest() == digest
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_rate_that_falls_needs_a_number_of_steps(name: str) -> None:
+    with pytest.raises(InvalidTrainingSpec, match=f"lr_schedule '{name}' falls over the steps of a run"):
+        TrainingSpec("run-1", MODEL, 4, steps=0, lr_schedule=name)
+
+
+def test_a_run_without_a_limit_warms_up_and_keeps_its_rate() -> None:
+    spec = TrainingSpec("run-1", MODEL, 4, steps=0, warmup_steps=3)
+    assert spec.schedule == Schedule("constant", 0, 3, 0.0)
+    assert [spec.schedule.factor(done) for done in (0, 1, 2, 3, 5000)] == [1 / 4, 2 / 4, 3 / 4, 1, 1]
+
+
+def test_entropy_of_a_run_without_a_limit_is_compared_with_its_start_for_ten_steps() -> None:
+    def after(low_from: int) -> set[AlarmKind]:
+        """Alarms of the tenth step."""
+        before: dict[str, float] = {}
+        for step in range(1, 11):
+            now = {"entropy": 0.3 if step >= low_from else 2.0}
+            before = now | watched(before, now, step=step, target_steps=0)
+        later = {"entropy": 0.3} | watched(before, {"entropy": 0.3}, step=11, target_steps=0)
+        assert not alarms_of(later)
+        return {alarm.kind for alarm in alarms_of(before)}
+
+    assert after(low_from=3) == {AlarmKind.ENTROPY_COLLAPSE}
+    assert after(low_from=4) == set()
+
+
+async def test_a_base_without_manifests_of_its_parents_is_where_the_line_ends(
+    world: World, tmp_path: Path
+) -> None:
+    policies = Policies(world.store, tmp_path / "cache", {})
+    assert await policies.ancestors(world.heads[MODEL], 3) == ()

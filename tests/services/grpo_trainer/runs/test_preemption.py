@@ -1,0 +1,134 @@
+"""A spot notice: the step under way becomes durable or is abandoned, the process leaves in time, and the run
+goes on elsewhere with the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.services.grpo_trainer.bench import MODEL, RUN, Trainer, World
+from tests.services.grpo_trainer.learners import same
+from tests.services.grpo_trainer.processes import (
+    STEPS,
+    Process,
+    assert_all_trained_once,
+    of_group,
+    outside,
+    publish,
+    run_of_steps,
+    wait_for,
+)
+
+from grpo_trainer.handlers import FactReader
+from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.runs.session import Phase
+from grpo_trainer.runs.sessions import Sessions
+from service_kit.groups import S3Settings
+
+
+async def same_as_uninterrupted(world: World, weights: dict[str, torch.Tensor], version: int) -> None:
+    async with Trainer(world):
+        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}")
+    assert same(await world.weights(version), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_after_a_notice_the_run_goes_on_elsewhere_with_the_same_bits(
+    tmp_path: Path, s3_settings: S3Settings
+) -> None:
+    reference = World(tmp_path / "reference")
+    await run_of_steps(reference)
+    async with outside(reference, tmp_path, s3_settings) as around:
+        for machine, notice in enumerate((signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM), start=1):
+            variables = around.environment(tmp_path / f"machine-{machine}")
+            async with Process(variables, tmp_path / "trainer.log") as process:
+                await process.start()
+                last = machine + 1 if machine < 3 else STEPS
+                await publish(reference, around.bus, of_group(machine - 1))
+                facts = await wait_for(around.bus, machine)
+                for index in range(machine, last):
+                    await publish(reference, around.bus, of_group(index))
+                if machine == 3:
+                    facts = await wait_for(around.bus, STEPS)
+                began = time.monotonic()
+                assert await process.end(notice) == 0
+                assert time.monotonic() - began < 30
+        found = await around.weights(STEPS, tmp_path)
+    assert_all_trained_once(facts)
+    assert (tmp_path / "trainer.log").read_text().count("spot_notice") == 1
+    await same_as_uninterrupted(reference, found, STEPS)
+
+
+class SlowLearner(TorchLearner):
+    """From the second step on it takes far too long."""
+
+    steps = 0
+
+    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        """See ports.Learner."""
+        SlowLearner.steps += 1
+        if SlowLearner.steps > 1:
+            await asyncio.sleep(600)
+        return await super().step(groups)
+
+
+async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path: Path) -> None:
+    world, reference = World(tmp_path / "world"), World(tmp_path / "reference")
+    await run_of_steps(world, 3)
+    await run_of_steps(reference, 3)
+    SlowLearner.steps = 0
+    thread = LearnerThread(LearnerOptions(num_threads=1))
+    tools = dataclasses.replace(world.tools(thread), new_learner=lambda: SlowLearner(thread))
+    sessions, stop = Sessions(tools, leave_s=0.5), asyncio.Event()
+    running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
+    await world.published(f"policy.published/{MODEL}/1")
+    async with asyncio.timeout(20):
+        while sessions.get(RUN).phase is not Phase.STEPPING:
+            await asyncio.sleep(0.01)
+    began = time.monotonic()
+    stop.set()
+    async with asyncio.timeout(20):
+        await running
+    assert time.monotonic() - began < 10
+    thread.close()
+    assert not [event for event in world.recorder.events if event == f"step.completed/{RUN}/2"]
+    async with Trainer(world):
+        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000003")
+    await same_as_uninterrupted(reference, await world.weights(3), 3)
+
+
+HANGING = """
+import asyncio, time
+from grpo_trainer.adapters.departure import Departure
+
+async def main():
+    departure = Departure({grace}, leave=lambda: None)
+    await departure.start()
+    await departure.stop()
+    print("leaving", flush=True)
+    time.sleep({hang})
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("hang", "status"), [(60, 1), (0, 0)])
+def test_a_process_that_hangs_is_gone_before_its_machine_is(hang: float, status: int) -> None:
+    program = HANGING.format(grace=2.0, hang=hang)
+    began = time.monotonic()
+    done: Any = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, "leaving\n")
+    assert time.monotonic() - began < 40

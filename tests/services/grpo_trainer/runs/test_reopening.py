@@ -1,0 +1,225 @@
+"""Two trainers take the steps of one run: the slower goes on from what the faster made durable, and one that
+wakes up late does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.services.grpo_trainer.bench import (
+    MODEL,
+    RUN,
+    Episodes,
+    Trainer,
+    World,
+    assert_same_bits,
+    refused,
+    submission,
+)
+from tests.services.grpo_trainer.crashes import trained_once
+
+from grpo_trainer.domain.errors import LineageTaken
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
+from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.session import Phase
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.training.v1 import events_pb2 as events
+
+STEPS = 4
+LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+FAILED = f"session.failed/{RUN}"
+
+
+async def new_world(folder: Path) -> World:
+    world = World(folder)
+    await world.publish_base()
+    world.stream.append(
+        submission(steps=STEPS, prompts_per_step=1, max_staleness=9, checkpoint_every_steps=9)
+    )
+    return world
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Sleeper:
+    """A trainer that falls asleep in the middle of its step number `step`, and wakes up when told."""
+
+    def __init__(self, step: int) -> None:
+        self.asleep, self.wake = asyncio.Event(), asyncio.Event()
+        self._left = step
+
+    def change(self, tools: Tools) -> Tools:
+        new_learner = tools.new_learner
+
+        def sleepy() -> Any:
+            learner = new_learner()
+            step = learner.step
+
+            async def slow(groups: Sequence[BatchGroup]) -> StepNumbers:
+                numbers = await step(groups)
+                self._left -= 1
+                if self._left == 0:
+                    self.asleep.set()
+                    await self.wake.wait()
+                return numbers
+
+            vars(learner)["step"] = slow
+            return learner
+
+        return dataclasses.replace(tools, new_learner=sleepy)
+
+
+def step_of(trainer: Trainer) -> int:
+    state = trainer.sessions.get(RUN).state
+    return 0 if state is None else state.step
+
+
+@pytest.mark.parametrize("ahead", [2, 3])
+async def test_a_trainer_that_was_overtaken_goes_on_from_the_others_state(tmp_path: Path, ahead: int) -> None:
+    """ahead: step that the other one takes in the meantime; states before it are removed."""
+    world, whole, sleeper = await new_world(tmp_path / "one"), await new_world(tmp_path / "whole"), Sleeper(1)
+    await Episodes(whole).groups(range(STEPS))
+    async with Trainer(whole):
+        await whole.published(LAST)
+    async with Trainer(world, change=sleeper.change) as left:
+        await Episodes(world).groups(range(ahead))
+        await sleeper.asleep.wait()
+        async with Trainer(world) as right:
+            await world.published(f"policy.published/{MODEL}/{ahead}")
+            await until(lambda: step_of(right) == ahead)
+        sleeper.wake.set()
+        await until(lambda: step_of(left) == ahead)
+        await Episodes(world).groups(range(ahead, STEPS))  # live facts, after those that were recalled
+        await world.published(LAST)
+        session = left.sessions.get(RUN)
+        # Where the marker of step 1 was removed, it can be written again; its version, then, is taken.
+        steps = [record.step for record in session.history]
+        assert steps == ([2, 3, 4] if ahead == 2 else [1, 3, 4])
+        assert session.lost_in_a_row == 1
+    assert FAILED not in world.recorder.events
+    trained_once(world)
+    assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2, 3, 4]
+    await assert_same_bits(whole, world, versions=STEPS)
+
+
+async def test_facts_that_arrive_while_the_session_is_opened_again_are_not_lost(tmp_path: Path) -> None:
+    world, sleeper = await new_world(tmp_path), Sleeper(1)
+    async with Trainer(world, change=sleeper.change) as left:
+        await Episodes(world).group(0, (1.0, 0.0, 0.0, 1.0))
+        await sleeper.asleep.wait()
+        async with Trainer(world):
+            await world.published(f"policy.published/{MODEL}/1")
+        recall, recalling, go_on = left.sessions.recall, asyncio.Event(), asyncio.Event()
+
+        async def slow(*args: Any) -> Any:
+            found = await recall(*args)
+            recalling.set()
+            await go_on.wait()
+            return found
+
+        left.sessions.recall = slow
+        sleeper.wake.set()
+        await recalling.wait()
+        await Episodes(world).groups(range(1, STEPS))
+        # The reader has them; the session that is gone would have lost them.
+        await until(lambda: left.sessions.horizon.handled == len(world.stream.facts))
+        go_on.set()
+        await world.published(LAST)
+    trained_once(world)
+
+
+async def test_after_three_losses_in_a_row_the_run_ends(tmp_path: Path) -> None:
+    world, tries = await new_world(tmp_path), 0
+
+    def change(tools: Tools) -> Tools:
+        commit = tools.states.commit
+
+        async def taken(state: SessionState, tensors: Path | None) -> SessionState:
+            nonlocal tries
+            if state.step == 2:
+                tries += 1
+                raise LineageTaken("step 2 is already written with another content")
+            return await commit(state, tensors)
+
+        vars(tools.states)["commit"] = taken
+        return tools
+
+    await Episodes(world).groups(range(STEPS))
+    async with Trainer(world, change=change) as trainer:
+        fact = await world.published(FAILED)
+        assert trainer.sessions.get(RUN).phase is Phase.FAILED
+    assert (fact.kind, fact.step, tries) == ("lineage_taken", 1, 4)
+    assert world.recorder.order[-1] == FAILED
+
+
+async def test_two_trainers_side_by_side_train_nothing_twice(tmp_path: Path) -> None:
+    world = await new_world(tmp_path)
+    async with Trainer(world), Trainer(world):
+        for index in range(STEPS):
+            await Episodes(world).groups([index])
+        await until(lambda: LAST in world.recorder.events or FAILED in world.recorder.events)
+    trained_once(world)
+    if FAILED in world.recorder.events:
+        assert world.recorder.events[FAILED].kind == "lineage_taken"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_trainer_that_wakes_up_after_the_run_is_over_does_no_harm(
+    tmp_path: Path, closed: bool
+) -> None:
+    """closed: the other one has seen the end of the run, or only the last step."""
+    world, sleeper = await new_world(tmp_path), Sleeper(1)
+    async with Trainer(world, change=sleeper.change) as left:
+        await Episodes(world).groups(range(STEPS))
+        await sleeper.asleep.wait()
+        async with Trainer(world):
+            await world.published(LAST)
+            if closed:
+                world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
+                await until(lambda: f"training/{MODEL}/{RUN}/closed.json" in world.store.objects)
+        said = list(world.recorder.order)
+        sleeper.wake.set()
+        await until(lambda: left.sessions.get(RUN).phase is Phase.FINISHED)
+        await refused(world, "run-after")
+    assert set(world.recorder.order) == {*said, "session.failed/run-after"}
+    assert not [key for key in world.store.objects if key.endswith(f"/{RUN}/failed.json")]
+    trained_once(world)
+
+
+async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the_failure(
+    tmp_path: Path,
+) -> None:
+    world, sleeper = await new_world(tmp_path), Sleeper(1)
+
+    def broken(tools: Tools) -> Tools:
+        def new_learner() -> Any:
+            learner = tools.new_learner()
+
+            async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
+                raise ValueError("a bug")
+
+            vars(learner)["step"] = step
+            return learner
+
+        return dataclasses.replace(tools, new_learner=new_learner)
+
+    async with Trainer(world, change=sleeper.change) as left:
+        await Episodes(world).groups(range(STEPS))
+        await sleeper.asleep.wait()
+        async with Trainer(world, change=broken):
+            fact = await world.published(FAILED)
+        marker = f"training/{MODEL}/{RUN}/step-00000001/state.json"
+        world.store.objects[marker] = b"{}"  # as another trainer may leave it
+        sleeper.wake.set()
+        await until(lambda: left.sessions.get(RUN).phase is Phase.FAILED)
+        assert left.sessions.get(RUN).failure == fact.detail
+    assert not world.recorder.of(events.StepCompleted)

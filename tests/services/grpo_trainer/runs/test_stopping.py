@@ -1,0 +1,146 @@
+"""A run that ends early: no step follows, the newest version is judged, everything held is settled, and a
+crash anywhere in between changes none of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.crashes import Fuse, Killed, outcomes, trained_once, wired
+
+from grpo_trainer import views
+from grpo_trainer.runs.session import Phase
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.api.training.v1 import training_pb2 as training
+
+STEPS = 5
+
+
+def stopping() -> taskset_events.RunStopping:
+    return taskset_events.RunStopping(run_id=RUN, model=MODEL, reason="enough")
+
+
+def over() -> taskset_events.RunFinished:
+    return taskset_events.RunFinished(run_id=RUN, model=MODEL)
+
+
+def group_id(index: int) -> str:
+    return f"{RUN}-g{index:05d}"
+
+
+async def two_steps_and_leftovers(world: World) -> None:
+    """Two steps of two groups; then one complete group and half a group, and the word to stop."""
+    world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS, max_staleness=4))
+    episodes = Episodes(world)
+    await episodes.groups(range(4))
+    async with Trainer(world) as trainer:
+        await world.published(f"policy.published/{MODEL}/2")
+        await durable(trainer, 2)
+    await episodes.group(4, MIXED)
+    for member in (0, 1):
+        world.stream.append(await episodes.fact(5, member, 1.0))
+    world.stream.append(stopping())
+    world.stream.append(await episodes.fact(5, 2, 0.0))  # graded after the planner's word: nobody's business
+
+
+async def durable(trainer: Trainer, step: int) -> None:
+    async with asyncio.timeout(20):
+        while (state := trainer.sessions.get(RUN).state) is None or state.step < step:
+            await asyncio.sleep(0.01)
+
+
+async def closed(world: World) -> None:
+    async with asyncio.timeout(20):
+        while f"training/{MODEL}/{RUN}/closed.json" not in world.store.objects:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settles_what_it_holds(
+    world: World,
+) -> None:
+    await two_steps_and_leftovers(world)
+    async with Trainer(world) as trainer:
+        half = await world.settled(group_id(5))
+        whole = await world.settled(group_id(4))
+        assert trainer.sessions.get(RUN).phase in (Phase.PUBLISHING, Phase.FINISHED)
+        assert views.find(trainer.sessions, RUN).stopping
+        world.stream.append(over())
+        await closed(world)
+    assert (half.outcome, half.reason, len(half.episode_ids)) == ("excluded", "run_over", 2)
+    assert (whole.outcome, whole.reason, len(whole.episode_ids)) == ("excluded", "run_over", 4)
+    assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2]
+    (saved,) = world.recorder.of(events.CheckpointSaved)
+    assert (saved.version, saved.step, saved.is_final) == (2, 2, True)
+    assert world.recorder.order.index(f"checkpoint.saved/{saved.checkpoint_id}") < world.recorder.order.index(
+        f"group.settled/{group_id(4)}"
+    )
+    async with Trainer(world) as trainer:  # a closed run is past: nothing is said again
+        await asyncio.sleep(0.1)
+        assert views.find(trainer.sessions, RUN).state == training.SESSION_STATE_FINISHED
+
+
+async def test_a_stop_before_the_first_step_saves_no_checkpoint(world: World) -> None:
+    world.stream.append(submission(steps=STEPS))
+    await Episodes(world).group(0, MIXED)
+    world.stream.append(stopping())
+    async with Trainer(world):
+        assert (await world.settled(group_id(0))).reason == "run_over"
+    assert not world.recorder.of(events.CheckpointSaved)
+    assert not world.recorder.of(events.StepCompleted)
+
+
+async def test_a_version_that_was_already_saved_is_not_saved_again(world: World) -> None:
+    world.stream.append(submission(steps=STEPS, checkpoint_every_steps=1))
+    await Episodes(world).groups(range(3))
+    async with Trainer(world) as trainer:
+        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        await durable(trainer, 1)
+        world.stream.append(stopping())
+        world.stream.append(over())
+        await closed(world)
+    (saved,) = world.recorder.of(events.CheckpointSaved)
+    assert (saved.step, saved.is_final) == (1, False)
+
+
+async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:
+    world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS))
+    episodes = Episodes(world)
+    async with Trainer(world) as trainer:
+        await episodes.groups(range(2))
+        async with asyncio.timeout(20):
+            while not any(session.phase is Phase.STEPPING for session in trainer.sessions.all):
+                await asyncio.sleep(0)
+        world.stream.append(stopping())
+        saved = await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+    assert saved.is_final
+    assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
+
+
+@pytest.mark.timeout(300)
+async def test_a_kill_before_any_write_of_the_end_changes_nothing(tmp_path: Path) -> None:
+    whole = World(tmp_path / "whole")
+    await whole.publish_base()
+    await two_steps_and_leftovers(whole)
+    whole.stream.append(over())
+    fuse = Fuse()
+    async with Trainer(whole, change=wired(fuse)):
+        await closed(whole)
+    expected, writes = outcomes(whole), fuse.used
+    assert {reason for _, reason, _, _ in expected.values()} == {"", "run_over"}
+    assert writes > 6
+    for after in range(writes):
+        world = World(tmp_path / f"killed-{after}")
+        await world.publish_base()
+        await two_steps_and_leftovers(world)
+        world.stream.append(over())
+        async with Trainer(world, change=wired(Fuse(after))) as trainer:
+            assert isinstance(await trainer.death(), Killed)
+        async with Trainer(world):
+            await closed(world)
+        assert outcomes(world) == expected, f"killed before write {after + 1}"
+        trained_once(world)
+        assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2]
+        assert [one.is_final for one in world.recorder.of(events.CheckpointSaved)] == [True]

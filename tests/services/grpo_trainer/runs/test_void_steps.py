@@ -1,0 +1,71 @@
+"""A step that the planner ended the run without stays unheard of, however long its policy's upload took."""
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.services.grpo_trainer.bench import MODEL, RUN, Trainer, World, submission
+from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, settled_id
+from tests.services.grpo_trainer.runs.test_cancelled_runs import Gate, cancelled, until_closed
+from tests.services.grpo_trainer.surroundings import Recorder
+
+from grpo_trainer.domain.states import SessionState
+from grpo_trainer.ports import PublishedPolicy
+from grpo_trainer.runs.deps import Tools
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.training.v1 import events_pb2 as events
+
+
+class FirstWins(Recorder):
+    """As the stream: of two facts with one id it keeps the first and drops the second without a word."""
+
+    async def publish(self, event: Any, *, model: str, event_id: str) -> object:
+        if event_id in self.events:
+            self.order.append(event_id)
+            return None
+        return await super().publish(event, model=model, event_id=event_id)
+
+
+async def released(world: World, group_id: str) -> None:
+    """The planner settles a group that the trainer did not answer for in time."""
+    fact = events.GroupSettled(
+        group_id=group_id,
+        run_id=RUN,
+        model=MODEL,
+        outcome="released",
+        reason="run_over",
+        source_run_id=EVALUATION,
+    )
+    await world.recorder.publish(fact, model=MODEL, event_id=settled_id(group_id))
+
+
+async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world: World) -> None:
+    world.recorder = FirstWins()
+    gate = Gate()
+
+    def slow_upload(tools: Tools) -> Tools:
+        upload = tools.policies.publish
+
+        async def publish(state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
+            if state.last_step is not None:
+                await gate.passed()
+            return await upload(state, directory, at=at)
+
+        vars(tools.policies)["publish"] = publish
+        return tools
+
+    world.stream.append(submission(steps=3, checkpoint_every_steps=1))
+    groups = await Evaluation(world).all_offered(range(2))
+    async with Trainer(world, change=slow_upload):
+        await asyncio.wait_for(gate.reached.wait(), 20)  # durable and confirmed, and on its way to the store
+        world.stream.append(cancelled(last_word=True))
+        for group_id in groups:
+            await released(world, group_id)
+        world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
+        gate.open.set()
+        await until_closed(world)
+    assert {one.outcome for one in world.recorder.of(events.GroupSettled)} == {"released"}
+    assert not world.recorder.of(events.StepCompleted)
+    assert not world.recorder.of(events.PolicyPublished)
+    assert not world.recorder.of(events.CheckpointSaved)

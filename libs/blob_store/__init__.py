@@ -6,8 +6,6 @@ from blob_store.errors import (
     CorruptBlob,
     MissingBlob,
     StoreDenied,
-    StoreFull,
-    StoreUnavailable,
 )
 from blob_store.memory import MemoryBlobStore
 from blob_store.port import BlobStore
@@ -24,8 +22,6 @@ __all__ = [
     "MissingBlob",
     "S3BlobStore",
     "StoreDenied",
-    "StoreFull",
-    "StoreUnavailable",
     "ref_of_bytes",
     "ref_of_file",
 ]

@@ -1,4 +1,8 @@
-"""One class per reaction of a caller."""
+"""One class per reaction of a caller.
+
+A store that did not do it within the retry budget raises upcycle.errors.Unavailable, a full one
+service_kit.StoreFull.
+"""
 
 
 class BlobError(Exception):
@@ -11,14 +15,6 @@ class MissingBlob(BlobError):
 
 class CorruptBlob(BlobError):
     """The key holds other bytes than the reference promises. Final: do not use them."""
-
-
-class StoreUnavailable(BlobError):
-    """The store did not do it within the retry budget. Trying again later may work."""
-
-
-class StoreFull(BlobError):
-    """The store answers, but takes no more bytes. An operator must make room."""
 
 
 class StoreDenied(BlobError):

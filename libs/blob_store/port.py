@@ -7,7 +7,7 @@ from blob_store.ref import BlobRef
 
 
 class BlobStore(Protocol):
-    """Keys are `/`-separated paths. Every method may raise StoreUnavailable, StoreFull, StoreDenied."""
+    """Keys are `/`-separated paths. Every method may raise Unavailable, StoreFull, StoreDenied."""
 
     async def put(self, key: str, data: bytes) -> BlobRef:
         """Write, replacing what was there. Durable when it returns."""

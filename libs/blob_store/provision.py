@@ -8,16 +8,16 @@ from minio import Minio
 
 from blob_store.classify import CAUGHT, TRANSIENT, classify
 from blob_store.client import IMPATIENT, make_client
-from blob_store.errors import StoreUnavailable
 from service_kit.groups import S3Settings
 from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
+from upcycle.errors import Unavailable
 
 _OURS_ALREADY: Final = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 _POLL_S: Final = 0.1
 
 
 def provision_bucket(settings: S3Settings, *, wait_s: float = 30.0) -> bool:
-    """Make sure that the bucket exists; True if this call created it. Raises StoreUnavailable."""
+    """Make sure that the bucket exists; True if this call created it. Raises Unavailable."""
     client, pool = make_client(settings, timeout=IMPATIENT)
     try:
         return _create_patiently(client, settings, time.monotonic() + wait_s)
@@ -33,7 +33,7 @@ def _create_patiently(client: Minio, settings: S3Settings, give_up_at: float) ->
             failure = classify(error)
             if failure.kind not in TRANSIENT or time.monotonic() > give_up_at:
                 where = f"bucket {settings.bucket} at {settings.endpoint}"
-                raise StoreUnavailable(f"cannot create {where}: {failure.detail}") from error
+                raise Unavailable(f"cannot create {where}: {failure.detail}") from error
             time.sleep(_POLL_S)
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     except SettingsError as error:
         print(error, file=sys.stderr)
         raise SystemExit(EXIT_SETTINGS) from None
-    except StoreUnavailable as error:
+    except Unavailable as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
     print(f"bucket {settings.bucket} {'created' if created else 'exists'}", file=sys.stderr)

@@ -22,11 +22,11 @@ from blob_store.errors import (
     BucketMissing,
     MissingBlob,
     StoreDenied,
-    StoreFull,
-    StoreUnavailable,
 )
 from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
+from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class S3BlobStore:
             return ref
         held = await self.read(key)
         if held is None:
-            raise StoreUnavailable(f"{key}: the store says that it exists and that it does not; try again")
+            raise Unavailable(f"{key}: the store says that it exists and that it does not; try again")
         return ref if ref_of_bytes(key, held) == ref else None
 
     async def put_file(self, key: str, path: Path, *, sha256: str | None = None) -> BlobRef:
@@ -107,7 +107,7 @@ class S3BlobStore:
         await self._request(f"delete {check_key(key)}", lambda: self._client.remove_object(self.bucket, key))
 
     async def start(self) -> None:
-        """Wait for the store and check the bucket. Raises BucketMissing, StoreUnavailable, StoreDenied."""
+        """Wait for the store and check the bucket. Raises BucketMissing, Unavailable, StoreDenied."""
         if not await self._request("find the bucket", lambda: self._client.bucket_exists(self.bucket)):
             raise BucketMissing(f"bucket {self.bucket!r} does not exist at {self._endpoint}; {_PROVISION}")
 
@@ -176,7 +176,7 @@ class S3BlobStore:
         """A request that adds bytes. A store that answers reads but cannot write is taken as full."""
         try:
             return await self._request(what, request)
-        except StoreUnavailable as error:
+        except Unavailable as error:
             if error.__cause__ is None or classify_cause(error).kind is not Kind.SERVER_ERROR:
                 raise
             if not await self._answers():
@@ -227,7 +227,7 @@ class S3BlobStore:
                 self._away = None
         log.info("object_store_back", extra={"endpoint": self._endpoint, "after_s": time.monotonic() - since})
 
-    def _typed(self, what: str, failure: Failure) -> BlobError:
+    def _typed(self, what: str, failure: Failure) -> BlobError | Unavailable:
         where = f"{what} in bucket {self.bucket} at {self._endpoint}: {failure.detail}"
         match failure.kind:
             case Kind.MISSING:
@@ -240,12 +240,12 @@ class S3BlobStore:
                 return StoreFull(where)
             case Kind.PASSING | Kind.SERVER_ERROR:
                 self._went_away(failure.detail)
-                return StoreUnavailable(f"{where}; gave up after {self._retry_s:g} s")
+                return Unavailable(f"{where}; gave up after {self._retry_s:g} s")
             case _:
                 return BlobError(where)
 
 
-def classify_cause(error: BlobError) -> Failure:
+def classify_cause(error: BlobError | Unavailable) -> Failure:
     """What the client's own error behind `error` meant."""
     cause = error.__cause__
     return classify(cause) if isinstance(cause, Exception) else Failure(Kind.OTHER, str(error))

@@ -1,4 +1,4 @@
-"""How episodes, groups and training sessions end. The values are part of the contract and travel in events."""
+"""How episodes, groups and training sessions end. The values are contract: they travel in events."""
 
 from enum import StrEnum
 

@@ -38,6 +38,8 @@ _TEAR_DOWN_S: Final = 5.0
 class EventBus:
     """Publishes, subscribes and replays. One per process; constructing it does no I/O."""
 
+    name = "bus"
+
     def __init__(
         self,
         settings: BusSettings,
@@ -203,10 +205,13 @@ class EventBus:
         )
         return found
 
-    def ready(self) -> bool:
+    def ready(self) -> str | None:
         """Connected, consuming, and not stopping."""
-        alive = all(not task.done() for task in self._tasks)
-        return self._connection.is_connected and alive and not self._stopping.is_set()
+        if self._stopping.is_set():
+            return "stopping"
+        if not self._connection.is_connected:
+            return "not connected to NATS"
+        return "a consumer ended" if any(task.done() for task in self._tasks) else None
 
     def _bind(self, spec: ConsumerSpec) -> None:
         if self._started:

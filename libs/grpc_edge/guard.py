@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from grpc_edge.status import abort, domain_errors_as_status
+from grpc_edge.status import StatusTable, abort, domain_errors_as_status
 
 if TYPE_CHECKING:  # generic in the stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -23,8 +23,18 @@ OPEN_SERVICES: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 class Guard(grpc.aio.ServerInterceptor):
     """What no servicer has to think about."""
 
-    def __init__(self, *, default_deadline_s: float, api_keys: tuple[str, ...] = ()) -> None:
-        """`default_deadline_s` bounds unary calls that bring no deadline. No `api_keys`: open to all."""
+    def __init__(
+        self,
+        *,
+        default_deadline_s: float,
+        api_keys: tuple[str, ...] = (),
+        statuses: Mapping[str, StatusTable] | None = None,
+    ) -> None:
+        """`default_deadline_s` bounds unary calls that bring no deadline. No `api_keys`: open to all.
+
+        statuses: full name of a service -> the statuses of the errors that its methods raise.
+        """
+        self._statuses = statuses or {}
         self._default_deadline_s = default_deadline_s
         self._api_keys = api_keys
 
@@ -37,24 +47,25 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(OPEN_SERVICES):
             return handler
-        return self._guarded(handler)
+        service = handler_call_details.method.strip("/").rpartition("/")[0]
+        return self._guarded(handler, self._statuses.get(service, {}))
 
-    def _guarded(self, handler: "Handler") -> "Handler":
+    def _guarded(self, handler: "Handler", table: StatusTable) -> "Handler":
         codecs = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary), **codecs)
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, table), **codecs)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream), **codecs)
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, table), **codecs)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary), **codecs)
-        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream), **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, table), **codecs)
+        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, table), **codecs)
 
-    def _unary(self, behavior: Any) -> Any:
+    def _unary(self, behavior: Any, table: StatusTable) -> Any:
         async def guarded(request: Any, context: Context) -> Any:
-            async with domain_errors_as_status(context, {}):
+            async with domain_errors_as_status(context, table):
                 await self._admit(request, context)
                 if context.time_remaining() is not None:
                     return await behavior(request, context)
@@ -62,9 +73,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(self, behavior: Any) -> Any:
+    def _stream(self, behavior: Any, table: StatusTable) -> Any:
         async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with domain_errors_as_status(context, {}):
+            async with domain_errors_as_status(context, table):
                 await self._admit(request, context)
                 async for response in behavior(request, context):
                     yield response

@@ -11,6 +11,7 @@ from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
 from grpc_edge.guard import OPEN_SERVICES, Guard
 from grpc_edge.limits import MAX_MESSAGE_BYTES, server_options
+from grpc_edge.status import StatusTable
 from service_kit.deadlines import deadline
 
 T = TypeVar("T")
@@ -54,15 +55,28 @@ class GrpcServer:
         self._port = port
         self._grace_s = grace_s
         self._options = server_options(max_message_bytes)
-        self._guard = Guard(default_deadline_s=default_deadline_s, api_keys=tuple(api_keys))
+        self._statuses: dict[str, StatusTable] = {}
+        self._guard = Guard(
+            default_deadline_s=default_deadline_s, api_keys=tuple(api_keys), statuses=self._statuses
+        )
         self._registrations: list[Callable[[Any], None]] = []
-        self._service_names: list[str] = []
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()
 
-    def add(self, register: Callable[[T, grpc.aio.Server], None], servicer: T) -> Self:
-        """Serve a servicer; `register` is the generated `add_<Service>Servicer_to_server`."""
+    def add(
+        self,
+        register: Callable[[T, grpc.aio.Server], None],
+        servicer: T,
+        statuses: StatusTable | None = None,
+    ) -> Self:
+        """Serve a servicer; `register` is the generated `add_<Service>Servicer_to_server`.
+
+        statuses: of the errors that its methods raise; any other error but Unavailable ends as INTERNAL.
+        """
+        names = _ServiceNames()
         self._registrations.append(lambda server: register(servicer, server))
+        self._registrations[-1](names)
+        self._statuses |= dict.fromkeys(names.names, statuses or {})
         return self
 
     @property

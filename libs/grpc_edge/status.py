@@ -17,9 +17,11 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from grpc_edge.errors import DETAILS_KEY, ERROR_DOMAIN, RemoteUnavailable
+from grpc_edge.errors import DETAILS_KEY, ERROR_DOMAIN, FAILURE_KIND_KEY, RemoteUnavailable
 from grpc_edge.limits import MAX_STATUS_MESSAGE_CHARS
 from service_kit.deadlines import DeadlineExceeded
+from service_kit.errors import StoreFull
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ StatusTable = Mapping[type[Exception], grpc.StatusCode]
 EVERYWHERE: Final[StatusTable] = {
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     RemoteUnavailable: grpc.StatusCode.UNAVAILABLE,
+    StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -45,7 +49,7 @@ async def domain_errors_as_status(
         code = status_for(error, table)
         if code is None:
             await _abort_as_internal(context, error)
-        await abort(context, code, reason_of(error), str(error))
+        await abort(context, code, reason_of(error), str(error), failure_kind=failure_kind_of(error))
 
 
 def status_for(error: Exception, table: StatusTable) -> grpc.StatusCode | None:
@@ -63,21 +67,33 @@ def reason_of(error: Exception) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(error).__name__).upper()
 
 
+def failure_kind_of(error: Exception) -> str | None:
+    """The word that `episode.failed` will carry, of errors that have one as `failure_kind`."""
+    kind = getattr(error, "failure_kind", None)
+    return kind if isinstance(kind, str) else None
+
+
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any],
     code: grpc.StatusCode,
     reason: str,
     message: str,
+    *,
+    failure_kind: str | None = None,
     **metadata: str,
 ) -> NoReturn:
-    """End the call with a status that carries a machine-readable reason."""
+    """End the call with a status that carries a machine-readable reason, and the failure's kind if it has
+    one.
+    """
     short = message if len(message) <= MAX_STATUS_MESSAGE_CHARS else message[:MAX_STATUS_MESSAGE_CHARS] + "…"
     info = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=metadata)
     packed = any_pb2.Any()
     packed.Pack(info)
     details = status_pb2.Status(code=code.value[0], message=short, details=[packed])
-    trailing = ((DETAILS_KEY, details.SerializeToString()),)
-    await context.abort(code, short, trailing_metadata=trailing)
+    trailing: list[tuple[str, str | bytes]] = [(DETAILS_KEY, details.SerializeToString())]
+    if failure_kind is not None:
+        trailing.append((FAILURE_KIND_KEY, failure_kind))
+    await context.abort(code, short, trailing_metadata=tuple(trailing))
     raise AssertionError("context.abort returned")
 
 

@@ -21,12 +21,12 @@ from pydantic import SecretStr
 
 from blob_store.classify import CAUGHT
 from blob_store.client import IMPATIENT, make_client
-from blob_store.errors import StoreUnavailable
 from blob_store.provision import provision_bucket
 from local_stack.server import LocalServer, LocalServerError
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 from service_kit.ports import LOOPBACK, free_ports, is_free
+from upcycle.errors import Unavailable
 
 _SHELL_TIMEOUT_S: Final = 30.0
 _ADMIN_GRPC_OFFSET: Final = 10_000
@@ -229,7 +229,7 @@ def s3_probe(settings: S3Settings, ports: S3Ports) -> Probe:
         try:
             if provision_bucket(settings, wait_s=5.0):
                 make_bucket_durable(ports, settings.bucket)
-        except (StoreUnavailable, S3ServerError) as error:
+        except (Unavailable, S3ServerError) as error:
             return str(error)
         return None if takes_a_write(settings) else "does not take writes yet"
 

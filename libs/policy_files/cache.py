@@ -23,7 +23,7 @@ _PARALLEL_FETCHES = 4
 async def fetch(store: BlobStore, manifest: PolicyManifest, cache_dir: Path) -> Path:
     """The directory with exactly the manifest's files, every digest checked, also when it was cached before.
 
-    Raises InvalidManifest, CorruptPolicy, and the store's MissingBlob, CorruptBlob, StoreUnavailable.
+    Raises InvalidManifest, CorruptPolicy, and the store's MissingBlob, CorruptBlob, Unavailable.
     """
     check_manifest(manifest)
     target = cache_dir / "policies" / manifest.digest

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from service_kit.background import BackgroundTasks, Worker
     from service_kit.clock import new_id, utc_now
-    from service_kit.component import Component, Lifecycle, TaskDied, as_component
+    from service_kit.component import Closing, Component, TaskDied
     from service_kit.deadlines import DeadlineExceeded, deadline
+    from service_kit.errors import StoreFull
     from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+    from service_kit.loops import pause, retry, until_stopped
     from service_kit.main import run_main
     from service_kit.service import Service
     from service_kit.settings import ServiceSettings, SettingsError, load_settings
@@ -19,31 +21,36 @@ if TYPE_CHECKING:
 __all__ = [
     "BackgroundTasks",
     "BusSettings",
+    "Closing",
     "Component",
     "DeadlineExceeded",
-    "Lifecycle",
     "PeerSettings",
     "S3Settings",
     "Service",
     "ServiceSettings",
     "SettingsError",
     "SqlSettings",
+    "StoreFull",
     "TaskDied",
     "Worker",
-    "as_component",
     "deadline",
     "load_settings",
     "new_id",
+    "pause",
+    "retry",
     "run_main",
+    "until_stopped",
     "utc_now",
 ]
 
 _HOMES = {
     "background": ("BackgroundTasks", "Worker"),
     "clock": ("new_id", "utc_now"),
-    "component": ("Component", "Lifecycle", "TaskDied", "as_component"),
+    "component": ("Closing", "Component", "TaskDied"),
     "deadlines": ("DeadlineExceeded", "deadline"),
     "groups": ("BusSettings", "PeerSettings", "S3Settings", "SqlSettings"),
+    "errors": ("StoreFull",),
+    "loops": ("pause", "retry", "until_stopped"),
     "main": ("run_main",),
     "service": ("Service",),
     "settings": ("ServiceSettings", "SettingsError", "load_settings"),

@@ -1,7 +1,6 @@
 """The shape of everything a Service starts and stops."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 
@@ -43,31 +42,20 @@ class Watched(Protocol):
         """Return, or raise the cause, only when the component has died without being stopped."""
 
 
-class Lifecycle(Protocol):
-    """What libraries offer: started, stopped and ready or not, without a name or a reason."""
+class Closing:
+    """A component that only has something to let go of when the service stops."""
 
-    async def start(self) -> None: ...
+    def __init__(self, name: str, close: Callable[[], Awaitable[None]]) -> None:
+        self.name = name
+        self._close = close
 
-    async def stop(self) -> None: ...
+    async def start(self) -> None:
+        """Nothing is opened before the first use."""
 
-    def ready(self) -> bool: ...
+    async def stop(self) -> None:
+        """Let go."""
+        await self._close()
 
-
-@dataclass(frozen=True, slots=True)
-class _Adapted:
-    name: str
-    start: Callable[[], Awaitable[None]]
-    stop: Callable[[], Awaitable[None]]
-    ready: Callable[[], str | None]
-
-
-def as_component(name: str, lifecycle: Lifecycle, *, why_not_ready: str = "not connected") -> Component:
-    """Give a lifecycle a name, and its False a reason: `as_component("bus", event_bus)`."""
-
-    async def start() -> None:
-        await lifecycle.start()
-
-    async def stop() -> None:
-        await lifecycle.stop()
-
-    return _Adapted(name, start, stop, lambda: None if lifecycle.ready() else why_not_ready)  # type: ignore[return-value]
+    def ready(self) -> str | None:
+        """What is not open yet opens when it is used."""
+        return None

@@ -6,22 +6,17 @@ from sql_store.columns import UtcDateTime
 from sql_store.database import Database
 from sql_store.errors import (
     MigrationFailed,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
     UnsupportedDatabase,
 )
-from sql_store.migrations import migrate
+from sql_store.migrations import MigratedDatabase, migrate
 from sql_store.outbox import enqueue, enqueue_command, outbox_table
 from sql_store.relay import OutboxRelay
 
 __all__ = [
     "Database",
+    "MigratedDatabase",
     "MigrationFailed",
     "OutboxRelay",
-    "StoreError",
-    "StoreFull",
-    "StoreUnavailable",
     "UnsupportedDatabase",
     "UtcDateTime",
     "enqueue",

@@ -18,8 +18,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from sql_store.errors import StoreUnavailable, UnsupportedDatabase
+from sql_store.errors import UnsupportedDatabase
 from sql_store.failures import is_transient, translated
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ _NOTICES: Final = "sql_store.notices"
 
 class Database:
     """One service's tables. Constructing it does no I/O."""
+
+    name = "database"
 
     def __init__(self, url: str | SecretStr) -> None:
         self._url = _normalised(url.get_secret_value() if isinstance(url, SecretStr) else url)
@@ -49,12 +52,12 @@ class Database:
         return self._url.get_backend_name()
 
     async def start(self) -> None:
-        """Open the database; makes the folder of a SQLite file. Raises StoreUnavailable, StoreFull."""
+        """Open the database; makes the folder of a SQLite file. Raises Unavailable, StoreFull."""
         if self._is_sqlite and self._url.database:
             try:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StoreUnavailable(f"cannot make the folder of {self._url.database}: {error}") from error
+                raise Unavailable(f"cannot make the folder of {self._url.database}: {error}") from error
         await self.run(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one())
 
     async def stop(self) -> None:
@@ -63,19 +66,19 @@ class Database:
         await asyncio.to_thread(self._threads.shutdown, wait=True)
         await asyncio.to_thread(self._engine.dispose)
 
-    def ready(self) -> bool:
+    def ready(self) -> str | None:
         """Open for transactions."""
-        return not self._stopped
+        return "closed" if self._stopped else None
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction: it commits when `fn` returns and rolls back when it raises.
 
         `fn` must touch nothing but the connection: after a deadlock it runs again. A caller that is
-        cancelled does not know whether the transaction took place. Raises StoreFull, StoreUnavailable,
+        cancelled does not know whether the transaction took place. Raises StoreFull, Unavailable,
         and whatever `fn` raises.
         """
         if self._stopped:
-            raise StoreUnavailable(f"the database {self._shown} was closed")
+            raise Unavailable(f"the database {self._shown} was closed")
         work = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, work.run, self._with_retries, fn

@@ -1,25 +1,13 @@
-"""What a store cannot do, one class per reaction. Conflicts (IntegrityError) belong to the caller and
-pass through.
+"""What a database cannot do and waiting will not change.
+
+A database that cannot be used now raises upcycle.errors.Unavailable, a full one service_kit.StoreFull.
+Conflicts (IntegrityError) belong to the caller and pass through.
 """
 
 
-class StoreError(Exception):
-    """Base of every error of this package."""
-
-
-class StoreFull(StoreError):
-    """The disk, or the quota, of the database is used up. Nothing was written; make room and try again."""
-
-
-class StoreUnavailable(StoreError):
-    """The database cannot be reached, opened or written. Nothing was written; the same call may succeed
-    later.
-    """
-
-
-class UnsupportedDatabase(StoreError):
+class UnsupportedDatabase(Exception):
     """The URL names a database that this platform does not run on."""
 
 
-class MigrationFailed(StoreError):
+class MigrationFailed(Exception):
     """The tables cannot be brought to the version that this program needs; they are as they were."""

@@ -5,7 +5,8 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from sql_store.errors import StoreFull, StoreUnavailable
+from service_kit.errors import StoreFull
+from upcycle.errors import Unavailable
 
 _SQLITE_UNAVAILABLE: Final = frozenset(
     {
@@ -38,7 +39,7 @@ def translated(error: DBAPIError, where: str) -> Exception:
     if _is_full(error):
         return StoreFull(f"database {where} is full ({cause}): nothing was written, make room and try again")
     if _is_unavailable(error):
-        return StoreUnavailable(f"database {where} cannot be used now ({cause}): nothing was written")
+        return Unavailable(f"database {where} cannot be used now ({cause}): nothing was written")
     return error
 
 

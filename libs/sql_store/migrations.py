@@ -8,6 +8,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from pydantic import SecretStr
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -18,12 +19,26 @@ _HOME: Final = "adapters.migrations"
 _LOCK: Final = 0x75706379636C65  # "upcycle"
 
 
+class MigratedDatabase(Database):
+    """A service's database: when it has started, its tables are at the version that the program needs."""
+
+    def __init__(self, url: str | SecretStr, package: str) -> None:
+        """package: the service's, see `migrate`."""
+        super().__init__(url)
+        self._package = package
+
+    async def start(self) -> None:
+        """Open and migrate. Raises MigrationFailed, Unavailable, StoreFull."""
+        await super().start()
+        await migrate(self, self._package)
+
+
 async def migrate(db: Database, package: str) -> str:
     """Run the Alembic migrations of a service and return the version its tables are at now.
 
     `package` is the service's package (`trajectory_store`, with `adapters/migrations/versions/*.py`) or
     the migrations package itself. Several processes may call it at once. Raises MigrationFailed (tables
-    as they were), StoreError.
+    as they were), Unavailable, StoreFull.
     """
     folder = _folder_of(package)
     service = package.removesuffix(f".{_HOME}").rpartition(".")[2]

@@ -23,8 +23,8 @@ from event_bus.delivery import PubAck
 from event_bus.errors import BusError, BusUnavailable, QueueFull
 from event_bus.topology import EVENTS, TASKS
 from sql_store.database import Database
-from sql_store.errors import StoreError
 from sql_store.outbox import OUTBOX, TABLE_NAME
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BATCH: Final = 100
@@ -60,6 +60,8 @@ class Row:
 class OutboxRelay:
     """A component: runs from `start` to `stop`; wakes at once when this process enqueued, else polls."""
 
+    name = "outbox"
+
     def __init__(
         self, db: Database, bus: Bus, *, poll_s: float = 0.5, keep: timedelta = timedelta(days=1)
     ) -> None:
@@ -91,9 +93,10 @@ class OutboxRelay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def ready(self) -> bool:
-        """Running."""
-        return bool(self._tasks) and all(not task.done() for task in self._tasks)
+    def ready(self) -> str | None:
+        """Publishing."""
+        is_running = bool(self._tasks) and all(not task.done() for task in self._tasks)
+        return None if is_running else "not running"
 
     def _wake(self) -> None:
         for wakeup in self._wakeups.values():
@@ -122,7 +125,7 @@ class OutboxRelay:
             rows = await self._db.run(lambda connection: _unpublished(connection, lane))
             WAITING.labels(lane).set(len(rows))
             confirmed = await self._published(rows)
-        except StoreError as error:
+        except Unavailable as error:
             _LOG.error("outbox_unreadable", extra={"lane": lane, "error": str(error)})
             return self._poll_s
         WAITING.labels(lane).set(len(rows) - confirmed)
@@ -177,7 +180,7 @@ class OutboxRelay:
             await asyncio.sleep(_PRUNE_EVERY_S)
             try:
                 await self._db.run(lambda connection: prune(connection, self._keep))
-            except StoreError as error:
+            except Unavailable as error:
                 _LOG.warning("outbox_not_pruned", extra={"error": str(error)})
 
 

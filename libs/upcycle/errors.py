@@ -64,16 +64,20 @@ class ToolFailed(UpcycleError):
 
 
 class Unavailable(UpcycleError):
-    """A server, a store, an engine or a service does not answer now, or not yet; the same request may succeed later.
+    """A server, a store, an engine or a service does not answer now, or not yet; the same request may
+    succeed later.
 
-    The one class for this in the whole platform. A handler that raises it has its message redelivered after `retry_after_s`
-    without counting a failure; an rpc that raises it ends as UNAVAILABLE; `service_kit.retry` tries again.
+    The one class for this in the whole platform. A handler that raises it has its message redelivered after
+    `retry_after_s` without counting a failure; an rpc that raises it ends as UNAVAILABLE;
+    `service_kit.retry` tries again.
     """
 
     kind = "unavailable"
 
     def __init__(self, waiting_for: str, retry_after_s: float | None = None, *, hint: str = "") -> None:
-        """waiting_for: what is awaited, in words that `upcycle why` can show. retry_after_s: None: the caller decides."""
+        """waiting_for: what is awaited, in words that `upcycle why` can show. retry_after_s: None: the
+        caller decides.
+        """
         super().__init__(waiting_for, hint)
         self.waiting_for = waiting_for
         self.retry_after_s = retry_after_s

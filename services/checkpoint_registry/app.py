@@ -23,7 +23,7 @@ from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from event_bus.topology import CHECKPOINT_REGISTRY
 from grpc_edge import GrpcServer, Peer
-from service_kit import Service, Worker, as_component, run_main, utc_now
+from service_kit import Service, Worker, run_main, utc_now
 from sql_store import Database, OutboxRelay, migrate
 from upcycle.api.registry.v1.service_pb2_grpc import add_RegistryServiceServicer_to_server
 
@@ -87,8 +87,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     service.add(
         GrpcServer(settings.host, settings.grpc_port).add(add_RegistryServiceServicer_to_server, servicer)
     )
-    service.add(as_component("bus", bus))
-    service.add(as_component("outbox", OutboxRelay(database, bus)))
+    service.add(bus)
+    service.add(OutboxRelay(database, bus))
     service.add(Worker("gate", driver.run, ready=driver.ready))
     if settings.retention_every_s:
         sweeper = _sweeper(settings, (models, leases, BlobVersions(blobs)), tasksets)

@@ -14,7 +14,7 @@ from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
 from checkpoint_registry.ports import GateStore, ModelStore
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.rollback import WatchHead
-from sql_store import StoreError
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,13 @@ class GateDriver:
         self._unfinished |= woken
         try:
             self._unfinished |= await self._due()
-        except StoreError as error:
+        except Unavailable as error:
             self._report(str(error))
             return
         for model in sorted(self._unfinished):
             try:
                 await self._drive(model)
-            except (PeerUnavailable, PeerRefused, StoreError) as error:
+            except (PeerUnavailable, PeerRefused, Unavailable) as error:
                 self._report(str(error))
             else:
                 self._unfinished.discard(model)

@@ -18,10 +18,10 @@ from checkpoint_registry.ports import Judge
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from event_bus import Delivery, Later, Poison
-from sql_store import StoreError
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+from upcycle.errors import Unavailable
 
 EVENTS: Sequence[type[Message]] = (CheckpointSaved, RunFinished)
 _RETRY_S = 2.0
@@ -39,7 +39,7 @@ class RegistryHandlers:
         """Dispatches by type. An outage around us is no failure of the event."""
         try:
             await self._dispatch(delivery.message)
-        except (PeerUnavailable, StoreError) as error:
+        except (PeerUnavailable, Unavailable) as error:
             raise Later(_RETRY_S, str(error)) from error
 
     async def _dispatch(self, message: Message) -> None:

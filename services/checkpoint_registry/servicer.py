@@ -6,8 +6,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-import blob_store
-import sql_store
 from checkpoint_registry import wire
 from checkpoint_registry.domain.errors import (
     CheckpointConflict,
@@ -35,10 +33,6 @@ STATUS_OF = {
     HeadMoved: grpc.StatusCode.ABORTED,
     PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     PeerRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    sql_store.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    sql_store.StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    blob_store.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    blob_store.StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from checkpoint_registry.adapters import metrics
 from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable, StoreTrouble
 from checkpoint_registry.usecases.retention import PruneVersions
-from sql_store import StoreError
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Sweeper:
     async def _sweep(self) -> None:
         try:
             gone = await self._prune.sweep()
-        except (PeerUnavailable, PeerRefused, StoreError, StoreTrouble) as error:
+        except (PeerUnavailable, PeerRefused, Unavailable, StoreTrouble) as error:
             metrics.SWEEP_FAILURES.inc()
             log.warning("sweep_waits", extra={"why": str(error)})
             return

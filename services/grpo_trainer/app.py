@@ -33,7 +33,7 @@ from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.telemetry import TrainerInstruments
-from service_kit import Service, Worker, as_component, run_main, utc_now
+from service_kit import Service, Worker, run_main, utc_now
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
 
 NAME = "grpo_trainer"
@@ -169,7 +169,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     models = Models(hand_tools, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, models)
     service.add(_LearnerComponent(thread))
-    service.add(as_component("bus", bus))
+    service.add(bus)
     service.add(models)
     service.add(
         GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)

@@ -22,7 +22,7 @@ from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.promotions import Promotion, Promotions
 from model_gateway.usecases.relay import Relay, RelayPolicy
-from service_kit import Service, Worker, as_component, run_main, utc_now
+from service_kit import Service, Worker, run_main, utc_now
 from sql_store import Database
 
 NAME = "model_gateway"
@@ -56,7 +56,7 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     service.add(engines)
     if settings.capture_fraction > 0:
         service.add(blobs)
-    service.add(as_component("bus", bus))
+    service.add(bus)
     service.add(Worker("directory", directory.run, ready=directory.ready))
     service.add(Worker("usage", usage.run))
     if settings.capture_fraction > 0:

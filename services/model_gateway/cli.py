@@ -13,7 +13,8 @@ from model_gateway.domain.errors import GatewayError
 from model_gateway.domain.keys import INFERENCE, SCOPES
 from model_gateway.settings import ModelGatewaySettings
 from service_kit import SettingsError, load_settings, utc_now
-from sql_store import Database, StoreError, migrate
+from sql_store import Database, MigrationFailed, UnsupportedDatabase, migrate
+from upcycle.errors import Unavailable
 
 COMMANDS = ("create-key", "list-keys", "revoke-key")
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
@@ -31,7 +32,7 @@ def run_command(argv: Sequence[str]) -> int:
     except (SettingsError, GatewayError, ValueError) as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
-    except StoreError as error:
+    except (MigrationFailed, UnsupportedDatabase, Unavailable) as error:
         print(error, file=sys.stderr)
         return _EXIT_FAILED
 

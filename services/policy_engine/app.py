@@ -19,7 +19,7 @@ from policy_engine.telemetry import KeeperTelemetry
 from policy_engine.usecases.keeper import Keeper, KeeperTimings, World
 from policy_engine.usecases.pins import PinRequests, Pins
 from policy_engine.usecases.reload import ReloadProtocol
-from service_kit import Service, Worker, as_component, new_id, run_main, utc_now
+from service_kit import Service, Worker, new_id, run_main, utc_now
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 NAME = "policy_engine"
@@ -54,7 +54,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     handlers = KeeperHandlers(keeper.look, requests, telemetry.announced)
     bus.subscribe_ephemeral(moving_events(settings.channel), handlers.on_moved, model=settings.model)
     bus.subscribe_ephemeral(RUN_EVENTS, handlers.on_run, model=settings.model, start=0)
-    for component in (store, registry, as_component("bus", bus)):
+    for component in (store, registry, bus):
         service.add(component)
     service.add(Worker("lease", leases.run, ready=leases.ready))
     service.add(Worker("engine", keeper.run, ready=keeper.ready))

@@ -9,7 +9,7 @@ from reward_grader.adapters.transcripts import BlobTranscripts
 from reward_grader.handlers import RecordHandler
 from reward_grader.settings import GraderSettings
 from reward_grader.usecases import GradeTrajectory, Rubric
-from service_kit import Service, as_component, run_main, utc_now
+from service_kit import Service, run_main, utc_now
 
 
 class _Environments:
@@ -50,7 +50,7 @@ def build_app(settings: GraderSettings) -> Service:
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="reward_grader", timings=timings)
     bus.subscribe(REWARD_GRADER, RecordHandler(grade, bus, now=utc_now), slots=settings.slots)
-    service.add(as_component("bus", bus))
+    service.add(bus)
     return service
 
 

@@ -15,7 +15,7 @@ from rollout_sampler.adapters.policies import EngineFormats, PolicyFiles
 from rollout_sampler.handlers import EpisodeHandler
 from rollout_sampler.settings import SamplerSettings
 from rollout_sampler.usecases import Outside, PlayEpisode, PlayLimits
-from service_kit import Component, Service, as_component, run_main, utc_now
+from service_kit import Component, Service, run_main, utc_now
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 
@@ -74,7 +74,7 @@ def build_app(settings: SamplerSettings) -> Service:
         if slots:
             handler = EpisodeHandler(pool, play, bus, now=utc_now, slots=slots)
             bus.subscribe(spec, handler, slots=slots)
-    service.add(as_component("bus", bus))
+    service.add(bus)
     return service
 
 

@@ -24,7 +24,7 @@ from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun
-from service_kit import Service, Worker, as_component, new_id, run_main, utc_now
+from service_kit import Service, Worker, new_id, run_main, utc_now
 from sql_store import Database, OutboxRelay, migrate
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
@@ -152,8 +152,8 @@ def _add_planner(
     )
     bus = EventBus(settings.bus, client_name=NAME)
     bus.subscribe_batch(SCENARIO_RUNNER_PLAN, loop.on_events)
-    service.add(as_component("bus", bus))
-    service.add(as_component("outbox", OutboxRelay(database, bus)))
+    service.add(bus)
+    service.add(OutboxRelay(database, bus))
     service.add(Worker("planner", loop.run))
     server.add(add_TasksetServiceServicer_to_server, servicer)
 

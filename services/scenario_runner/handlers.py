@@ -15,7 +15,7 @@ from scenario_runner.ports import EpisodeBook, Plan, PlanUnit, QueueGauge
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, apply_facts, plan_more, sweep
-from sql_store import StoreError
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class PlannerLoop:
             try:
                 await self._plan_all()
                 await self._sweep_if_due()
-            except StoreError as error:
+            except Unavailable as error:
                 log.error("planner_waits", extra={"error": str(error)})
             waking = asyncio.ensure_future(self._wake.wait())
             await asyncio.wait({waking, stopping}, timeout=SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ class FleetLoop:
                     await self._book.opened(unnoted)
                     metrics.ENVIRONMENTS_STARTED.inc(len(unnoted))
                     unnoted = []
-            except StoreError as error:
+            except Unavailable as error:
                 log.error("opened_not_noted", extra={"error": str(error), "count": len(unnoted)})
             metrics.LEASES_LAPSED.inc(await self._leases.expire())
             metrics.ENVIRONMENTS_ALIVE.set(self._leases.num_alive)

@@ -6,7 +6,7 @@ from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from grpc_edge import GrpcServer
-from service_kit import Service, Worker, as_component, run_main, utc_now
+from service_kit import Service, Worker, run_main, utc_now
 from sql_store import Database, OutboxRelay, migrate
 from trajectory_store.adapters.blob_bodies import BlobBodies
 from trajectory_store.adapters.sql_index import SqlIndex
@@ -83,8 +83,8 @@ def build_app(settings: StoreSettings) -> Service:
     bus = EventBus(settings.bus, client_name="trajectory_store", timings=timings)
     handler = LedgerHandler(index, on_change=watch.wake)
     bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, handler, batch_size=settings.batch_size)
-    service.add(as_component("bus", bus))
-    service.add(as_component("outbox", OutboxRelay(db, bus)))
+    service.add(bus)
+    service.add(OutboxRelay(db, bus))
     if settings.check_bodies:
         check = CheckBodies(
             index, read, idle_s=settings.check_idle_s, batch_size=settings.export_page, on_wait=_say_wait

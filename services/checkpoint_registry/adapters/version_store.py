@@ -15,6 +15,7 @@ import policy_files
 from blob_store import BlobError, BlobStore
 from checkpoint_registry.domain.errors import StoreTrouble
 from checkpoint_registry.domain.retention import PublishedVersion
+from upcycle.errors import Unavailable as StoreAway
 
 _ROOT: Final = "policy/"
 _MANIFEST: Final = "/manifest.json"
@@ -43,7 +44,7 @@ class BlobVersions:
         try:
             folders = _by_folder(await self._store.list(_ROOT))
             return [await self._version(folder, keys) for folder, keys in folders.items()]
-        except (BlobError, policy_files.InvalidManifest) as error:
+        except (BlobError, StoreAway, policy_files.InvalidManifest) as error:
             raise StoreTrouble(f"published versions cannot be read: {error}") from error
 
     async def remove(
@@ -55,7 +56,7 @@ class BlobVersions:
             doomed = [f for f in folders if f[1] in gone.get(f[0], ())]
             names = {f: await self._names(f, keys) for f, keys in folders.items()}
             return await self._remove(doomed, folders, names, may_go)
-        except (BlobError, policy_files.InvalidManifest) as error:
+        except (BlobError, StoreAway, policy_files.InvalidManifest) as error:
             raise StoreTrouble(f"old versions cannot be removed: {error}") from error
 
     async def _remove(

@@ -37,7 +37,7 @@ class PruneVersions:
         self._found: frozenset[Named] = frozenset()
 
     async def sweep(self) -> dict[str, list[int]]:
-        """Removed versions by model. Raises PeerUnavailable, PeerRefused, StoreError, StoreTrouble.
+        """Removed versions by model. Raises PeerUnavailable, PeerRefused, Unavailable, StoreTrouble.
 
         The store is read before those who need something are asked: a version that appears meanwhile is not
         looked at.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from blob_store.errors import BlobError, CorruptBlob, MissingBlob, StoreFull, StoreUnavailable
+from blob_store.errors import BlobError, CorruptBlob, MissingBlob
 from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from grpo_trainer.domain.errors import (
     BrokenArtifact,
@@ -16,6 +16,7 @@ from grpo_trainer.domain.errors import (
     Waiting,
 )
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
+from upcycle.errors import Unavailable
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
 
@@ -26,7 +27,7 @@ def object_store(what: str) -> Iterator[None]:
     text."""
     try:
         yield
-    except (StoreUnavailable, StoreFull) as error:
+    except Unavailable as error:
         raise Waiting(f"the object store ({what}): {error}") from error
     except VersionTaken as error:
         raise LineageTaken(f"{what}: {error}") from error

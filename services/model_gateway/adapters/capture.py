@@ -14,6 +14,7 @@ from event_bus import BusError, EventBus
 from model_gateway.ports import Sample
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
+from upcycle.errors import Unavailable as StoreAway
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class BlobCapture:
             sample = self._waiting.popleft()
             try:
                 await self._keep(sample)
-            except (BlobError, BusError) as error:
+            except (BlobError, StoreAway, BusError) as error:
                 DROPPED.labels(type(error).__name__).inc()
                 log.warning("capture_lost", extra={"request_id": sample.request_id, "why": str(error)})
 

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from model_gateway.adapters import tables
 from model_gateway.domain.errors import KeysUnavailable
 from model_gateway.domain.keys import ApiKey, format_key, hash_secret
-from sql_store import Database, StoreError
+from sql_store import Database
+from upcycle.errors import Unavailable
 
 _REMEMBERED_S: Final = 2.0
 _MAX_REMEMBERED: Final = 4096
@@ -38,7 +39,7 @@ class SqlKeyStore:
             return remembered[1]
         try:
             found = await self._db.run(lambda connection: _find(connection, key_id))
-        except StoreError as error:
+        except Unavailable as error:
             if remembered is not None:
                 return remembered[1]
             raise KeysUnavailable(f"keys cannot be read now: {error}") from error

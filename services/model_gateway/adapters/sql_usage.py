@@ -10,7 +10,8 @@ from sqlalchemy import insert
 
 from model_gateway.adapters import tables
 from model_gateway.ports import UsageRow
-from sql_store import Database, StoreError
+from sql_store import Database
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class SqlUsageSink:
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             try:
                 await self._write(batch)
-            except StoreError as error:
+            except Unavailable as error:
                 self._waiting.extendleft(reversed(batch))
                 log.warning("usage_waits", extra={"rows": len(self._waiting), "why": str(error)})
                 return

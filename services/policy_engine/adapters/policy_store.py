@@ -9,6 +9,7 @@ from policy_engine import wire
 from policy_engine.domain import FailureKind, Policy, Target, VersionRefused
 from policy_files import CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.errors import Unavailable as StoreAway
 
 _KEPT_FOR_A_QUICK_RETURN = 4
 
@@ -35,7 +36,7 @@ class BlobPolicyStore:
             ) from error
         except PolicyFilesError as error:
             raise _mismatch(f"{what}: {error}") from error
-        except (MissingBlob, BlobError, OSError) as error:
+        except (MissingBlob, BlobError, StoreAway, OSError) as error:
             raise VersionRefused(FailureKind.FETCH_FAILED, f"{what}: {error}", may_pass_later=True) from error
         return _policy(target, manifest, directory)
 

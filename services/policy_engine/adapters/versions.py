@@ -12,6 +12,7 @@ from policy_files import InvalidManifest, UnknownPolicy, load
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.errors import Unavailable as StoreAway
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -69,7 +70,7 @@ class ChannelVersions:
             return wire.target_of_manifest(await load(self._store, self._model, version))
         except UnknownPolicy as error:
             raise PlatformUnavailable(f"v{version} to be published") from error
-        except (BlobError, InvalidManifest) as error:
+        except (BlobError, StoreAway, InvalidManifest) as error:
             raise PlatformUnavailable(f"the manifest of v{version}: {error}") from error
 
     async def _of_registry(self) -> tuple[Target, Target]:

@@ -7,6 +7,7 @@ from reward_grader import wire
 from reward_grader.domain import FailureKind, GradingTask, Transcript
 from reward_grader.ports import EpisodeBroken, Unavailable
 from trajectory_body import MalformedBody, unpack
+from upcycle.errors import Unavailable as StoreAway
 
 _AWAY_DELAY_S: Final = 2.0
 
@@ -24,7 +25,7 @@ class BlobTranscripts:
             body = unpack(await self._store.get(ref))
         except (CorruptBlob, MissingBlob, MalformedBody) as error:
             raise EpisodeBroken(FailureKind.BODY_CORRUPT, str(error)) from error
-        except BlobError as error:
+        except (BlobError, StoreAway) as error:
             raise Unavailable(f"the object store ({type(error).__name__})", _AWAY_DELAY_S) from error
         if body.trajectory_id != task.trajectory_id:
             detail = f"{ref.key} holds trajectory {body.trajectory_id!r}, not {task.trajectory_id!r}"

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from blob_store import BlobError, BlobStore, CorruptBlob, MissingBlob, StoreFull
+from blob_store import BlobError, BlobStore, CorruptBlob, MissingBlob
 from rollout_sampler import wire
 from rollout_sampler.domain import EpisodeTask, RecordedFacts, StoredBody, Trajectory
 from rollout_sampler.ports import EpisodeBroken, Unavailable
+from service_kit import StoreFull
 from trajectory_body import MalformedBody, pack, unpack
+from upcycle.errors import Unavailable as StoreAway
 
 _AWAY_DELAY_S: Final = 2.0
 _FULL_DELAY_S: Final = 10.0
@@ -23,7 +25,7 @@ def store_errors() -> Iterator[None]:
         raise
     except StoreFull as error:
         raise Unavailable("space in the object store", _FULL_DELAY_S) from error
-    except BlobError as error:
+    except (BlobError, StoreAway) as error:
         raise Unavailable(f"the object store ({type(error).__name__})", _AWAY_DELAY_S) from error
 
 

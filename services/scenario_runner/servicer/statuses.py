@@ -23,7 +23,6 @@ from scenario_runner.domain.environments import (
     UnknownLease,
 )
 from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused, RegistryAway
-from sql_store import StoreFull, StoreUnavailable
 
 MAX_MESSAGE_CHARS: Final = 2000
 
@@ -33,8 +32,6 @@ STATUS_OF: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     AlreadyTaken: grpc.StatusCode.ALREADY_EXISTS,
     RegistryAway: grpc.StatusCode.UNAVAILABLE,
-    StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
 }
 _EPISODE_STATUS_OF: Final[Mapping[type[RunnerError], grpc.StatusCode]] = {
     EpisodeNotOpen: grpc.StatusCode.FAILED_PRECONDITION,

@@ -8,6 +8,7 @@ from trajectory_body import MalformedBody, unpack
 from trajectory_store.domain import Episode
 from trajectory_store.ports import BodyCorrupt, Unavailable, UnknownTrajectory
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.errors import Unavailable as StoreAway
 
 _AWAY_DELAY_S: Final = 2.0
 
@@ -28,7 +29,7 @@ class BlobBodies:
             body = await asyncio.to_thread(unpack, await self._store.get(ref))
         except (CorruptBlob, MissingBlob, MalformedBody) as error:
             raise BodyCorrupt(f"{type(error).__name__}: {error}") from error
-        except BlobError as error:
+        except (BlobError, StoreAway) as error:
             raise Unavailable(f"the object store ({type(error).__name__})", _AWAY_DELAY_S) from error
         if body.episode_id != episode_id:
             raise BodyCorrupt(f"{ref.key} holds episode {body.episode_id!r}, not {episode_id!r}")

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, Select, Table, and_, func, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from sql_store import Database, StoreError, StoreFull, enqueue
+from service_kit import StoreFull
+from sql_store import Database, enqueue
 from trajectory_store import wire
 from trajectory_store.adapters.rows import episode_of, row_of
 from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER, UNCHECKED, UNSETTLED
@@ -24,6 +25,7 @@ from trajectory_store.domain import (
     fold,
 )
 from trajectory_store.ports import Change, Unavailable
+from upcycle.errors import Unavailable as DatabaseAway
 
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ def _typed() -> Iterator[None]:
         yield
     except StoreFull as error:
         raise Unavailable("space on the trajectory store's disk", _FULL_DELAY_S) from error
-    except StoreError as error:
+    except DatabaseAway as error:
         raise Unavailable(f"the trajectory store's database ({error})", _AWAY_DELAY_S) from error
 
 

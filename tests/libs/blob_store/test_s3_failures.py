@@ -13,13 +13,13 @@ from blob_store import (
     BucketMissing,
     S3BlobStore,
     StoreDenied,
-    StoreFull,
-    StoreUnavailable,
 )
 from blob_store.provision import provision_bucket
 from local_stack.s3 import S3Server
 from service_kit import S3Settings
+from service_kit.errors import StoreFull
 from service_kit.ports import free_ports
+from upcycle.errors import Unavailable
 
 
 async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_an_absent_server_is_unavailable_after_the_budget_and_no_later() -
     store = S3BlobStore(settings, retry_s=0.5)
     before = time.monotonic()
 
-    with pytest.raises(StoreUnavailable, match=r"put k in bucket upcycle at 127.*gave up after 0.5 s"):
+    with pytest.raises(Unavailable, match=r"put k in bucket upcycle at 127.*gave up after 0.5 s"):
         await store.put("k", b"x")
 
     assert 0.2 < time.monotonic() - before < 2.0
@@ -119,7 +119,7 @@ async def test_readiness_returns_with_the_store_even_when_nobody_asks_it_anythin
         await store.start()
         assert store.ready() is None
         await asyncio.to_thread(server.kill)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(Unavailable):
             await store.put("k", b"x")
         assert store.ready() is not None
 

@@ -13,7 +13,6 @@ from service_kit import (
     ServiceSettings,
     TaskDied,
     Worker,
-    as_component,
 )
 from service_kit.service import EXIT_DIED, EXIT_FAILED, ComponentFailed
 
@@ -208,6 +207,7 @@ async def test_background_tasks_report_deaths_and_only_deaths() -> None:
 
 async def test_a_library_without_a_name_becomes_a_component(service: Service) -> None:
     class Connection:
+        name = "bus"
         up = False
 
         async def start(self) -> None:
@@ -216,11 +216,11 @@ async def test_a_library_without_a_name_becomes_a_component(service: Service) ->
         async def stop(self) -> None:
             self.up = False
 
-        def ready(self) -> bool:
-            return self.up
+        def ready(self) -> str | None:
+            return None if self.up else "not connected"
 
     connection = Connection()
-    service.add(as_component("bus", connection))
+    service.add(connection)
     await service.start()
     assert service.readiness().ready
 

@@ -13,8 +13,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.libs.sql_store.support import NOTES, opened, texts, write
 from tests.postgres import PROGRAMS, PostgresServer
 
-from sql_store import Database, StoreFull, StoreUnavailable, UnsupportedDatabase, UtcDateTime
+from service_kit import StoreFull
+from sql_store import Database, UnsupportedDatabase, UtcDateTime
 from sql_store.database import give_notice
+from upcycle.errors import Unavailable
 
 
 async def test_a_transaction_commits_when_the_function_returns(sql_url: str) -> None:
@@ -125,13 +127,13 @@ async def test_a_closed_database_says_so(sql_url: str) -> None:
     async with opened(sql_url) as db:
         assert db.ready()
     assert not db.ready()
-    with pytest.raises(StoreUnavailable, match="was closed"):
+    with pytest.raises(Unavailable, match="was closed"):
         await db.run(texts)
 
 
 async def test_a_url_shown_in_an_error_hides_its_password() -> None:
     db = Database("postgresql://user:hunter2@127.0.0.1:1/x")
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(Unavailable) as caught:
         await db.start()
     assert "hunter2" not in str(caught.value)
     assert "127.0.0.1:1/x" in str(caught.value)
@@ -173,12 +175,12 @@ async def test_a_full_sqlite_refuses_and_keeps_what_it_has(tmp_path: Path) -> No
 async def test_an_unusable_sqlite_file_is_an_outage(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"this is not a database" * 100)
     db = Database(f"sqlite:///{tmp_path / 'x.sqlite'}")
-    with pytest.raises(StoreUnavailable, match="not a database"):
+    with pytest.raises(Unavailable, match="not a database"):
         await db.start()
     await db.stop()
     (tmp_path / "file").write_text("in the way")
     db = Database(f"sqlite:///{tmp_path / 'file' / 'x.sqlite'}")
-    with pytest.raises(StoreUnavailable, match="cannot make the folder"):
+    with pytest.raises(Unavailable, match="cannot make the folder"):
         await db.start()
     await db.stop()
 
@@ -198,7 +200,7 @@ async def test_a_sqlite_locked_by_another_process_is_an_outage(
 
         holding = asyncio.create_task(other.run(hold))
         await asyncio.to_thread(held.wait, 10)
-        with pytest.raises(StoreUnavailable, match="locked"):
+        with pytest.raises(Unavailable, match="locked"):
             await db.run(write("mine"))
         release.set()
         await holding
@@ -213,7 +215,7 @@ if PROGRAMS:
             async with opened(server.database()) as db:
                 await db.run(write("a"))
                 await asyncio.to_thread(server.stop)
-                with pytest.raises(StoreUnavailable):
+                with pytest.raises(Unavailable):
                     await db.run(write("b"))
                 await asyncio.to_thread(server.start)
                 await db.run(write("c"))

@@ -16,11 +16,12 @@ from event_bus.provision import provision
 from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
 from upcycle.api.common.v1.common_pb2 import BlobRef
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 
 def fact(event_id: str, *, model: str = "m") -> EpisodeFailed:
-    return EpisodeFailed(episode_id=event_id, model=model)
+    return EpisodeFailed(episode=EpisodeIdentity(episode_id=event_id, model=model)
 
 
 async def put(db: Database, *event_ids: str) -> None:
@@ -133,7 +134,7 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
         await relay.start()
         await db.run(
             lambda connection: enqueue_command(
-                connection, EpisodeRequested(episode_id="e"), pool="train", event_id="task"
+                connection, EpisodeRequested(episode=EpisodeIdentity(episode_id="e")), pool="train", event_id="task"
             )
         )
         await put(db, "a")

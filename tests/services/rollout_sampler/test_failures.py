@@ -14,7 +14,7 @@ import pytest
 from tests.services.rollout_sampler.conftest import World, until
 from tests.services.rollout_sampler.stand_ins import Engine, never, tool_call
 
-from blob_store import StoreUnavailable
+from upcycle.errors import Unavailable
 from event_bus import BusSettings, Topology
 from event_bus.provision import provision
 from event_bus.topology import UPCYCLE
@@ -254,7 +254,7 @@ async def test_an_object_store_that_is_away_costs_time_and_no_episode(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three failed writes in a row, as the adapter reports them after its own retries."""
-    real, failures = BlobBodies.keep, [StoreUnavailable("away")] * 3
+    real, failures = BlobBodies.keep, [Unavailable("away")] * 3
 
     async def flaky(self: BlobBodies, trajectory: Any) -> Any:
         if failures:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
-from blob_store.errors import StoreUnavailable
+from upcycle.errors import Unavailable
 from event_bus import BusUnavailable
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Waiting
@@ -45,7 +45,7 @@ class Flaky:
 
 def flaky(tools: Tools) -> Tools:
     """Store and bus often do not answer, and trainers come back soon."""
-    away = StoreUnavailable("gone for a moment")
+    away = Unavailable("gone for a moment")
     names = {"put", "put_file", "put_if_absent", "get", "get_file", "read", "list", "delete"}
     for adapter in (tools.states, tools.bodies):
         vars(adapter)["_store"] = Flaky(vars(adapter)["_store"], away, names)

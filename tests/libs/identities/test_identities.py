@@ -1,0 +1,74 @@
+"""Ids, subjects and keys: what is made can be parsed, and what is foreign is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from identities import entities, events, objects, subjects
+from identities.errors import InvalidIdentity
+
+_NAMES = st.text(min_size=1, max_size=40).filter(lambda name: len(subjects.quote(name, safe="")) <= 190)
+
+
+def test_ids_read_as_documented() -> None:
+    assert entities.trajectory_id("run-1-g00002-m3") == "traj-run-1-g00002-m3"
+    assert entities.group_id("run-1", 2) == "run-1-g00002"
+    assert entities.checkpoint_id("incident", 12) == "ckpt-incident-v00000012"
+    assert entities.interactive_run_id("incident") == "interactive-incident"
+    assert events.episode_outcome("e") == "episode.outcome/e"
+    assert events.group_settled("g") == "group.settled/g"
+    assert events.group_settled("g", drawn_by="run-2") == "group.settled/run-2/g"
+    assert events.run_stopping("run-1", is_final=True) != events.run_stopping("run-1", is_final=False)
+    assert subjects.fact("run.submitted", "a.b") == "up.default.evt.run.submitted.a%2Eb"
+    assert subjects.command("episode", "train", None) == "up.default.task.episode.train.*"
+    assert objects.policy_manifest("a/b", 3) == "default/policies/a%2Fb/v00000003/manifest.json"
+
+
+@given(_NAMES, st.integers(0, 10**9))
+def test_a_group_and_a_checkpoint_are_parsed_back(name: str, number: int) -> None:
+    name = name.replace("\n", "-")
+    assert entities.parse_group_id(entities.group_id(name, number)) == (name, number)
+    assert entities.parse_checkpoint_id(entities.checkpoint_id(name, number)) == (name, number)
+
+
+@given(_NAMES, _NAMES, _NAMES)
+def test_a_subject_is_parsed_back_whatever_the_names(tenant: str, pool: str, model: str) -> None:
+    fact, command = (
+        subjects.fact("run.submitted", model, tenant),
+        subjects.command("episode", pool, model, tenant),
+    )
+    assert subjects.parse(fact) == (tenant, "run.submitted", "", model)
+    assert subjects.parse(command) == (tenant, "episode", pool, model)
+    assert subjects.original(subjects.dead_letter(fact)) == fact
+
+
+@given(_NAMES, _NAMES)
+def test_the_folder_of_a_run_is_parsed_back_whatever_the_names(model: str, run: str) -> None:
+    key = f"{objects.training_run(model, run)}/step-00000001/DONE"
+    assert objects.parse_training_run(key) == (model, run)
+    assert objects.parse_interactive_session(f"{objects.interactive_session(model)}/x") == model
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"]
+)
+def test_foreign_spellings_are_not_taken_for_ours(text: str) -> None:
+    assert entities.parse_checkpoint_id(text) is None
+    assert entities.parse_group_id(text) is None
+
+
+@pytest.mark.parametrize("subject", ["up.evt.run.submitted.m", "up.default.dlq.x.y.z", "x.default.evt.a.b.m"])
+def test_a_foreign_subject_is_refused(subject: str) -> None:
+    with pytest.raises(InvalidIdentity, match="is no subject"):
+        subjects.parse(subject)
+
+
+def test_an_empty_or_endless_name_is_refused() -> None:
+    with pytest.raises(InvalidIdentity, match="must not be empty"):
+        subjects.token("")
+    with pytest.raises(InvalidIdentity, match="limit 200"):
+        subjects.token("x" * 201)
+    with pytest.raises(InvalidIdentity, match="count from 0"):
+        objects.policy_version("m", -1)
+    with pytest.raises(InvalidIdentity, match="run id is empty"):
+        objects.trajectory_body("", "e")

@@ -49,9 +49,7 @@ def test_the_folder_of_a_run_is_parsed_back_whatever_the_names(model: str, run: 
     assert objects.parse_interactive_session(f"{objects.interactive_session(model)}/x") == model
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"]
-)
+@pytest.mark.parametrize("text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"])
 def test_foreign_spellings_are_not_taken_for_ours(text: str) -> None:
     assert entities.parse_checkpoint_id(text) is None
     assert entities.parse_group_id(text) is None

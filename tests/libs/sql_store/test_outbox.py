@@ -15,13 +15,12 @@ from event_bus import BusSettings, BusTimings, EventBus, EventTooLarge, PubAck, 
 from event_bus.provision import provision
 from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
-from upcycle.api.common.v1.common_pb2 import BlobRef
-from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+from upcycle.api.common.v1.common_pb2 import BlobRef, EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 
 def fact(event_id: str, *, model: str = "m") -> EpisodeFailed:
-    return EpisodeFailed(episode=EpisodeIdentity(episode_id=event_id, model=model)
+    return EpisodeFailed(episode=EpisodeIdentity(episode_id=event_id, model=model))
 
 
 async def put(db: Database, *event_ids: str) -> None:
@@ -78,10 +77,10 @@ async def test_rows_are_published_in_order_and_marked(sql_url: str) -> None:
         await put(db, *names)
         relay = OutboxRelay(db, bus)
         await relay.start()
-        assert relay.ready()
+        assert relay.ready() is None
         await until(lambda: len(bus.published) == 250)
         await relay.stop()
-        assert not relay.ready()
+        assert relay.ready() is not None
         assert bus.ids("fact") == names
         assert await db.run(unpublished) == []
 
@@ -118,7 +117,7 @@ async def test_an_outage_holds_everything_in_order(sql_url: str) -> None:
         await relay.start()
         await put(db, "a", "b")
         await asyncio.sleep(0.2)
-        assert relay.ready()
+        assert relay.ready() is None
         await put(db, "c")
         bus.down = False
         await until(lambda: len(bus.published) == 3)
@@ -134,7 +133,10 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
         await relay.start()
         await db.run(
             lambda connection: enqueue_command(
-                connection, EpisodeRequested(episode=EpisodeIdentity(episode_id="e")), pool="train", event_id="task"
+                connection,
+                EpisodeRequested(episode=EpisodeIdentity(episode_id="e")),
+                pool="train",
+                event_id="task",
             )
         )
         await put(db, "a")

@@ -22,7 +22,7 @@ from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeToPlay, PythonEnvironment
-from scenario_runner.ports import LiveEnvironment, Patience
+from scenario_runner.ports import LiveEnvironment, EpisodeTimeouts
 
 ALIVE = 1024
 _STARTING_AT_ONCE = 16
@@ -110,7 +110,7 @@ async def _many_alive(count: int) -> list[Figure]:
 async def _host() -> AsyncIterator[ForkedHost]:
     """As the scenario runner builds it."""
     options = ZygoteOptions(Limits(), max_children=2 * ALIVE, start_timeout_s=60, fork_timeout_s=60)
-    host = ForkedHost(options, Patience())
+    host = ForkedHost(options, EpisodeTimeouts())
     try:
         yield host
     finally:

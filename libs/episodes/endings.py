@@ -6,8 +6,10 @@ from enum import StrEnum
 class EpisodeFailure(StrEnum):
     """`episode.failed`, kind: why an episode has no reward. The planner refills its place in the group."""
 
+    ENVIRONMENT_BROKEN = "environment_broken"
     ENVIRONMENT_LOST = "environment_lost"
     SCENARIO_ERROR = "scenario_error"
+    TOOL_FAILED = "tool_failed"
     ENGINE_ERROR = "engine_error"
     TIMEOUT = "timeout"
     CONTEXT_OVERFLOW = "context_overflow"
@@ -47,6 +49,7 @@ class GroupReason(StrEnum):
     INCOMPLETE_GROUP = "incomplete_group"
     GROUP_OF_ONE = "group_of_one"
     NO_TOKENS = "no_tokens"
+    ALREADY_TRAINED = "already_trained"
 
 
 class SessionFailure(StrEnum):

@@ -40,6 +40,16 @@ def group_id(run_id: str, index: int) -> str:
     return f"{run_id}-g{index:05d}"
 
 
+def episode_id(group: str, member: int, attempt: int) -> str:
+    """Id of one attempt at one member of a group; both count from 0."""
+    return f"{group}-e{member:03d}-a{attempt}"
+
+
+def group_of_episode(episode: str) -> str:
+    """The group that an episode id names."""
+    return episode.rsplit("-e", 1)[0]
+
+
 def parse_group_id(text: str) -> GroupName | None:
     """What `group_id` made; None for any other text, also for another spelling of the same number."""
     found = _GROUP.fullmatch(text)

@@ -48,12 +48,12 @@ def group_offered(run_id: str, group_id: str) -> str:
     return f"group.offered/{run_id}/{group_id}"
 
 
-def group_settled(group_id: str, *, drawn_by: str | None = None) -> str:
+def group_settled(group_id: str, *, offered_to: str | None = None) -> str:
     """Id of group.settled, shared by the trainer and the planner: the first of the two stands.
 
-    drawn_by: the training run that a group of an evaluation was offered to; None: the group's own run.
+    offered_to: the training run that a group of an evaluation was offered to; None: the group's own run.
     """
-    return f"group.settled/{group_id}" if drawn_by is None else f"group.settled/{drawn_by}/{group_id}"
+    return f"group.settled/{group_id}" if offered_to is None else f"group.settled/{offered_to}/{group_id}"
 
 
 def trajectory_recorded(trajectory_id: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, PeerSettings, SqlSettings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.settings import ServiceSettings
 
 _MIB = 1 << 20
@@ -62,6 +62,7 @@ class ScenarioRunnerSettings(ServiceSettings):
     cancel_grace_s: float = Field(60.0, gt=0)
     """The same for a run that was cancelled or failed; then the step under way is void."""
     bus: BusSettings = Field(default_factory=BusSettings)
+    s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
 

@@ -14,7 +14,7 @@ from scenario_runner.domain.environments import (
     ToolDescription,
     ToolOutcome,
 )
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.tools import ToolResult, ToolSpec
@@ -33,7 +33,7 @@ class ChannelEnvironment:
     def __init__(
         self,
         channel: ControlChannel,
-        patience: Patience,
+        timeouts: EpisodeTimeouts,
         *,
         on_close: Callable[[], Awaitable[None]],
         explain_loss: Callable[[], Awaitable[Exception]],
@@ -42,7 +42,7 @@ class ChannelEnvironment:
         self.prompt: tuple[Message, ...] = ()
         self.tools: tuple[ToolDescription, ...] = ()
         self._channel = channel
-        self._patience = patience
+        self._timeouts = timeouts
         self._on_close = on_close
         self._explain_loss = explain_loss
         self._call_tool = tool_caller or self._over_channel
@@ -50,25 +50,25 @@ class ChannelEnvironment:
 
     async def start(self, scenario: str, arguments: Mapping[str, Any]) -> None:
         """Play the scenario to its prompt. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
-        timeout_s = self._patience.start_s
+        timeout_s = self._timeouts.start_s
         prompt = await self._guarded("start", self._channel.start(scenario, arguments, timeout_s=timeout_s))
         self.prompt = as_messages(prompt)
 
     async def list_tools(self) -> None:
         """Ask the environment for its tools."""
-        listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._patience.start_s))
+        listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._timeouts.start_s))
         self.tools = tuple(map(described_tool, listed))
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """See LiveEnvironment."""
+        """Raises EpisodeTimeout (stuck for good), EnvironmentLost. What a tool raises is an outcome."""
         started = time.monotonic()
         result = await self._guarded(f"tool {name}", self._called(name, arguments))
         return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """See LiveEnvironment."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
         started = time.monotonic()
-        call = self._channel.grade(answer, transcript, timeout_s=self._patience.grade_s)
+        call = self._channel.grade(answer, transcript, timeout_s=self._timeouts.grade_s)
         row = await self._guarded("grade", call)
         try:
             result = evaluation_result(row)
@@ -79,7 +79,7 @@ class ChannelEnvironment:
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
 
     async def close(self) -> None:
-        """See LiveEnvironment."""
+        """End it with everything it started. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._channel.close()
@@ -94,7 +94,7 @@ class ChannelEnvironment:
 
     async def _over_channel(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return await self._channel.call_tool(
-            name, arguments, timeout_s=self._patience.tool_s, max_bytes=self._patience.tool_result_bytes
+            name, arguments, timeout_s=self._timeouts.tool_s, max_bytes=self._timeouts.tool_result_bytes
         )
 
     async def _guarded(self, what: str, call: Awaitable[T]) -> T:

@@ -15,7 +15,7 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     PythonEnvironment,
 )
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ControlChannel
 
 # Between a channel's end and the word of the process's.
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 class ForkedHost:
     """Implements EnvironmentHost for PythonEnvironment sources. A component: `stop` ends every process."""
 
-    def __init__(self, options: ZygoteOptions, patience: Patience, *, max_forks: int = 8) -> None:
+    def __init__(self, options: ZygoteOptions, timeouts: EpisodeTimeouts, *, max_forks: int = 8) -> None:
         self._options = options
-        self._patience = patience
+        self._timeouts = timeouts
         self._zygotes: dict[PythonEnvironment, asyncio.Task[Zygote]] = {}
         self._forks = asyncio.Semaphore(max_forks)
         self._has_swept = False
 
     async def start(self, episode: EpisodeToPlay) -> ChannelEnvironment:
-        """See EnvironmentHost."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
         assert isinstance(episode.source, PythonEnvironment)  # noqa: S101 - chosen by the caller
         zygote = await self.zygote(episode.source)
         async with self._forks:
@@ -43,7 +43,7 @@ class ForkedHost:
         channel = await ControlChannel.over(forked.sock)
         environment = ChannelEnvironment(
             channel,
-            self._patience,
+            self._timeouts,
             on_close=_ender(zygote, forked),
             explain_loss=_explainer(zygote, forked),
         )

@@ -19,13 +19,13 @@ class Hosts:
         self.tcp = tcp
 
     async def start(self, episode: EpisodeToPlay) -> LiveEnvironment:
-        """See EnvironmentHost."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
         if isinstance(episode.source, PythonEnvironment):
             return await self.forked.start(episode)
         return await self.tcp.start(episode)
 
     async def describe(self, source: EnvironmentSource) -> EnvironmentDescription:
-        """See EnvironmentHost."""
+        """Load an environment without playing it. Raises EnvironmentBroken."""
         if isinstance(source, PythonEnvironment):
             return await self.forked.describe(source)
         return await self.tcp.describe(source)

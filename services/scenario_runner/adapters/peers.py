@@ -10,6 +10,8 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from episodes import Channel, Purpose
+from episodes.identity import CHANNELS
 from event_bus.topology import (
     REWARD_GRADER,
     ROLLOUT_SAMPLER_EVAL,
@@ -19,8 +21,7 @@ from event_bus.topology import (
 )
 from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose, RegistryAway
-from scenario_runner.wire import CHANNELS
+from scenario_runner.domain.runs import NotFound, PolicyChoice
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -29,6 +30,7 @@ from upcycle.api.training.v1 import training_pb2 as training_messages
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.errors import Unavailable
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -47,13 +49,13 @@ SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
 
 
 class GrpcRegistry:
-    """Implements Registry."""
+    """Implements ports.Registry."""
 
     def __init__(self, peer: Peer) -> None:
         self._stub: RegistryServiceAsyncStub = RegistryServiceStub(peer.channel)
 
     async def check_policy(self, policy: PolicyChoice) -> None:
-        """See Registry."""
+        """Raises NotFound for an unknown model or version, Unavailable."""
         try:
             with remote_errors(f"look up model {policy.model!r}"):
                 await self._stub.GetModel(service_pb2.GetModelRequest(model=policy.model))
@@ -65,22 +67,22 @@ class GrpcRegistry:
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
         except RemoteError as error:
-            raise RegistryAway(f"{error}; nothing was submitted, try again") from error
+            raise Unavailable(f"{error}; nothing was submitted, try again") from error
 
     async def head_version(self, model: str) -> int:
-        """See Registry."""
+        """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
         try:
             with remote_errors(f"look up the head of model {model!r}"):
                 reply = await self._stub.GetModel(service_pb2.GetModelRequest(model=model))
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
         except RemoteError as error:
-            raise RegistryAway(f"{error}; nothing was submitted, try again") from error
+            raise Unavailable(f"{error}; nothing was submitted, try again") from error
         return reply.model.head_version
 
 
-class PeerSurroundings:
-    """Implements Surroundings."""
+class PeerFacts:
+    """What other services know about a run; a method returns None when its service does not answer in time."""
 
     def __init__(self, registry: Peer, trajectories: Peer, training: Peer, bus: "BusGauge") -> None:
         self._registry: RegistryServiceAsyncStub = RegistryServiceStub(registry.channel)
@@ -89,19 +91,19 @@ class PeerSurroundings:
         self._bus = bus
 
     async def engines(self, model: str) -> Sequence[EngineFact] | None:
-        """See Surroundings."""
+        """See PeerFacts."""
         request = service_pb2.ListEnginesRequest(model=model)
         reply = await _answered(self._registry.ListEngines(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else [_engine(lease) for lease in reply.engines]
 
     async def ledger(self, run_id: str) -> Mapping[str, int] | None:
-        """See Surroundings."""
+        """Episodes by ledger state."""
         request = trajectory_pb2.GetLedgerRequest(run_id=run_id)
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else dict(reply.by_state)
 
     async def session(self, run_id: str) -> SessionFact | None:
-        """See Surroundings."""
+        """See PeerFacts."""
         request = training_pb2.GetSessionRequest(run_id=run_id)
         try:
             reply = await _answered(self._training.GetSession(request, timeout=ASK_TIMEOUT_S))
@@ -115,7 +117,7 @@ class PeerSurroundings:
         return SessionFact(state, session.failure, session.waiting_s, session.groups_ready, alarms)
 
     async def durables(self, purpose: Purpose) -> Mapping[str, DurableFact]:
-        """See Surroundings."""
+        """Of "sampler", "grader", "planner", those that could be read."""
         specs = {"sampler": SAMPLERS[purpose], "grader": REWARD_GRADER, "planner": SCENARIO_RUNNER_PLAN}
         facts = await asyncio.gather(*(self._bus.read(spec) for spec in specs.values()))
         return {name: fact for name, fact in zip(specs, facts, strict=True) if fact is not None}
@@ -155,7 +157,7 @@ class BusGauge:
         return DurableFact(info.num_pending or 0, info.num_ack_pending or 0, info.num_waiting or 0)
 
     async def is_idle(self, purpose: Purpose) -> bool:
-        """See QueueGauge; an unreadable queue is not idle."""
+        """Whether no command of this purpose waits for a sampler or is with one."""
         fact = await self.read(SAMPLERS[purpose])
         return fact is not None and fact.num_pending == 0 and fact.num_unacknowledged == 0
 
@@ -189,11 +191,10 @@ async def _answered(call: Awaitable[T]) -> T | None:
 
 
 def _engine(lease: registry_pb2.EngineLease) -> EngineFact:
-    channels = {wire: channel for channel, wire in CHANNELS.items()}
     state = registry_pb2.EngineState.Name(lease.state).removeprefix("ENGINE_STATE_").lower()
     return EngineFact(
         engine_id=lease.engine_id,
-        channel=channels.get(lease.channel, Channel.LATEST).value,
+        channel=CHANNELS.get(lease.channel, Channel.LATEST).value,
         version=lease.version,
         held_versions=tuple(lease.held_versions),
         is_serving=state in ("ready", "reloading", "failed"),

@@ -13,9 +13,10 @@ from google.protobuf.message import Message
 from opentelemetry import context, propagate
 from sqlalchemy.exc import IntegrityError
 
-from scenario_runner import events, wire
+from episodes import Split
+from identities import events as event_ids
+from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
-from scenario_runner.adapters.sql_draws import SqlDraws
 from scenario_runner.adapters.sql_rows import (
     episode_of,
     episode_progress,
@@ -25,47 +26,46 @@ from scenario_runner.adapters.sql_rows import (
     run_progress,
     slots_of,
 )
+from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.sql_tasksets import SqlTasksets
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
-from scenario_runner.domain.plan import group_of
 from scenario_runner.domain.runs import (
     UNSETTLED,
     Counts,
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
-    Split,
 )
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
-from scenario_runner.ports import PlanUnit
+from scenario_runner.wire import published
+from scenario_runner.wire import runs as wire
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-POOLS = {Purpose.TRAIN: "train", Purpose.EVAL: "eval"}
 _CONFLICTS = 3
 _CHUNK = 500  # SQLite binds at most 32,766 values in one statement
 
 
 class SqlPlan:
-    """Implements Plan."""
+    """Runs transactions over the plan."""
 
     def __init__(self, database: Database, *, now: Callable[[], datetime]) -> None:
         self._database = database
         self._now = now
 
-    async def transact(self, work: Callable[[PlanUnit], T]) -> T:
-        """See Plan."""
+    async def transact(self, work: Callable[["PlanUnit"], T]) -> T:
+        """Run `work` in one transaction; it may run again after a conflict."""
 
         def transaction(connection: sa.Connection) -> T:
-            unit = SqlPlanUnit(connection, self._now())
+            unit = PlanUnit(connection, self._now())
             result = work(unit)
             unit.flush()
             return result
@@ -79,8 +79,9 @@ class SqlPlan:
         return await self._database.run(transaction)
 
 
-class SqlPlanUnit(SqlTasksets):
-    """Implements PlanUnit on one connection.
+class PlanUnit(SqlTasksets):
+    """One transaction over the plan: what was read is still true when it commits, and messages are
+    published if and only if it does. Used from one thread.
 
     Runs, groups and episodes that were read are kept, and what was changed is written in bulk: before the
     next statement that reads, and at the end (`flush`).
@@ -88,8 +89,9 @@ class SqlPlanUnit(SqlTasksets):
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         super().__init__(connection, now)
-        self.draws = SqlDraws(connection)
+        self.source_groups = SourceGroups(connection)
         self._runs: dict[str, RunRecord | None] = {}
+        self._tasks: dict[tuple[str, int], RunnableTask] = {}
         self._groups: dict[str, GroupRow] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
         self._dirty_runs: set[str] = set()
@@ -108,6 +110,7 @@ class SqlPlanUnit(SqlTasksets):
         return run_of(row) if row else None
 
     def runs(self, limit: int, model: str) -> list[RunRecord]:
+        """Newest first."""
         self.flush()
         wanted = sa.select(RUN).order_by(RUN.c.submitted_at.desc(), RUN.c.run_id).limit(limit)
         if model:
@@ -115,6 +118,7 @@ class SqlPlanUnit(SqlTasksets):
         return [run_of(row) for row in self._sql.execute(wanted).mappings()]
 
     def active_runs(self) -> list[RunRecord]:
+        """Those not in a final state, oldest first."""
         self.flush()
         return [run_of(row) for row in self._sql.execute(statements.ACTIVE_RUNS).mappings()]
 
@@ -126,6 +130,7 @@ class SqlPlanUnit(SqlTasksets):
             "purpose": run.spec.purpose.value,
             "split": run.split.value,
             "spec": wire.spec_to_json(run.spec),
+            "tenant": run.tenant,
             "trace_id": run.trace_id,
             "trace": json.dumps(dict(run.trace)),
             "submitted_at": run.submitted_at,
@@ -133,6 +138,7 @@ class SqlPlanUnit(SqlTasksets):
         self._sql.execute(sa.insert(RUN).values(**fixed, **run_progress(run)))
 
     def update_run(self, run: RunRecord) -> None:
+        """Write its progress and state."""
         self._runs[run.run_id] = run
         self._dirty_runs.add(run.run_id)
 
@@ -151,27 +157,33 @@ class SqlPlanUnit(SqlTasksets):
         return int(self._sql.execute(statements.OPEN_GROUPS, {"run_id_": run_id}).scalar_one())
 
     def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
+        """Of the groups that ended last, newest first: whether a member was graded."""
         self.flush()
         wanted = {"run_id_": run_id, "limit_": limit}
         return [count > 0 for count in self._sql.execute(statements.RECENT_OUTCOMES, wanted).scalars()]
 
     def left_open(self, run_id: str) -> list[str]:
+        """Open groups that have no unsettled member: there should be none."""
         self.flush()
         return list(self._sql.execute(statements.LEFT_OPEN, {"run_id_": run_id}).scalars())
 
     def num_without_step(self, run_id: str, since_step: int) -> int:
+        """Groups that the trainer settled without training on them, since a step was completed. Of those of
+        evaluations only the ones that taught the run nothing."""
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
         own = sum(int(count) for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
-        return own + sum(self.draws.released_since(run_id, since_step).values())
+        return own + sum(self.source_groups.released_since(run_id, since_step).values())
 
     def has_step_under_way(self, run_id: str, since_step: int) -> bool:
+        """Whether groups were settled as trained by a step whose `step.completed` was not heard yet."""
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
         own = bool(self._sql.execute(statements.TRAINED_SINCE, wanted).scalar_one())
-        return own or self.draws.trained_after(run_id, since_step)
+        return own or self.source_groups.trained_after(run_id, since_step)
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
+        """The same groups with their outcomes and rewards."""
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
         groups = {
@@ -180,11 +192,12 @@ class SqlPlanUnit(SqlTasksets):
         rewards: dict[str, dict[float, int]] = {}
         for outcome, reward, count in self._sql.execute(statements.REWARDS_WITHOUT_STEP, wanted):
             rewards.setdefault(outcome, {})[reward] = count
-        groups |= self.draws.released_since(run_id, since_step)
-        rewards |= self.draws.released_rewards(run_id, since_step)
+        groups |= self.source_groups.released_since(run_id, since_step)
+        rewards |= self.source_groups.released_rewards(run_id, since_step)
         return WithoutStep(groups, rewards)
 
     def prefetch(self, group_ids: Collection[str]) -> None:
+        """Read groups with their episodes in one go; what follows about them costs nothing."""
         missing = [group_id for group_id in group_ids if group_id not in self._members]
         if missing:
             self.flush()  # what was changed without having been read here would be overwritten
@@ -208,11 +221,12 @@ class SqlPlanUnit(SqlTasksets):
         self._dirty_groups.add(group.group_id)
 
     def members(self, group_id: str) -> list[EpisodeRow]:
+        """All attempts at all members."""
         self.prefetch([group_id])
         return list(self._members[group_id].values())
 
     def episode(self, episode_id: str) -> EpisodeRow | None:
-        group_id = group_of(episode_id)
+        group_id = group_of_episode(episode_id)
         self.prefetch([group_id])
         return self._members[group_id].get(episode_id)
 
@@ -225,11 +239,13 @@ class SqlPlanUnit(SqlTasksets):
         return self._episodes(statements.UNSETTLED_OF_RUN, {"run_id_": run_id})
 
     def results(self, run_id: str) -> list[EpisodeRow]:
+        """The newest attempt at each member of each group, in order."""
         rows = self._episodes(statements.EPISODES_OF_RUN, {"run_id_": run_id})
         newest = {(row.group_id, row.member): row for row in sorted(rows, key=lambda row: row.attempt)}
         return [newest[key] for key in sorted(newest)]
 
     def waits(self, run_id: str) -> PlanWaits:
+        """Where its unsettled episodes are, and what failed."""
         self.flush()
         of_run = EPISODE.c.run_id == run_id
         stage = sa.case(
@@ -256,53 +272,76 @@ class SqlPlanUnit(SqlTasksets):
         return PlanWaits(**found, failures={kind: count for kind, count in kinds}, last_failure=last)
 
     def outbox_waiting(self) -> int:
+        """Announcements that are not published yet."""
         unpublished = sa.table("outbox", sa.column("published_at"), sa.column("refusal"))
         wanted = sa.select(sa.func.count()).select_from(unpublished)
         waiting = (unpublished.c.published_at.is_(None), unpublished.c.refusal.is_(None))
         return int(self._sql.execute(wanted.where(*waiting)).scalar_one())
 
     def overdue(self, run_id: str, opened_before: datetime) -> list[EpisodeRow]:
+        """Planned and opened at a time before."""
         return self._episodes(statements.OVERDUE, {"run_id_": run_id, "before": opened_before})
 
     def never_opened(self, run_id: str, dispatched_before: datetime) -> list[EpisodeRow]:
+        """Planned, not opened, and last dispatched before."""
         return self._episodes(statements.NEVER_OPENED, {"run_id_": run_id, "before": dispatched_before})
 
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
-        tasks = self._tasks_of(episodes)
+        """Plan them: each is announced as requested, and queued unless the run is paused; one that is held
+        back has no dispatch."""
+        splits = self._splits_now(episodes)
         is_held = run.state is RunState.PAUSED
         num_dispatches = 0 if is_held else 1
-        dispatched = [replace(row, dispatched_at=self.now, num_dispatches=num_dispatches) for row in episodes]
+        planned = [
+            replace(
+                row,
+                dispatched_at=self.now,
+                num_dispatches=num_dispatches,
+                split=splits[self._task_of(row).digest],
+            )
+            for row in episodes
+        ]
         shared = {"requested_at": self.now}
-        self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in dispatched])
-        for row in dispatched:
-            if row.group_id in self._members:
-                self._members[row.group_id][row.episode_id] = row
+        self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in planned])
         with self._trace_of(run):
-            for row in dispatched:
-                request = events.episode_requested(run, row, *tasks[row.taskset, row.task_position], self.now)
-                event_id = f"episode.requested/{row.episode_id}"
+            for row in planned:
+                if row.group_id in self._members:
+                    self._members[row.group_id][row.episode_id] = row
+                request = published.episode_requested(run, row, self._task_of(row), self.now)
+                event_id = event_ids.episode_requested(row.episode_id)
                 enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
                 if not is_held:
-                    command_id = f"{event_id}/d1"
-                    enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=command_id)
+                    self._enqueue_command(run, request, row)
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
-        number = episode.num_dispatches + 1
-        self.update_episode(replace(episode, num_dispatches=number, dispatched_at=self.now))
-        task, split = self._tasks_of([episode])[episode.taskset, episode.task_position]
+        """Queue it once more."""
+        again = replace(episode, num_dispatches=episode.num_dispatches + 1, dispatched_at=self.now)
+        self.update_episode(again)
         with self._trace_of(run):
-            request = events.episode_requested(run, episode, task, split, self.now)
-            event_id = f"episode.requested/{episode.episode_id}/d{number}"
-            enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id)
+            request = published.episode_requested(run, again, self._task_of(again), self.now)
+            self._enqueue_command(run, request, again)
 
-    def _tasks_of(self, episodes: Sequence[EpisodeRow]) -> dict[tuple[str, int], tuple[RunnableTask, Split]]:
-        """By key of the taskset and position in it: what is played, and the side that it is on now."""
-        found: dict[tuple[str, int], RunnableTask] = {}
+    def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
+        event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)
+        enqueue_command(self._sql, request, pool=run.spec.purpose.value, event_id=event_id)
+
+    def _task_of(self, episode: EpisodeRow) -> RunnableTask:
+        where = (episode.taskset, episode.task_position)
+        if where not in self._tasks:
+            groups = [row for row in self._groups.values() if row.taskset == episode.taskset]
+            self._read_tasks(episode.taskset, {episode.task_position, *(row.task_position for row in groups)})
+        return self._tasks[where]
+
+    def _read_tasks(self, key: str, positions: Collection[int]) -> None:
+        unread = [at for at in positions if (key, at) not in self._tasks]
+        if unread:
+            self._tasks |= {(key, at): task for at, task in self.tasks(key, unread).items()}
+
+    def _splits_now(self, episodes: Sequence[EpisodeRow]) -> Mapping[str, Split]:
+        """By digest of its task, the split that each of these episodes is played for."""
         for key in {episode.taskset for episode in episodes}:
-            positions = [episode.task_position for episode in episodes if episode.taskset == key]
-            found |= {(key, at): task for at, task in self.tasks(key, positions).items()}
-        splits = self.splits({task.digest for task in found.values()})
-        return {where: (task, splits[task.digest]) for where, task in found.items()}
+            self._read_tasks(key, {row.task_position for row in episodes if row.taskset == key})
+        return self.splits({self._task_of(episode).digest for episode in episodes})
 
     def note_opened(self, episode_ids: Sequence[str]) -> None:
         rows = [{"episode_id_": episode_id, "moment": self.now} for episode_id in episode_ids]
@@ -326,37 +365,43 @@ class SqlPlanUnit(SqlTasksets):
         self._dirty_episodes.clear()
 
     def announce_submitted(self, run: RunRecord) -> None:
-        self._announce(run, events.run_submitted(run), f"run.submitted/{run.run_id}")
+        self._announce(run, published.run_submitted(run), event_ids.run_submitted(run.run_id))
 
-    def announce_stopping(self, run: RunRecord, reason: str, *, is_last: bool = False) -> None:
-        event_id = f"run.stopping/{run.run_id}/last" if is_last else f"run.stopping/{run.run_id}"
-        self._announce(run, events.run_stopping(run, reason, self.now, is_last=is_last), event_id)
+    def announce_stopping(self, run: RunRecord, reason: str, *, is_final: bool = False) -> None:
+        """Once of each kind, however often it is asked for."""
+        fact = published.run_stopping(run, reason, self.now, is_final=is_final)
+        self._announce(run, fact, event_ids.run_stopping(run.run_id, is_final=is_final))
 
-    def announce_settled_instead(
+    def announce_settled(
         self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
     ) -> None:
-        fact = events.group_settled(run, group_id, episode_ids, self.now, source_run_id)
-        settled = f"{run.run_id}/{group_id}" if source_run_id else group_id
-        self._announce(run, fact, f"group.settled/{settled}")
+        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
+        trainer's group.settled for it already."""
+        fact = published.group_settled(run, group_id, episode_ids, self.now, source_run_id)
+        offered_to = run.run_id if source_run_id else None
+        self._announce(run, fact, event_ids.group_settled(group_id, offered_to=offered_to))
 
     def announce_offered(self, run: RunRecord, offer: Offer) -> None:
-        fact = events.group_offered(run, offer, self.now)
-        self._announce(run, fact, f"group.offered/{run.run_id}/{offer.group.group_id}")
+        fact = published.group_offered(run, offer, self.now)
+        self._announce(run, fact, event_ids.group_offered(run.run_id, offer.group.group_id))
 
     def announce_finished(self, run: RunRecord, counts: Counts) -> None:
-        self._announce(run, events.run_finished(run, counts, self.now), f"run.finished/{run.run_id}")
+        self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
 
     def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-        fact = events.episode_failed(run, episode, failure, detail, self.now)
-        self._announce(run, fact, f"episode.outcome/{episode.episode_id}")
+        fact = published.episode_failed(self._identity(run, episode), failure, detail, self.now)
+        self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
 
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:
-        fact = events.episode_cancelled(run, episode, reason, self.now)
-        self._announce(run, fact, f"episode.cancelled/{episode.episode_id}")
+        fact = published.episode_cancelled(self._identity(run, episode), reason, self.now)
+        self._announce(run, fact, event_ids.episode_cancelled(episode.episode_id))
 
     def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None:
-        fact = events.group_shortened(run, group, reason)
-        self._announce(run, fact, f"group.shortened/{group.group_id}/{group.expected_members}")
+        fact = published.group_shortened(run, group, reason)
+        self._announce(run, fact, event_ids.group_shortened(group.group_id, group.expected_members))
+
+    def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
+        return published.episode_identity(run, episode, self._task_of(episode))
 
     def _announce(self, run: RunRecord, fact: Message, event_id: str) -> None:
         with self._trace_of(run):

@@ -6,11 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from scenario_runner import wire
+from episodes import Split
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.tables import EPISODE
-from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState, Split
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from scenario_runner.wire import runs as wire
 
 
 def in_states(states: Iterable[EpisodeState]) -> sa.ColumnElement[bool]:
@@ -20,7 +21,7 @@ def in_states(states: Iterable[EpisodeState]) -> sa.ColumnElement[bool]:
 
 def episode_of(row: Any) -> EpisodeRow:
     """One row of `episode`."""
-    return EpisodeRow(**{**row._mapping, "state": EpisodeState(row.state)})
+    return EpisodeRow(**{**row._mapping, "state": EpisodeState(row.state), "split": Split(row.split)})
 
 
 def episode_progress(row: EpisodeRow) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def run_progress(run: RunRecord) -> dict[str, Any]:
 
 def run_of(row: Any) -> RunRecord:
     """One row of `run`."""
-    names = ("run_id", "request_id", "submitted_at", "trace_id")
+    names = ("run_id", "request_id", "submitted_at", "trace_id", "tenant")
     progress = {name: row[name] for name in statements.RUN_PROGRESS}
     progress["state"] = RunState(row["state"])
     progress["ending"] = RunState(row["ending"]) if row["ending"] else None

@@ -10,13 +10,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from scenario_runner import wire
+from episodes import Split
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_rows import slots_of, task_of, taskset_of
 from scenario_runner.adapters.tables import CLAIM, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource
-from scenario_runner.domain.runs import Split
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
+from scenario_runner.wire import runs as wire
 
 _CHUNK: Final = 500
 _DIGESTS: Final = 10_000  # in one statement; SQLite binds at most 32,766 values, Postgres 65,535
@@ -28,13 +28,14 @@ _INSERTS: Final[Mapping[str, Callable[[sa.Table], Any]]] = {
 
 
 class SqlTasksets:
-    """Part of PlanUnit, on one connection."""
+    """Tasksets and splits of tasks in one transaction, part of a PlanUnit."""
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         self._sql = connection
         self.now = now
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
+        """Without its tasks: the newest revision of a name, or exactly that of `name@n`."""
         newest = sa.select(TASKSET).where(TASKSET.c.name == name).order_by(TASKSET.c.revision.desc()).limit(1)
         row = self._sql.execute(newest).mappings().first()
         if row is None and (exact := _REVISION.fullmatch(name)):
@@ -43,6 +44,7 @@ class SqlTasksets:
         return taskset_of(row) if row else None
 
     def tasksets(self) -> list[RegisteredTaskset]:
+        """The newest revision of each, without its tasks."""
         newest = (
             sa.select(TASKSET.c.name, sa.func.max(TASKSET.c.revision).label("revision"))
             .group_by(TASKSET.c.name)
@@ -53,11 +55,13 @@ class SqlTasksets:
         return [taskset_of(row) for row in self._sql.execute(wanted).mappings()]
 
     def lock(self, name: str) -> None:
+        """Until the end of the transaction no other one gets past its own call with this name."""
         if self._sql.dialect.name == "postgresql":  # SQLite has one writer
             number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
             self._sql.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
 
     def add_taskset(self, taskset: RegisteredTaskset) -> None:
+        """A revision with its tasks."""
         self._sql.execute(
             sa.insert(TASKSET).values(
                 storage_key=taskset.key,
@@ -77,10 +81,12 @@ class SqlTasksets:
         self._insert(TASK, rows)
 
     def move_taskset(self, key: str, source: EnvironmentSource) -> None:
+        """The same tasks, found elsewhere."""
         moved = sa.update(TASKSET).where(TASKSET.c.storage_key == key)
         self._sql.execute(moved.values(source=wire.source_to_json(source)))
 
     def tasks(self, key: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
+        """Of the revision with this key, by position; all of them without positions."""
         if positions is None or len(set(positions)) > _CHUNK:
             rows = self._sql.execute(statements.ALL_TASKS, {"taskset_": key})
         else:
@@ -89,6 +95,7 @@ class SqlTasksets:
         return {row["position"]: task_of(row) for row in rows.mappings()}
 
     def splits(self, digests: Collection[str]) -> Mapping[str, Split]:
+        """Which side each of these tasks is on."""
         found = dict.fromkeys(digests, Split.UNASSIGNED)
         for chunk in _chunks(digests):
             rows = self._sql.execute(statements.SPLITS_OF, {"digests": chunk})
@@ -98,6 +105,8 @@ class SqlTasksets:
     def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
         # What another transaction has inserted and not committed is waited for here, and read below. In order
         # of digests: two transactions that claim the same tasks then wait in the same order.
+        """Put tasks that are on no side on this one. Returns a claim of one of them for the other side, upon
+        which the transaction must fail; of two transactions that claim a task, one sees the other."""
         insert = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
         shared = {"split": split.value, "claimed_by": claimed_by, "claimed_at": self.now}
         against: TaskClaim | None = None

@@ -20,7 +20,7 @@ def _times(names: str) -> list[sa.Column[Any]]:
 TASKSET = sa.Table(
     "taskset",
     METADATA,
-    *_columns("storage_key name digest split source", sa.String),
+    *_columns("tenant storage_key name digest split source", sa.String),
     *_columns("revision num_tasks", sa.BigInteger),
     *_times("registered_at"),
 )
@@ -33,6 +33,7 @@ TASK = sa.Table(
 CLAIM = sa.Table(
     "task_claim",
     METADATA,
+    sa.Column("tenant", sa.String, primary_key=True),
     sa.Column("digest", sa.String, primary_key=True),
     *_columns("split claimed_by", sa.String),
     *_times("claimed_at"),
@@ -40,7 +41,9 @@ CLAIM = sa.Table(
 RUN = sa.Table(
     "run",
     METADATA,
-    *_columns("run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String),
+    *_columns(
+        "tenant run_id request_id model purpose split state ending spec taskset taskset_digest", sa.String
+    ),
     *_columns("trace_id trace failure", sa.String),
     *_columns("taskset_revision num_tasks step policy_version next_position", sa.BigInteger),
     *_columns("num_graded num_successes", sa.BigInteger),
@@ -58,7 +61,7 @@ GROUP = sa.Table(
 EPISODE = sa.Table(
     "episode",
     METADATA,
-    *_columns("episode_id run_id group_id taskset state reason detail", sa.String),
+    *_columns("episode_id run_id group_id taskset split state reason detail", sa.String),
     *_columns("body_key body_sha256", sa.String),
     *_columns("member attempt num_turns stop_reason", sa.Integer),
     *_columns("task_position oldest_version newest_version num_dispatches body_size", sa.BigInteger),
@@ -66,8 +69,8 @@ EPISODE = sa.Table(
     *_columns("success", sa.Boolean),
     *_times("requested_at dispatched_at opened_at graded_at settled_at"),
 )
-DRAW = sa.Table(
-    "draw",
+SOURCE_GROUP = sa.Table(
+    "source_group",
     METADATA,
     *_columns("group_id run_id source_run_id state reason", sa.String),
     *_columns("step", sa.BigInteger),

@@ -18,7 +18,7 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     TcpEnvironment,
 )
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.tunnels import Forwarder
@@ -31,11 +31,11 @@ _MCP = "mcp/"
 class TcpHost:
     """Implements EnvironmentHost for TcpEnvironment sources."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: EpisodeTimeouts) -> None:
+        self._timeouts = timeouts
 
     async def start(self, episode: EpisodeToPlay) -> ChannelEnvironment:
-        """See EnvironmentHost."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentBroken, EnvironmentLost."""
         assert isinstance(episode.source, TcpEnvironment)  # noqa: S101 - chosen by the caller
         url = episode.source.url
         async with AsyncExitStack() as stack:
@@ -75,12 +75,12 @@ class TcpHost:
         welcome = channel.welcome
         assert welcome is not None  # noqa: S101 - _connected said hello
         if welcome.speaks_tools:
-            environment = ChannelEnvironment(channel, self._patience, on_close=mine.aclose, explain_loss=lost)
+            environment = ChannelEnvironment(channel, self._timeouts, on_close=mine.aclose, explain_loss=lost)
             await environment.list_tools()
             return environment
-        tools = await _McpTools.attach(url, welcome.bindings, mine, self._patience)
+        tools = await _McpTools.attach(url, welcome.bindings, mine, self._timeouts)
         environment = ChannelEnvironment(
-            channel, self._patience, on_close=mine.aclose, explain_loss=lost, tool_caller=tools.call
+            channel, self._timeouts, on_close=mine.aclose, explain_loss=lost, tool_caller=tools.call
         )
         environment.tools = tuple(described_tool(tool.spec) for tool in tools.tools.values())
         return environment
@@ -89,17 +89,21 @@ class TcpHost:
 class _McpTools:
     """The tools of an environment's MCP bindings."""
 
-    def __init__(self, tools: Mapping[str, Any], patience: Patience) -> None:
+    def __init__(self, tools: Mapping[str, Any], timeouts: EpisodeTimeouts) -> None:
         self.tools = tools
-        self._patience = patience
+        self._timeouts = timeouts
 
     @classmethod
     async def attach(
-        cls, url: str, bindings: tuple[Mapping[str, Any], ...], stack: AsyncExitStack, patience: Patience
+        cls,
+        url: str,
+        bindings: tuple[Mapping[str, Any], ...],
+        stack: AsyncExitStack,
+        timeouts: EpisodeTimeouts,
     ) -> "_McpTools":
         offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
         if not offered:
-            return cls({}, patience)
+            return cls({}, timeouts)
         from upcycle.environment.mcp import McpTools
 
         config: dict[str, dict[str, Any]] = {}
@@ -113,7 +117,7 @@ class _McpTools:
         except ToolFailed as error:
             raise EpisodeFault("environment_broken", str(error)) from error
         stack.push_async_callback(attached.close)
-        return cls(attached.tools, patience)
+        return cls(attached.tools, timeouts)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         tool = self.tools.get(name)
@@ -123,7 +127,7 @@ class _McpTools:
             result: ToolResult = await tool.call(arguments)
         except ToolFailed as error:
             return ToolResult(str(error), is_error=True)
-        text, cut = bounded_text(result.text, self._patience.tool_result_bytes)
+        text, cut = bounded_text(result.text, self._timeouts.tool_result_bytes)
         return ToolResult(text, result.is_error, cut)
 
 

@@ -3,61 +3,73 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
+
+from episodes import EpisodeFailure
 
 
 class RunnerError(Exception):
-    """Base of this service's errors. `kind` is the word in `episode.failed` and in error metadata."""
-
-    kind: ClassVar[str] = "error"
+    """Base of this service's errors."""
 
 
-class EnvironmentBroken(RunnerError):
+class EpisodeError(RunnerError):
+    """An episode cannot be played or graded. failure_kind: becomes the kind of `episode.failed`."""
+
+    failure_kind: str = "error"
+
+
+class EnvironmentBroken(EpisodeError):
     """The environment cannot be loaded at all. detail: the traceback of its import."""
 
-    kind = "environment_broken"
+    failure_kind = EpisodeFailure.ENVIRONMENT_BROKEN
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
 
 
-class EnvironmentLost(RunnerError):
+class EnvironmentLost(EpisodeError):
     """The episode's process, or the zygote it came from, is gone."""
 
-    kind = "environment_lost"
+    failure_kind = EpisodeFailure.ENVIRONMENT_LOST
 
 
-class FleetFull(RunnerError):
+class FleetFull(EpisodeError):
     """Every slot for an environment process is taken; ask again later."""
 
-    kind = "fleet_full"
+    failure_kind = "fleet_full"
 
 
-class UnknownLease(RunnerError):
+class UnknownLease(EpisodeError):
     """No such lease: never given, lapsed, closed, or its process died."""
 
-    kind = "environment_lost"
+    failure_kind = EpisodeFailure.ENVIRONMENT_LOST
 
 
-class EpisodeNotOpen(RunnerError):
+class EpisodeNotOpen(EpisodeError):
     """The episode is not planned, or it is settled already: nobody waits for it."""
 
-    kind = "not_planned"
+    failure_kind = "not_planned"
 
 
-class EpisodeFault(RunnerError):
-    """The environment's own code is to blame. `fault` is the word: scenario_error, reward_invalid, …"""
+class EpisodeFault(EpisodeError):
+    """The environment's own code is to blame. failure_kind: scenario_error, reward_invalid, …"""
 
-    def __init__(self, fault: str, message: str) -> None:
+    def __init__(self, failure_kind: str, message: str) -> None:
         super().__init__(message)
-        self.fault = fault
+        self.failure_kind = failure_kind
 
 
-class EpisodeTimeout(RunnerError):
+class EpisodeTimeout(EpisodeError):
     """The environment's code did not come back in time."""
 
-    kind = "timeout"
+    failure_kind = EpisodeFailure.TIMEOUT
+
+
+class BodyUnreadable(EpisodeError):
+    """The stored trajectory that is to be graded is missing, or is not what its reference promises."""
+
+    failure_kind = EpisodeFailure.BODY_CORRUPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,15 @@ class ToolOutcome:
     is_error: bool
     truncated: bool
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What a scenario sees of an episode when it grades: the answer, and turns with text and tool calls."""
+
+    episode_id: str
+    answer: str
+    trajectory: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

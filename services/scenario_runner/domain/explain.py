@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from episodes import Channel, EpisodeFailure, Purpose
 from scenario_runner.domain.learning import (
     WithoutStep,
     alarm,
@@ -14,15 +15,19 @@ from scenario_runner.domain.learning import (
     remedies,
     remedy_of_left_out,
 )
-from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
-    LIVELY_RUN_STATES,
-    Channel,
-    Purpose,
-    RunState,
-    RunView,
-)
+from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState, RunView
 from scenario_runner.domain.sources import in_words
+
+_OF_ENVIRONMENT = frozenset(
+    {
+        EpisodeFailure.SCENARIO_ERROR,
+        EpisodeFailure.REWARD_INVALID,
+        EpisodeFailure.ENVIRONMENT_BROKEN,
+        EpisodeFailure.TOOL_FAILED,
+        EpisodeFailure.TIMEOUT,
+    }
+)
+"""Failures that the code of the environment caused."""
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
@@ -96,7 +101,7 @@ class SessionFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class Supply:
     """Of a training run: evaluations under way whose groups it may draw, its group slots, and how long the
     oldest offer waits for the trainer, in seconds."""
 
@@ -120,7 +125,7 @@ class World:
     planner: DurableFact | None
     ledger: Mapping[str, int] | None
     session: SessionFact | None
-    feeding: Feeding = Feeding()
+    supply: Supply = Supply()
 
 
 def explain(world: World) -> tuple[list[WaitReason], str]:
@@ -144,7 +149,7 @@ def _reasons(world: World) -> Iterator[WaitReason]:
     yield from _sampling(world)
     yield from _grading(world)
     yield from _training(world)
-    yield from _feeding(world)
+    yield from _supply(world)
     yield from _failing(world)
     yield from _learning_nothing(world)
     yield from _alarming(world)
@@ -160,7 +165,7 @@ def _paused(world: World) -> Iterator[WaitReason]:
 def _learning_nothing(world: World) -> Iterator[WaitReason]:
     run, without = world.view.run, world.waits.without_step
     training = run.spec.training
-    if training is None or run.state not in LIVELY_RUN_STATES:
+    if training is None or run.state not in OPEN_RUN_STATES:
         return
     if not is_worth_an_alarm(without.num_groups, training):
         return
@@ -287,9 +292,9 @@ def _training(world: World) -> Iterator[WaitReason]:
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
 
 
-def _feeding(world: World) -> Iterator[WaitReason]:
+def _supply(world: World) -> Iterator[WaitReason]:
     """Of a training run that draws groups of evaluations."""
-    run, feeding, training = world.view.run, world.feeding, world.view.run.spec.training
+    run, supply, training = world.view.run, world.supply, world.view.run.spec.training
     if training is None:
         return
     offered = sum(report.offered for report in world.view.sources)
@@ -298,12 +303,12 @@ def _feeding(world: World) -> Iterator[WaitReason]:
         problem = world.session.failure if world.session is not None else "the trainer does not answer"
         what = f"{offered} groups of evaluations are on offer to the trainer: {problem}"
         remedy = "see its log" if world.session is not None else "start grpo_trainer"
-        yield WaitReason("grpo_trainer", what, 0, feeding.offered_s, remedy)
+        yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     elif waiting and run.state is RunState.RUNNING:
         taken = world.view.counts.groups_open + offered
-        what = f"{waiting} groups of evaluations wait for a slot: {taken} of {feeding.slots} are taken"
+        what = f"{waiting} groups of evaluations wait for a slot: {taken} of {supply.slots} are taken"
         remedy = "none: each group that the trainer settles frees a slot"
-        yield WaitReason("grpo_trainer", what, 0, feeding.offered_s, remedy)
+        yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     yield from _none_trained(world)
     if run.spec.no_sampling and not waiting and offered < training.prompts_per_step:
         yield from _unfed(world, offered, training.prompts_per_step)
@@ -316,13 +321,13 @@ def _none_trained(world: World) -> Iterator[WaitReason]:
         if report.offered or report.waiting or report.trained:
             return
         left_out.update(report.left_out)
-    if left_out and world.view.run.state in LIVELY_RUN_STATES:
+    if left_out and world.view.run.state in OPEN_RUN_STATES:
         what = f"none of {left_out.total()} groups of evaluations trained: {in_words(left_out)}"
         yield WaitReason("you", what, 0, 0.0, remedy_of_left_out(left_out) or "draw from other evaluations")
 
 
 def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:
-    run, evaluations = world.view.run, world.feeding.evaluations
+    run, evaluations = world.view.run, world.supply.evaluations
     if run.state is not RunState.RUNNING:
         return
     need = f"a step takes {prompts} groups, the trainer has {offered}, and the run plans none itself"
@@ -344,7 +349,7 @@ def _failing(world: World) -> Iterator[WaitReason]:
         return
     kind = max(failures, key=lambda one: failures[one])
     what = f"{failures[kind]} episodes failed with {kind}; the newest: {world.waits.last_failure[:300]}"
-    is_scenario = kind in ("scenario_error", "reward_invalid", "environment_broken", "tool_failed", "timeout")
+    is_scenario = kind in _OF_ENVIRONMENT
     owner = "environment" if is_scenario else "platform"
     remedy = (
         "mend the scenario and register it again" if is_scenario else "see the log of the service it names"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scenario_runner.domain.drawn import ClaimCheck
+from blob_store import BlobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Graded:
     num_turns: int
     oldest_version: int
     newest_version: int
-    body: ClaimCheck | None = None
+    body: BlobRef | None = None
     stop_reason: int = 0
 
 
@@ -58,10 +58,10 @@ class Stopping:
     """Fact: the run is to end before its last step. The planner publishes it itself: its place in the stream
     divides the grades that the trainer settles from those that it ignores.
 
-    is_last: the trainer was waited for long enough; what it has not said before this, it will not say."""
+    is_final: the trainer was waited for long enough; what it has not said before this, it will not say."""
 
     run_id: str
-    is_last: bool = False
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,24 +5,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from episodes import GroupReason
 from scenario_runner.domain.runs import Training
 
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10
-NO_SPREAD = "zero_spread"
-_REMEDIES = {
-    "stale": "raise max_staleness, or sample fewer groups at once",
-    "short_group": "see why their episodes failed",
-    "held_out": "train on tasks that are not held out",
-    "quarantined": "look at the trajectories that were set aside: upcycle trajectories list",
-    "version": "evaluate the model as it is now, or raise max_staleness",
-    "tokenizer": "evaluate a version that has the tokenizer of the one that the run began from",
-    "too_large": "lower prompts_per_step, or evaluate with smaller groups",
-    "group_too_large": "lower prompts_per_step, or evaluate with smaller groups",
-    "untrainable": "evaluate with a temperature above 0: greedy episodes have nothing to train on",
-    "incomplete_group": "see why their episodes failed",
-    "unassigned": "register their tasks in a taskset of split train",
-    "split": "train on tasks that are not held out",
+_REMEDIES: Mapping[str, str] = {
+    GroupReason.STALE: "raise max_staleness, or sample fewer groups at once",
+    GroupReason.SHORT_GROUP: "see why their episodes failed",
+    GroupReason.HELD_OUT: "train on tasks that are not held out",
+    GroupReason.QUARANTINED: "look at the trajectories that were set aside: upcycle trajectories list",
+    GroupReason.VERSION: "evaluate the model as it is now, or raise max_staleness",
+    GroupReason.TOKENIZER: "evaluate a version that has the tokenizer of the one that the run began from",
+    GroupReason.TOO_LARGE: "lower prompts_per_step, or evaluate with smaller groups",
+    GroupReason.UNTRAINABLE: "evaluate with a temperature above 0: greedy episodes have nothing to train on",
+    GroupReason.INCOMPLETE_GROUP: "see why their episodes failed",
+    GroupReason.UNASSIGNED: "register their tasks in a taskset of split train",
 }
 _SOLVED = "harder tasks: these are solved"
 _UNSOLVED = (
@@ -67,7 +65,7 @@ def alarm(without: WithoutStep, step: int) -> str:
     since = f"no step since step {step}" if step else "no step yet"
     parts = []
     for outcome, count in _by_count(without):
-        if _reason(outcome) == NO_SPREAD:
+        if _reason(outcome) == GroupReason.ZERO_SPREAD:
             parts.append(f"{count} of {total} groups had no spread: {_rewards_of(without, outcome)}")
         else:
             parts.append(f"{count} of {total} groups were {outcome}")
@@ -83,7 +81,9 @@ def remedy_of_left_out(counts: Mapping[str, int]) -> str:
     """What may help a run whose groups of evaluations were left out or released for these reasons; empty
     where nothing is known."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    known = [_ALIKE if reason == NO_SPREAD else _REMEDIES.get(reason, "") for reason, _ in ordered]
+    known = [
+        _ALIKE if reason == GroupReason.ZERO_SPREAD else _REMEDIES.get(reason, "") for reason, _ in ordered
+    ]
     return "; ".join(dict.fromkeys(remedy for remedy in known if remedy))
 
 
@@ -92,7 +92,11 @@ def remedies(without: WithoutStep) -> str:
     found = []
     for outcome, _ in _by_count(without):
         reason = _reason(outcome)
-        remedy = _remedy_of_no_spread(without, outcome) if reason == NO_SPREAD else _REMEDIES.get(reason)
+        remedy = (
+            _remedy_of_no_spread(without, outcome)
+            if reason == GroupReason.ZERO_SPREAD
+            else _REMEDIES.get(reason)
+        )
         found.append(remedy or f"see what {outcome} means in the log of grpo_trainer")
     return "; ".join(dict.fromkeys(found))
 
@@ -125,7 +129,7 @@ def _reason(outcome: str) -> str:
 
 def _outcomes(without: WithoutStep) -> Iterator[str]:
     for outcome, count in _by_count(without):
-        if _reason(outcome) == NO_SPREAD:
+        if _reason(outcome) == GroupReason.ZERO_SPREAD:
             yield f"{count} had no spread ({_rewards_of(without, outcome)})"
         else:
             yield f"{count} {outcome}"

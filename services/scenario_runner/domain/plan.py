@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scenario_runner.domain.drawn import NOTHING_DRAWN, DrawLoad
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, RunRecord, RunState
+from scenario_runner.domain.runs import OPEN_RUN_STATES, RunRecord, RunState
+from scenario_runner.domain.source_groups import NO_SOURCES, SourceLoad
 
 MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
@@ -30,7 +30,7 @@ def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
     return max(1, eval_episodes_in_flight // run.spec.group_size)
 
 
-def groups_wanted(run: RunRecord, num_open: int, slots: int, drawn: DrawLoad = NOTHING_DRAWN) -> int:
+def groups_wanted(run: RunRecord, num_open: int, slots: int, drawn: SourceLoad = NO_SOURCES) -> int:
     """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task.
 
     A training run plans none while evaluations bring it enough: their groups wait, or fill a batch.
@@ -68,21 +68,6 @@ def tasks_from(seed: int, num_tasks: int, position: int, count: int) -> Iterator
         yield at, order[at % num_tasks]
 
 
-def group_id_of(run_id: str, position: int) -> str:
-    """`<run_id>-g00012`."""
-    return f"{run_id}-g{position:05d}"
-
-
-def episode_id_of(group_id: str, member: int, attempt: int) -> str:
-    """`<group_id>-e003-a0`."""
-    return f"{group_id}-e{member:03d}-a{attempt}"
-
-
-def group_of(episode_id: str) -> str:
-    """The group that an episode id names."""
-    return episode_id.rsplit("-e", 1)[0]
-
-
 def episode_seed(base: int, episode_id: str) -> int:
     """The sampling seed of one episode: 63 bits, different for every attempt."""
     digest = hashlib.sha256(f"{base}/{episode_id}".encode()).digest()
@@ -103,12 +88,12 @@ class Shorten:
 
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:
     """What a failed attempt leads to; None when nobody waits for the group any more."""
-    if run_state not in LIVELY_RUN_STATES or not group_is_open:
+    if run_state not in OPEN_RUN_STATES or not group_is_open:
         return None
     return Refill(attempt + 1) if attempt + 1 < MAX_ATTEMPTS else Shorten()
 
 
-def is_hopeless(recent_outcomes: list[bool], enough: int) -> bool:
+def has_only_failures(recent_outcomes: list[bool], enough: int) -> bool:
     """Whether a run can only fail: the last `enough` groups to end had no graded member at all.
 
     recent_outcomes: newest first, True where a group had a graded member.

@@ -5,33 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from scenario_runner.domain.drawn import SourceReport
+from episodes import Channel, Purpose, Split
+from identities.tenants import DEFAULT_TENANT
 from scenario_runner.domain.environments import RunnerError
+from scenario_runner.domain.source_groups import SourceReport
 
 DEFAULT_EPISODE_DEADLINE_S = 120
-
-
-class Purpose(StrEnum):
-    """What a run is for."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-
-
-class Split(StrEnum):
-    """Which side of the line a task is on. UNASSIGNED: on neither; it does not train in runs, nor judge."""
-
-    TRAIN = "train"
-    HELD_OUT = "held_out"
-    UNASSIGNED = "unassigned"
-
-
-class Channel(StrEnum):
-    """Which moving version of a model."""
-
-    LATEST = "latest"
-    HEAD = "head"
-    CANDIDATE = "candidate"
 
 
 class RunState(StrEnum):
@@ -61,7 +40,7 @@ class EpisodeState(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVELY_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
+OPEN_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
 """States of a run whose groups are still waited for."""
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
@@ -223,6 +202,7 @@ class RunRecord:
     reward_sum: float = 0.0
     taskset: str = ""
     taskset_revision: int = 1
+    tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:
         if not self.taskset:
@@ -314,7 +294,9 @@ class EpisodeRow:
     body_sha256: str = ""
     body_size: int = 0
     stop_reason: int = 0
-    """Number of the wire's StopReason, handed on as it was heard."""
+    """Number of the wire's StopReason, passed on unread."""
+    split: Split = Split.UNASSIGNED
+    """Of its task, when the episode was planned: later messages about the episode say the same."""
 
     @property
     def is_unsettled(self) -> bool:
@@ -325,28 +307,14 @@ class EpisodeRow:
 class InvalidRequest(RunnerError):
     """A field of the request is wrong; nothing was changed."""
 
-    kind = "invalid_request"
-
 
 class NotFound(RunnerError):
     """No such taskset, run, model or version."""
-
-    kind = "not_found"
 
 
 class Refused(RunnerError):
     """The request is well formed, but the state of things does not allow it."""
 
-    kind = "refused"
-
 
 class AlreadyTaken(RunnerError):
     """The name or id stands for something else already."""
-
-    kind = "already_taken"
-
-
-class RegistryAway(RunnerError):
-    """checkpoint_registry could not say whether the model exists."""
-
-    kind = "registry_away"

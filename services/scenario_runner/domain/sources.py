@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scenario_runner.domain.drawn import ClaimCheck, DrawState, DrawTally, EndedGroup, SourceReport
-from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, Purpose, RunRecord, Split
+from blob_store import BlobRef
+from episodes import GroupOutcome, GroupReason, Purpose, Split
+from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord
+from scenario_runner.domain.source_groups import EndedGroup, SourceGroupState, SourceReport, SourceTally
 from upcycle.run_config import MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
-
-ALREADY_TRAINED = "already_trained"
-RUN_OVER = "run_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawRules:
+class OfferRules:
     """What a group must be to be offered to one run. head_version: of a group of a source run, head when the
     training run is submitted; its members must be of one version, which is not newer. Whether a version is
     too old is decided by the trainer alone, which knows the ancestors of the version that it began from."""
@@ -38,23 +37,24 @@ class DrawRules:
     head_version: int | None = None
 
 
-def misfit(group: EndedGroup, rules: DrawRules) -> str:
+def why_unfit(group: EndedGroup, rules: OfferRules) -> str:
     """Why the group may not train; empty when it may."""
     return next((reason for reason, applies in _reasons(group, rules) if applies), "")
 
 
-def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
+def _reasons(group: EndedGroup, rules: OfferRules) -> Sequence[tuple[str, bool]]:
     size, batch = rules.group_size, rules.group_size * rules.prompts_per_step
     return (
-        ("split" if rules.split is Split.HELD_OUT else "unassigned", rules.split is not Split.TRAIN),
-        ("other_environment", not rules.is_same_environment),
-        ("incomplete_group", group.outcome != "evaluated" or group.num_members < size),
-        ("group_of_one", size < 2),
-        ("group_too_large", size > MAX_TRAINABLE_GROUP or batch > MAX_TRAJECTORIES_PER_STEP),
-        ("no_tokens", group.num_without_body > 0),
-        ("version", not _is_of_one_known_version(group, rules.head_version)),
+        (GroupReason.HELD_OUT, rules.split is Split.HELD_OUT),
+        (GroupReason.UNASSIGNED, rules.split is Split.UNASSIGNED),
+        (GroupReason.OTHER_ENVIRONMENT, not rules.is_same_environment),
+        (GroupReason.INCOMPLETE_GROUP, group.outcome != "evaluated" or group.num_members < size),
+        (GroupReason.GROUP_OF_ONE, size < 2),
+        (GroupReason.TOO_LARGE, size > MAX_TRAINABLE_GROUP or batch > MAX_TRAJECTORIES_PER_STEP),
+        (GroupReason.NO_TOKENS, group.num_without_body > 0),
+        (GroupReason.VERSION, not _is_of_one_known_version(group, rules.head_version)),
         # Of online groups the trainer says so: they count as groups that brought no step.
-        ("zero_spread", rules.head_version is not None and not group.has_spread),
+        (GroupReason.ZERO_SPREAD, rules.head_version is not None and not group.has_spread),
     )
 
 
@@ -81,7 +81,7 @@ def rewarded(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
     return sorted((row for row in rows if row.state is EpisodeState.EVALUATED), key=lambda row: row.member)
 
 
-def with_body(row: EpisodeRow, body: ClaimCheck, stop_reason: int) -> EpisodeRow:
+def with_body(row: EpisodeRow, body: BlobRef, stop_reason: int) -> EpisodeRow:
     """The episode with the claim check of its trajectory."""
     return replace(
         row,
@@ -92,7 +92,7 @@ def with_body(row: EpisodeRow, body: ClaimCheck, stop_reason: int) -> EpisodeRow
     )
 
 
-def draws_online(run: RunRecord, source: RunRecord) -> bool:
+def may_train_on(run: RunRecord, source: RunRecord) -> bool:
     """Whether the groups that an evaluation ends from now on are for the training run."""
     return (
         run.spec.purpose is Purpose.TRAIN
@@ -104,44 +104,44 @@ def draws_online(run: RunRecord, source: RunRecord) -> bool:
 
 
 def reports(
-    tallies: Iterable[DrawTally], source_runs: Sequence[str], *, is_over: bool
+    tallies: Iterable[SourceTally], source_runs: Sequence[str], *, is_over: bool
 ) -> tuple[SourceReport, ...]:
     """One per evaluation: those that the run names first, in its order. is_over: what waits is left out."""
-    by_source: dict[str, Counter[tuple[DrawState, str]]] = {name: Counter() for name in source_runs}
+    by_source: dict[str, Counter[tuple[SourceGroupState, str]]] = {name: Counter() for name in source_runs}
     for tally in tallies:
         key = (tally.state, tally.reason)
-        if is_over and tally.state is DrawState.WAITING:
-            key = (DrawState.LEFT_OUT, RUN_OVER)
+        if is_over and tally.state is SourceGroupState.WAITING:
+            key = (SourceGroupState.LEFT_OUT, GroupReason.RUN_OVER)
         by_source.setdefault(tally.source_run_id, Counter())[key] += tally.count
     online = sorted(name for name in by_source if name not in source_runs)
     return tuple(_report(name, by_source[name]) for name in (*source_runs, *online))
 
 
-def _report(run_id: str, counted: Counter[tuple[DrawState, str]]) -> SourceReport:
-    by_state: Counter[DrawState] = Counter()
+def _report(run_id: str, counted: Counter[tuple[SourceGroupState, str]]) -> SourceReport:
+    by_state: Counter[SourceGroupState] = Counter()
     left_out: Counter[str] = Counter()
     for (state, reason), count in counted.items():
         by_state[state] += count
-        if state in (DrawState.LEFT_OUT, DrawState.RELEASED):
+        if state in (SourceGroupState.LEFT_OUT, SourceGroupState.RELEASED):
             left_out[reason] += count
     return SourceReport(
         run_id=run_id,
         groups=counted.total(),
-        offered=by_state[DrawState.OFFERED],
-        trained=by_state[DrawState.TRAINED],
-        waiting=by_state[DrawState.WAITING],
+        offered=by_state[SourceGroupState.OFFERED],
+        trained=by_state[SourceGroupState.TRAINED],
+        waiting=by_state[SourceGroupState.WAITING],
         left_out=dict(left_out),
     )
 
 
-def outcomes(tallies: Iterable[DrawTally]) -> dict[str, int]:
+def outcomes(tallies: Iterable[SourceTally]) -> dict[str, int]:
     """Drawn groups that are settled, by how: `trained`, `released(zero_spread)`."""
     counted: Counter[str] = Counter()
     for tally in tallies:
-        if tally.state is DrawState.TRAINED:
-            counted["trained"] += tally.count
-        elif tally.state is DrawState.RELEASED:
-            counted[f"released({tally.reason})"] += tally.count
+        if tally.state is SourceGroupState.TRAINED:
+            counted[GroupOutcome.TRAINED] += tally.count
+        elif tally.state is SourceGroupState.RELEASED:
+            counted[f"{GroupOutcome.RELEASED}({tally.reason})"] += tally.count
     return dict(counted)
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from episodes import Split
 from scenario_runner.domain.environments import EnvironmentSource
-from scenario_runner.domain.runs import Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,13 @@ import grpc
 import grpc.aio
 from opentelemetry import propagate, trace
 
-from grpc_edge import domain_errors_as_status
-from scenario_runner import wire
 from scenario_runner.domain.explain import WaitReason
 from scenario_runner.domain.runs import FINAL_RUN_STATES, InvalidRequest
-from scenario_runner.servicer.statuses import STATUS_OF
-from scenario_runner.usecases.claiming import ClaimTasks
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
+from scenario_runner.usecases.task_claims import ClaimTasks
+from scenario_runner.wire import runs as wire
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
@@ -52,113 +50,86 @@ class TasksetServicer(TasksetServiceServicer):
         self, request: pb.RegisterTasksetRequest, context: Context
     ) -> pb.RegisterTasksetResponse:
         """Store a taskset once its every task is known to be runnable."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            taskset, created = await self._register(wire.taskset_from_wire(request.taskset))
-            return pb.RegisterTasksetResponse(
-                name=taskset.name,
-                digest=taskset.digest,
-                num_tasks=taskset.num_tasks,
-                created=created,
-                revision=taskset.revision,
-            )
-        raise AssertionError("context.abort returned")
+        taskset, created = await self._register(wire.taskset_from_wire(request.taskset))
+        return pb.RegisterTasksetResponse(
+            name=taskset.name,
+            digest=taskset.digest,
+            num_tasks=taskset.num_tasks,
+            created=created,
+            revision=taskset.revision,
+        )
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
         """Mark tasks as training data before a gradient is taken on them."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            claimed = await self._claim(request.task_digests, request.claimed_by)
-            return pb.ClaimTasksResponse(claimed=claimed)
-        raise AssertionError("context.abort returned")
+        claimed = await self._claim(request.task_digests, request.claimed_by)
+        return pb.ClaimTasksResponse(claimed=claimed)
 
     async def GetTaskset(self, request: pb.GetTasksetRequest, context: Context) -> pb.GetTasksetResponse:
         """With its tasks."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            return pb.GetTasksetResponse(taskset=wire.taskset_to_wire(await self._tasksets.get(request.name)))
-        raise AssertionError("context.abort returned")
+        return pb.GetTasksetResponse(taskset=wire.taskset_to_wire(await self._tasksets.get(request.name)))
 
     async def ListTasksets(
         self, request: pb.ListTasksetsRequest, context: Context
     ) -> pb.ListTasksetsResponse:
         """Without their tasks."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            tasksets = await self._tasksets.all()
-            return pb.ListTasksetsResponse(tasksets=[wire.taskset_to_wire(one) for one in tasksets])
-        raise AssertionError("context.abort returned")
+        tasksets = await self._tasksets.all()
+        return pb.ListTasksetsResponse(tasksets=[wire.taskset_to_wire(one) for one in tasksets])
 
     async def SubmitRun(self, request: pb.SubmitRunRequest, context: Context) -> pb.SubmitRunResponse:
         """Accept a run, once per request id."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            spec = wire.spec_from_wire(request.spec)
-            view = await self._submit(request.request_id, spec, current_trace())
-            return pb.SubmitRunResponse(run=wire.run_to_wire(view))
-        raise AssertionError("context.abort returned")
+        spec = wire.spec_from_wire(request.spec)
+        view = await self._submit(request.request_id, spec, current_trace())
+        return pb.SubmitRunResponse(run=wire.run_to_wire(view))
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """A run, and on request what each of its episodes came to."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            view = await self._runs.get(request.run_id)
-            rows = await self._runs.results(request.run_id) if request.include_results else []
-            results = [wire.result_to_wire(row, task) for row, task in rows]
-            return pb.GetRunResponse(run=wire.run_to_wire(view), results=results)
-        raise AssertionError("context.abort returned")
+        view = await self._runs.get(request.run_id)
+        rows = await self._runs.results(request.run_id) if request.include_results else []
+        results = [wire.result_to_wire(row, task) for row, task in rows]
+        return pb.GetRunResponse(run=wire.run_to_wire(view), results=results)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Newest first."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            limit = request.limit or DEFAULT_RUNS
-            if not 0 < limit <= MAX_RUNS:
-                raise InvalidRequest(f"limit is {limit}; use 1 to {MAX_RUNS}")
-            if request.unfinished:
-                views = await self._runs.unfinished(request.model)
-            else:
-                views = await self._runs.list(limit, request.model)
-            return pb.ListRunsResponse(runs=[wire.run_to_wire(view) for view in views])
-        raise AssertionError("context.abort returned")
+        limit = request.limit or DEFAULT_RUNS
+        if not 0 < limit <= MAX_RUNS:
+            raise InvalidRequest(f"limit is {limit}; use 1 to {MAX_RUNS}")
+        if request.unfinished:
+            views = await self._runs.unfinished(request.model)
+        else:
+            views = await self._runs.list(limit, request.model)
+        return pb.ListRunsResponse(runs=[wire.run_to_wire(view) for view in views])
 
     async def WatchRun(
         self, request: pb.WatchRunRequest, context: Context
     ) -> AsyncIterator[pb.WatchRunResponse]:
         """The run now, then at each change, until it is over."""
-        async with (
-            domain_errors_as_status(context, STATUS_OF),
-            aclosing(self._changes(request.run_id)) as runs,
-        ):
+        async with aclosing(self._changes(request.run_id)) as runs:
             async for run in runs:
                 yield pb.WatchRunResponse(run=run)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         """Plan nothing more and cancel what is not settled."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            view = await self._runs.cancel(request.run_id, request.reason)
-            return pb.CancelRunResponse(run=wire.run_to_wire(view))
-        raise AssertionError("context.abort returned")
+        view = await self._runs.cancel(request.run_id, request.reason)
+        return pb.CancelRunResponse(run=wire.run_to_wire(view))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         """Dispatch nothing new; what is in flight settles."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            return pb.PauseRunResponse(run=wire.run_to_wire(await self._runs.pause(request.run_id)))
-        raise AssertionError("context.abort returned")
+        return pb.PauseRunResponse(run=wire.run_to_wire(await self._runs.pause(request.run_id)))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Go on with a paused run."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            return pb.ResumeRunResponse(run=wire.run_to_wire(await self._runs.resume(request.run_id)))
-        raise AssertionError("context.abort returned")
+        return pb.ResumeRunResponse(run=wire.run_to_wire(await self._runs.resume(request.run_id)))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End a training run early, with a final checkpoint."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            view = await self._runs.stop(request.run_id, request.reason)
-            return pb.StopRunResponse(run=wire.run_to_wire(view))
-        raise AssertionError("context.abort returned")
+        view = await self._runs.stop(request.run_id, request.reason)
+        return pb.StopRunResponse(run=wire.run_to_wire(view))
 
     async def ExplainRun(self, request: pb.ExplainRunRequest, context: Context) -> pb.ExplainRunResponse:
         """What a run waits for."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            view, reasons, summary = await self._explain(request.run_id)
-            waiting_for = [_reason(reason) for reason in reasons]
-            return pb.ExplainRunResponse(run=wire.run_to_wire(view), waiting_for=waiting_for, summary=summary)
-        raise AssertionError("context.abort returned")
+        view, reasons, summary = await self._explain(request.run_id)
+        waiting_for = [_reason(reason) for reason in reasons]
+        return pb.ExplainRunResponse(run=wire.run_to_wire(view), waiting_for=waiting_for, summary=summary)
 
     async def _changes(self, run_id: str) -> AsyncGenerator[taskset_pb2.Run, None]:
         last: taskset_pb2.Run | None = None

@@ -11,18 +11,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from episodes import Purpose
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Stopping
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
 )
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import announce_released
+from scenario_runner.usecases.offering import announce_released
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
     unsettled = unit.unsettled(run.run_id)
     pending = [row for row in unsettled if row.state is EpisodeState.PLANNED]
     cancel(unit, run, pending, _CANCELLED_BY[run.ending])
-    if not fact.is_last:
+    if not fact.is_final:
         return
     graded: dict[str, list[str]] = {}
     for row in unsettled:
@@ -94,7 +94,7 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
         "trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
     )
     for group_id, episode_ids in sorted(graded.items()):
-        unit.announce_settled_instead(run, group_id, sorted(episode_ids))
+        unit.announce_settled(run, group_id, sorted(episode_ids))
 
 
 def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
@@ -114,15 +114,15 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
         ended = replace(ended, state=RunState.DRAINING, ending=RunState.FAILED, ending_since=unit.now)
     log.warning("trainer_gave_up", extra={"run_id": run.run_id, "failure": failure})
     unit.update_run(ended)
-    unit.announce_stopping(ended, failure, is_last=True)
+    unit.announce_stopping(ended, failure, is_final=True)
 
 
-def end_wait(unit: PlanUnit, run: RunRecord) -> None:
+def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:
     """What ends has ended long enough; repeated until it is over, it changes nothing."""
     if run.state in FINAL_RUN_STATES:
         return
     if run.awaits_trainer:
-        unit.announce_stopping(run, _NO_ANSWER, is_last=True)
+        unit.announce_stopping(run, _NO_ANSWER, is_final=True)
     else:
         cancel(unit, run, unit.unsettled(run.run_id), "run_over")
         announce_released(unit, run)
@@ -139,7 +139,7 @@ def conclude(unit: PlanUnit, run_id: str) -> bool:
     if ending is None:
         return False
     counts = unit.counts(run_id)
-    if counts.in_flight or unit.draws.load(run_id).offered:
+    if counts.in_flight or unit.source_groups.load(run_id).offered:
         return False
     failure = run.failure or (why_all_failed(unit, run) if ending is RunState.FAILED else "")
     over = replace(run, state=ending, ending=ending, finished_at=unit.now, failure=failure)

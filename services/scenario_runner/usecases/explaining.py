@@ -4,28 +4,26 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from scenario_runner.domain.explain import Feeding, PlanWaits, WaitReason, World, explain
-from scenario_runner.domain.runs import Purpose, RunView
-from scenario_runner.ports import Plan, PlanUnit, Surroundings
-from scenario_runner.usecases.feeding import feeding_of
+from episodes import Purpose
+from scenario_runner.adapters.peers import PeerFacts
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.explain import PlanWaits, Supply, WaitReason, World, explain
+from scenario_runner.domain.runs import RunView
 from scenario_runner.usecases.submitting import find_run, view_of
+from scenario_runner.usecases.supply import supply_of
 
 
 class ExplainRun:
     """fleet: (environments alive, capacity) of this process."""
 
-    def __init__(
-        self, plan: Plan, surroundings: Surroundings, *, fleet: Callable[[], tuple[int, int]]
-    ) -> None:
+    def __init__(self, plan: SqlPlan, peer_facts: PeerFacts, *, fleet: Callable[[], tuple[int, int]]) -> None:
         self._plan = plan
-        self._surroundings = surroundings
+        self._surroundings = peer_facts
         self._fleet = fleet
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
-        view, waits, feeding, outbox_waiting = await self._plan.transact(
-            lambda unit: _own_facts(unit, run_id)
-        )
+        view, waits, supply, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
         around = self._surroundings
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
@@ -44,13 +42,13 @@ class ExplainRun:
             planner=durables.get("planner"),
             ledger=ledger,
             session=session,
-            feeding=feeding,
+            supply=supply,
         )
         return view, *explain(world)
 
 
-def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Feeding, int]:
+def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply, int]:
     run, waits = find_run(unit, run_id), unit.waits(run_id)
     if run.spec.purpose is Purpose.TRAIN:
         waits = replace(waits, without_step=unit.without_step(run_id, run.step))
-    return view_of(unit, run), waits, feeding_of(unit, run), unit.outbox_waiting()
+    return view_of(unit, run), waits, supply_of(unit, run), unit.outbox_waiting()

@@ -9,19 +9,22 @@ ends the oldest.
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
+from blob_store import BlobRef
+from scenario_runner.adapters.stored_transcripts import StoredTranscripts
 from scenario_runner.domain.environments import (
+    BodyUnreadable,
     FleetFull,
     Grade,
     Opened,
     ToolOutcome,
+    Transcript,
     UnknownLease,
 )
-from scenario_runner.ports import EnvironmentHost, EpisodeBook, LiveEnvironment
+from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpisodes
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +57,16 @@ class Leases:
     def __init__(
         self,
         host: EnvironmentHost,
-        book: EpisodeBook,
+        episodes: PlannedEpisodes,
+        transcripts: StoredTranscripts,
         rules: LeaseRules,
         *,
         now: Callable[[], datetime],
         new_id: Callable[[str], str],
     ) -> None:
         self._host = host
-        self._book = book
+        self._episodes = episodes
+        self._transcripts = transcripts
         self._rules = rules
         self._now = now
         self._new_id = new_id
@@ -88,7 +93,7 @@ class Leases:
             )
         self._starting += 1
         try:
-            episode = await self._book.to_play(episode_id)
+            episode = await self._episodes.to_play(episode_id)
             environment = await self._host.start(episode)
         finally:
             self._starting -= 1
@@ -113,15 +118,24 @@ class Leases:
         # Shielded: a caller that gives up must not undo a call that its retry will ask for again.
         return await asyncio.shield(call)
 
-    async def grade(self, lease_id: str, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """Grade once; every later call gets the first result, or the first failure.
+    async def grade(self, lease_id: str, body: BlobRef) -> Grade:
+        """Grade the stored trajectory once; every later call gets the first result, or the first failure.
 
-        Raises UnknownLease, EpisodeFault, EpisodeTimeout.
+        A body that cannot be read is no result: the next call reads it again.
+        Raises UnknownLease, BodyUnreadable, Unavailable, EpisodeFault, EpisodeTimeout.
         """
         lease = self._known(lease_id)
         if lease.grading is None:
             self._live(lease_id)
-            lease.grading = asyncio.ensure_future(self._grade(lease, answer, transcript))
+            transcript = await self._transcripts.read(body)
+            if transcript.episode_id != lease.episode_id:
+                raise BodyUnreadable(
+                    f"trajectory body {body.key!r} is of episode {transcript.episode_id!r}, the lease is of "
+                    f"{lease.episode_id!r}; grade the body that was recorded with this lease"
+                )
+            if lease.grading is None:  # another call may have begun to grade meanwhile
+                self._live(lease_id)
+                lease.grading = asyncio.ensure_future(self._grade(lease, transcript))
         return await asyncio.shield(lease.grading)
 
     async def close(self, lease_id: str) -> None:
@@ -161,9 +175,9 @@ class Leases:
             return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
         return await self._ending_on_failure(lease, lease.environment.call_tool(name, arguments))
 
-    async def _grade(self, lease: _Lease, answer: str, transcript: Mapping[str, Any]) -> Grade:
+    async def _grade(self, lease: _Lease, transcript: Transcript) -> Grade:
         try:
-            return await lease.environment.grade(answer, transcript)
+            return await lease.environment.grade(transcript.answer, transcript.trajectory)
         finally:
             lease.calls.clear()  # until the lease lapses, only its grade is asked for again
             await self._end(lease)

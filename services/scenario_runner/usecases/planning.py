@@ -9,43 +9,44 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from episodes import EpisodeFailure, GroupOutcome, Purpose
+from identities.entities import episode_id, group_id, group_of_episode
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
-from scenario_runner.domain.drawn import NOTHING_DRAWN
 from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.runs import (
-    LIVELY_RUN_STATES,
+    OPEN_RUN_STATES,
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
 )
+from scenario_runner.domain.source_groups import NO_SOURCES
 from scenario_runner.domain.sources import with_body
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import announce_released, note_ended, settle_drawn
 from scenario_runner.usecases.ending import (
     call_off,
     cancel,
     close_group,
     conclude,
+    end_grace_period,
     end_run,
-    end_wait,
     end_without_trainer,
     on_stopping,
     settle,
 )
-from scenario_runner.usecases.giving_up import (
-    give_up_if_hopeless,
-    give_up_if_nothing_to_learn,
+from scenario_runner.usecases.futile_runs import (
+    end_if_nothing_to_learn,
+    end_if_only_failures,
     settled_without_step,
 )
+from scenario_runner.usecases.offering import add_waiting, announce_released, settle_offer
 from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
 
-OVERDUE = "timeout"
-"""Failure kind of an episode that was not graded in time; the only one that this service reports itself."""
+OVERDUE = EpisodeFailure.TIMEOUT
+"""Failure of an episode that was not graded in time: the only one that this service publishes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if run is None:
         return 0
     slots = plan.group_slots(run, rules.eval_episodes_in_flight)
-    drawn = NOTHING_DRAWN if run.spec.purpose is Purpose.EVAL else unit.draws.load(run_id)
+    drawn = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
     wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, drawn)
     count = min(wanted, rules.groups_per_transaction)
     if count:
@@ -90,7 +91,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
         _apply(unit, run, fact)
         touched.add(run.run_id)
     for run_id in sorted(settled_without_step(facts)):
-        give_up_if_nothing_to_learn(unit, run_id)
+        end_if_nothing_to_learn(unit, run_id)
     for run_id in sorted(touched):
         conclude(unit, run_id)
     return touched
@@ -103,7 +104,7 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
         case Failed():
             _on_failed(unit, run, fact)
         case GroupSettled() if fact.source_run_id:
-            settle_drawn(unit, run, fact)
+            settle_offer(unit, run, fact)
         case GroupSettled():
             _on_group_settled(unit, run, fact)
         case Advanced():
@@ -139,25 +140,25 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
         return
     _close_left_open(unit, run_id)
     run = _fail_overdue(unit, unit.run(run_id) or run)
-    if queue_is_idle and run.state in LIVELY_RUN_STATES:
+    if queue_is_idle and run.state in OPEN_RUN_STATES:
         _dispatch_lost(unit, run)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
     if run.ending_since is not None and unit.now - run.ending_since > grace:
-        end_wait(unit, run)
+        end_grace_period(unit, run)
     conclude(unit, run_id)
 
 
 def _close_left_open(unit: PlanUnit, run_id: str) -> None:
     """A group without unsettled members holds its slot in vain. None should be there; if one is, end it."""
-    for group_id in unit.left_open(run_id):
-        log.warning("group_was_left_open", extra={"group_id": group_id})
-        _close_if_empty(unit, run_id, group_id)
+    for left_open in unit.left_open(run_id):
+        log.warning("group_was_left_open", extra={"group_id": left_open})
+        _close_if_empty(unit, run_id, left_open)
 
 
 def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
     """Returns the run as it is then: one more failure may have ended it, and an ended run is not refilled."""
-    patience = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.overdue(run.run_id, unit.now - patience):
+    timeouts = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.overdue(run.run_id, unit.now - timeouts):
         detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
         unit.announce_failed(run, episode, OVERDUE, detail)
         _fail(unit, run, episode, OVERDUE, detail)
@@ -166,8 +167,8 @@ def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
 
 
 def _dispatch_lost(unit: PlanUnit, run: RunRecord) -> None:
-    patience = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.never_opened(run.run_id, unit.now - patience):
+    timeouts = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.never_opened(run.run_id, unit.now - timeouts):
         if episode.num_dispatches == 0 and run.state is RunState.PAUSED:
             continue  # held back until the run is resumed
         log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
@@ -178,7 +179,7 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
     seed = plan.run_seed(run)
     groups = [
         GroupRow(
-            group_id=plan.group_id_of(run.run_id, position),
+            group_id=group_id(run.run_id, position),
             run_id=run.run_id,
             position=position,
             task_position=task_position,
@@ -194,10 +195,8 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
 
 
 def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
-    episode_id = plan.episode_id_of(group.group_id, member, attempt)
-    return EpisodeRow(
-        episode_id, group.run_id, group.group_id, member, attempt, group.task_position, group.taskset
-    )
+    name = episode_id(group.group_id, member, attempt)
+    return EpisodeRow(name, group.run_id, group.group_id, member, attempt, group.task_position, group.taskset)
 
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
@@ -248,7 +247,7 @@ def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fac
     So for all others it is graded. While its group is open it counts, and its replacement is called off.
     """
     group = unit.group(episode.group_id)
-    is_waited_for = run.state in LIVELY_RUN_STATES or run.awaits_trainer
+    is_waited_for = run.state in OPEN_RUN_STATES or run.awaits_trainer
     if group is None or not group.is_open or not is_waited_for:
         unit.announce_cancelled(run, episode, "group_settled")
         return
@@ -294,8 +293,8 @@ def _close_if_empty(unit: PlanUnit, run_id: str, group_id: str) -> None:
         return
     close_group(unit, run, group, "evaluated" if group.num_graded else "failed")
     if group.num_graded:
-        note_ended(unit, run, group)
-    give_up_if_hopeless(unit, run_id)
+        add_waiting(unit, run, group)
+    end_if_only_failures(unit, run_id)
 
 
 def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
@@ -304,7 +303,7 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
         return
     unsettled = [row for row in unit.members(fact.group_id) if row.is_unsettled]
     named = [episode for episode in unsettled if episode.episode_id in fact.episode_ids]
-    is_trained = fact.outcome == "trained"
+    is_trained = fact.outcome == GroupOutcome.TRAINED
     state = EpisodeState.TRAINED if is_trained else EpisodeState.EXCLUDED
     for episode in named:
         settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
@@ -312,7 +311,7 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
     outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
     close_group(unit, run, group, outcome)
     if not group.num_graded:
-        give_up_if_hopeless(unit, run.run_id)
+        end_if_only_failures(unit, run.run_id)
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
@@ -332,7 +331,7 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
 def _group_of(fact: Fact) -> str | None:
     match fact:
         case Graded() | Failed():
-            return plan.group_of(fact.episode_id)
+            return group_of_episode(fact.episode_id)
         case GroupSettled():
             return None if fact.source_run_id else fact.group_id
         case Advanced() | Stopping() | SessionFailed():

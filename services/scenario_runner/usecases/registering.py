@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
@@ -16,7 +17,7 @@ from scenario_runner.domain.environments import (
 )
 from scenario_runner.domain.runs import InvalidRequest, NotFound
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.ports import EnvironmentHost, Plan, PlanUnit
+from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
 from upcycle.errors import TasksetInvalid
 from upcycle.tasks import (
@@ -42,7 +43,7 @@ class SourceRules:
 class RegisterTaskset:
     """Validate a taskset, load its environment once, store it."""
 
-    def __init__(self, plan: Plan, host: EnvironmentHost, rules: SourceRules) -> None:
+    def __init__(self, plan: SqlPlan, host: EnvironmentHost, rules: SourceRules) -> None:
         self._plan = plan
         self._host = host
         self._rules = rules
@@ -116,7 +117,7 @@ class RegisterTaskset:
 class Tasksets:
     """Read what is registered."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SqlPlan) -> None:
         self._plan = plan
 
     async def get(self, name: str) -> RegisteredTaskset:

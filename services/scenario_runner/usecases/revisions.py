@@ -4,10 +4,10 @@ with; a training run without a step limit takes the newest."""
 import logging
 from dataclasses import replace
 
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, RunRecord
 from scenario_runner.domain.tasksets import RegisteredTaskset
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.claiming import claim_for
+from scenario_runner.usecases.task_claims import claim_for
 from upcycle.tasks import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)

@@ -3,33 +3,32 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from episodes import Channel, Purpose, Split
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.runs import (
-    LIVELY_RUN_STATES,
+    OPEN_RUN_STATES,
     AlreadyTaken,
-    Channel,
     EpisodeRow,
     Gate,
     InvalidRequest,
     NotFound,
     PolicyChoice,
-    Purpose,
     Refused,
     RunRecord,
     RunSpec,
     RunState,
     RunView,
     Sampling,
-    Split,
     Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.ports import Plan, PlanUnit, Registry
+from scenario_runner.ports import Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
-from scenario_runner.usecases.feeding import source_reports, with_drawn
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
-from scenario_runner.usecases.sources import check_source_fields, take_sources
+from scenario_runner.usecases.source_runs import check_source_fields, take_sources
+from scenario_runner.usecases.supply import source_reports, with_offers
 from upcycle.run_config import MAX_GROUP_SIZE, gate_refusals, refusals
 
 MAX_REQUEST_ID_CHARS = 200
@@ -49,7 +48,7 @@ class SubmitRun:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SqlPlan,
         registry: Registry,
         *,
         new_id: Callable[[str], str],
@@ -61,7 +60,7 @@ class SubmitRun:
         self._wake = wake
 
     async def __call__(self, request_id: str, spec: RunSpec, trace: TraceContext) -> RunView:
-        """Raises InvalidRequest, NotFound (taskset, model, version), Refused, AlreadyTaken, RegistryAway."""
+        """Raises InvalidRequest, NotFound (taskset, model, version), Refused, AlreadyTaken, Unavailable."""
         if not 0 < len(request_id) <= MAX_REQUEST_ID_CHARS or not request_id.isprintable():
             raise InvalidRequest(
                 f"request_id {request_id!r:.80} is not text of 1 to {MAX_REQUEST_ID_CHARS} characters"
@@ -109,7 +108,7 @@ class SubmitRun:
 class Runs:
     """Look at runs, pause and resume them, end them. `wake` tells the planner that there is work."""
 
-    def __init__(self, plan: Plan, *, wake: Callable[[], None]) -> None:
+    def __init__(self, plan: SqlPlan, *, wake: Callable[[], None]) -> None:
         self._plan = plan
         self._wake = wake
 
@@ -197,7 +196,7 @@ class Runs:
 
 
 def _refuse_ending(run: RunRecord, what: str) -> None:
-    if run.state not in LIVELY_RUN_STATES:
+    if run.state not in OPEN_RUN_STATES:
         raise Refused(f"{run.run_id} is {run.state.value} and cannot {what}")
 
 
@@ -215,14 +214,14 @@ def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
     counts = unit.counts(run.run_id)
     if run.spec.training is None:
         return RunView(run, counts)
-    tallies = unit.draws.tallies(run.run_id)
+    tallies = unit.source_groups.tallies(run.run_id)
     notice = _notice(unit, run, run.spec.training)
-    return RunView(run, with_drawn(counts, tallies), source_reports(run, tallies), notice)
+    return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice)
 
 
 def _notice(unit: PlanUnit, run: RunRecord, training: Training) -> str:
     """What a person should know of a training run that goes on; empty where there is nothing."""
-    if run.state not in LIVELY_RUN_STATES:
+    if run.state not in OPEN_RUN_STATES:
         return ""
     if not is_worth_an_alarm(unit.num_without_step(run.run_id, run.step), training):
         return ""

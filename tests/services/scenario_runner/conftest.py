@@ -10,8 +10,8 @@ import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from tests.services.scenario_runner.planning_world import World, open_database
-from tests.services.scenario_runner.sources_world import Sources
+from tests.services.scenario_runner.planning import World, open_database
+from tests.services.scenario_runner.source_runs import Sources
 
 from event_bus import EventBus
 from event_bus.provision import provision

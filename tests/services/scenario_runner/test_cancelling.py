@@ -4,7 +4,7 @@ import asyncio
 from datetime import timedelta
 
 from tests.services.scenario_runner.conftest import Runner, Start
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     World,
     check_conservation,
     eval_spec,
@@ -35,7 +35,7 @@ TRAINING = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=1, max_staleness
 async def with_a_graded_group(world: World) -> list[str]:
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
-    await world.hear(*map(world.graded, members))
+    await world.apply(*map(world.graded, members))
     return members
 
 
@@ -53,7 +53,7 @@ async def test_what_a_step_holds_while_its_run_is_cancelled_is_trained(world: Wo
     assert {member: (await states(world))[member] for member in members} == dict.fromkeys(
         members, EpisodeState.GRADED
     )
-    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
     run = await world.run()
     assert (run.state, run.step) == (RunState.CANCELLED, 1)
     assert (await states(world))[members[0]] is EpisodeState.TRAINED
@@ -65,10 +65,10 @@ async def test_what_a_step_holds_while_its_run_is_cancelled_is_trained(world: Wo
 async def test_a_grade_on_its_way_when_the_run_is_cancelled_is_the_trainers(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
-    await world.cancel(heard=False)
+    await world.cancel(is_delivered=False)
     assert not [key for key in await world.announced() if key.startswith("episode.cancelled/")]
-    await world.hear(*map(world.graded, members), Stopping(world.run_id))
-    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    await world.apply(*map(world.graded, members), Stopping(world.run_id))
+    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
     run = await world.run()
     assert run.state is RunState.CANCELLED
     assert (await states(world))[members[0]] is EpisodeState.TRAINED
@@ -80,18 +80,18 @@ async def test_a_trainer_that_is_silent_is_spoken_for_and_both_hear_the_same(wor
     await world.cancel()
     world.now += timedelta(seconds=19)
     await world.sweep()
-    assert f"run.stopping/{world.run_id}/last" not in await world.announced()
+    assert f"run.stopping/{world.run_id}/final" not in await world.announced()
     world.now += timedelta(seconds=2)
     await world.sweep()
     await world.sweep()
-    assert (await world.announced())[f"run.stopping/{world.run_id}/last"] == 1
-    assert await world.settled_instead() == []  # a word of the trainer may lie before ours
-    await world.hear(Stopping(world.run_id, is_last=True), Stopping(world.run_id, is_last=True))
-    (said,) = await world.settled_instead()
+    assert (await world.announced())[f"run.stopping/{world.run_id}/final"] == 1
+    assert await world.settled_by_planner() == []  # a word of the trainer may lie before ours
+    await world.apply(Stopping(world.run_id, is_final=True), Stopping(world.run_id, is_final=True))
+    (said,) = await world.settled_by_planner()
     assert (said.group_id, said.outcome, said.reason) == (world.group_id(1), "excluded", "run_over")
     assert said.episode_ids == tuple(members)
     assert (await world.run()).state is RunState.DRAINING  # until the stream says which of the two it keeps
-    await world.hear(said)
+    await world.apply(said)
     assert (await world.run()).state is RunState.CANCELLED
     assert (await states(world))[members[0]] is EpisodeState.EXCLUDED
     await check_conservation(world)
@@ -102,8 +102,8 @@ async def test_a_word_of_the_trainer_just_before_ours_wins(world: World) -> None
     await world.cancel()
     world.now += timedelta(seconds=21)
     await world.sweep()
-    await world.hear(Stopping(world.run_id, is_last=True))
-    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    await world.apply(Stopping(world.run_id, is_final=True))
+    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
     run = await world.run()
     assert (run.state, run.step) == (RunState.CANCELLED, 1)
     assert (await states(world))[members[0]] is EpisodeState.TRAINED
@@ -115,8 +115,8 @@ async def test_a_planner_that_was_away_hears_everything_before_it_gives_up(world
     await world.cancel()
     world.now += timedelta(hours=2)  # the trainer answered within a second; nobody read it
     await world.sweep()
-    await world.hear(world.settled(world.group_id(1), members), Stopping(world.run_id, is_last=True))
-    assert await world.settled_instead() == []
+    await world.apply(world.settled(world.group_id(1), members), Stopping(world.run_id, is_final=True))
+    assert await world.settled_by_planner() == []
     assert (await world.run()).state is RunState.CANCELLED
     assert (await states(world))[members[0]] is EpisodeState.TRAINED
 
@@ -132,7 +132,7 @@ async def test_a_run_without_a_grade_is_over_when_its_own_word_comes_back(world:
 
 async def test_an_evaluation_is_cancelled_at_once(world: World) -> None:
     await world.begin(eval_spec(), num_tasks=3)
-    await world.cancel(heard=False)
+    await world.cancel(is_delivered=False)
     assert (await world.run()).state is RunState.CANCELLED
     assert f"run.stopping/{world.run_id}" not in await world.announced()
     await check_conservation(world)
@@ -141,11 +141,11 @@ async def test_an_evaluation_is_cancelled_at_once(world: World) -> None:
 async def test_cancelling_a_run_that_stops_shortens_the_wait(world: World) -> None:
     await with_a_graded_group(world)
     await world.stop()
-    await world.cancel(heard=False)
+    await world.cancel(is_delivered=False)
     world.now += timedelta(seconds=21)
     await world.sweep()
-    await world.hear(Stopping(world.run_id, is_last=True))
-    await world.hear(*await world.settled_instead())
+    await world.apply(Stopping(world.run_id, is_final=True))
+    await world.apply(*await world.settled_by_planner())
     assert (await world.run()).state is RunState.CANCELLED
     await check_conservation(world)
 
@@ -153,9 +153,9 @@ async def test_cancelling_a_run_that_stops_shortens_the_wait(world: World) -> No
 async def test_the_last_step_under_way_ends_a_cancelled_run(world: World) -> None:
     await world.begin(train_spec(steps=1), num_tasks=3)
     members = world.members(1)
-    await world.hear(*map(world.graded, [*members, *world.members(2)]))
+    await world.apply(*map(world.graded, [*members, *world.members(2)]))
     await world.cancel()
-    await world.hear(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
+    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
     assert (await world.run()).state is RunState.CANCELLED
     found = await states(world)
     assert found[members[0]] is EpisodeState.TRAINED
@@ -201,7 +201,7 @@ async def test_a_step_that_ends_after_the_cancellation_contradicts_nobody(runner
     assert await facts_of(runner, taskset_events.EpisodeCancelled) == []
     (stopping,) = await facts_of(runner, taskset_events.RunStopping)
     assert isinstance(stopping, taskset_events.RunStopping)
-    assert (stopping.ending, stopping.last_word) == (taskset_pb2.RUN_STATE_CANCELLED, False)
+    assert (stopping.ending, stopping.is_final) == (taskset_pb2.RUN_STATE_CANCELLED, False)
 
 
 async def test_a_trainer_that_comes_back_after_its_run_was_cancelled_finds_its_groups_settled(

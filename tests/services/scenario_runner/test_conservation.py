@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     World,
     check_conservation,
     eval_spec,
@@ -15,8 +15,9 @@ from tests.services.scenario_runner.planning_world import (
     train_spec,
 )
 
+from episodes import Purpose
 from scenario_runner.domain.facts import Advanced, Fact, Failed
-from scenario_runner.domain.runs import EpisodeState, Purpose, RunState
+from scenario_runner.domain.runs import EpisodeState, RunState
 
 LIFE = ("pause", "resume", "pause", "resume", "stop", "halt", "give_up", "fall_silent")
 SLOW = ("tick", "open", "time_out", "time_out", "time_out")
@@ -67,7 +68,7 @@ async def _act(world: World, action: str, pick: int) -> None:
         await _steer(world, action)
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
-        await world.hear(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
+        await world.apply(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
     else:
         await _act_on_an_episode(world, action, pick)
 
@@ -96,8 +97,8 @@ async def _act_on_an_episode(world: World, action: str, pick: int) -> None:
         if graded:
             group = graded[pick % len(graded)].group_id
             members = [row.episode_id for row in graded if row.group_id == group]
-            await world.hear(world.settled(group, members, "trained" if action == "settle" else "excluded"))
-            await world.hear(Advanced(world.run_id, pick % 3, pick % 3))
+            await world.apply(world.settled(group, members, "trained" if action == "settle" else "excluded"))
+            await world.apply(Advanced(world.run_id, pick % 3, pick % 3))
         return
     candidates = [row for row in episodes if action == "late" or row.state is EpisodeState.PLANNED]
     if not candidates:
@@ -108,14 +109,14 @@ async def _act_on_an_episode(world: World, action: str, pick: int) -> None:
         return
     facts: list[Fact] = [world.graded(chosen, 0.5), world.failed(chosen)]
     wanted = {"grade": facts[:1], "fail": facts[1:], "late": facts if pick % 2 else facts[::-1]}
-    await world.hear(*wanted[action])
+    await world.apply(*wanted[action])
 
 
 async def _drain(world: World) -> None:
     """From wherever it is, the run can be brought to its end."""
     await world.resume()
     if (await world.run()).spec.purpose is Purpose.TRAIN:
-        await world.hear(Advanced(world.run_id, 5, 5))
+        await world.apply(Advanced(world.run_id, 5, 5))
         world.now += timedelta(seconds=60)
         await world.sweep()
     for _ in range(100):
@@ -124,7 +125,7 @@ async def _drain(world: World) -> None:
             break
         await world.plan_all()
         waiting = [row.episode_id for row in await world.episodes() if row.is_unsettled]
-        await world.hear(*(world.graded(episode_id) for episode_id in waiting))
+        await world.apply(*(world.graded(episode_id) for episode_id in waiting))
         await world.sweep()
     await check_conservation(world)
     assert (await world.run()).state in (RunState.COMPLETED, RunState.FAILED)

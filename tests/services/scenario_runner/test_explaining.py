@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from episodes import Channel, Purpose, Split
 from scenario_runner.domain.explain import (
     DurableFact,
     EngineFact,
@@ -16,16 +17,13 @@ from scenario_runner.domain.explain import (
 )
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import (
-    Channel,
     Counts,
     EpisodeState,
     PolicyChoice,
-    Purpose,
     RunRecord,
     RunSpec,
     RunState,
     RunView,
-    Split,
     Training,
 )
 

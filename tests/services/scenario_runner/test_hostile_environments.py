@@ -28,10 +28,10 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     UnknownLease,
 )
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 from scenario_runner.usecases.leases import LeaseRules, Leases
 
-PATIENCE = Patience(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
+PATIENCE = EpisodeTimeouts(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
 HOSTILE = PythonEnvironment("hostile", str(ENVIRONMENTS / "hostile.py"))
 ARITH = PythonEnvironment("arith", str(ENVIRONMENTS / "arith.py"))
 

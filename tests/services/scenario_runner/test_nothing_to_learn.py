@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning_world import World, check_conservation, train_spec
+from tests.services.scenario_runner.planning import World, check_conservation, train_spec
 from tests.services.scenario_runner.support import (
     TRAIN,
     announce_graded,
@@ -24,7 +24,7 @@ from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothi
 from scenario_runner.domain.runs import RunState, Training
 from scenario_runner.usecases.explaining import _own_facts
 from scenario_runner.usecases.submitting import find_run, view_of
-from scenario_runner.wire import run_to_wire
+from scenario_runner.wire.runs import run_to_wire
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 
@@ -36,14 +36,14 @@ async def settle(world: World, group: int, rewards: tuple[float, float], reason:
     members = world.members(group)
     grades = [world.graded(member, reward) for member, reward in zip(members, rewards, strict=True)]
     word = GroupSettled(world.group_id(group), world.run_id, "excluded", reason, 0, tuple(members))
-    await world.hear(*grades, word)
+    await world.apply(*grades, word)
     await world.plan_all()
 
 
 async def train(world: World, group: int, step: int) -> None:
     members = world.members(group)
-    await world.hear(*map(world.graded, members), world.settled(world.group_id(group), members))
-    await world.hear(Advanced(world.run_id, step, step))
+    await world.apply(*map(world.graded, members), world.settled(world.group_id(group), members))
+    await world.apply(Advanced(world.run_id, step, step))
     await world.plan_all()
 
 
@@ -88,7 +88,7 @@ async def test_a_step_begins_the_count_again_and_the_reason_names_it(world: Worl
     assert "3 groups in a row were settled without a step after step 1: 3 had no spread" in run.failure
     assert "what may help: harder tasks: these are solved" in run.failure
     assert (await world.announced())[f"run.stopping/{world.run_id}"] == 1
-    await world.hear(Stopping(world.run_id))
+    await world.apply(Stopping(world.run_id))
     assert (await world.run()).state is RunState.COMPLETED
     assert (await world.run()).failure == run.failure
     await check_conservation(world)
@@ -113,7 +113,7 @@ async def test_what_a_person_should_know_is_a_notice_while_the_run_goes_on(world
 async def test_a_step_that_arrives_with_the_last_group_counts(world: World) -> None:
     await world.begin(train_spec(no_step_groups=2), num_tasks=3)
     words = [world.settled(world.group_id(group), world.members(group), "excluded") for group in (0, 1)]
-    await world.hear(*words, Advanced(world.run_id, 1, 1))
+    await world.apply(*words, Advanced(world.run_id, 1, 1))
     assert (await world.run()).state is RunState.RUNNING
 
 
@@ -128,7 +128,7 @@ async def test_a_run_of_held_out_tasks_ends_too(world: World) -> None:
 
 async def test_groups_that_wait_for_a_batch_are_told(world: World) -> None:
     await world.begin(train_spec(no_step_groups=2), num_tasks=3)
-    await world.hear(*map(world.graded, world.members(3)), world.graded(world.members(2)[0]))
+    await world.apply(*map(world.graded, world.members(3)), world.graded(world.members(2)[0]))
     for group in (0, 1):
         await settle(world, group, (0.5, 0.5))
     assert "; groups that are graded and not settled: 1; rewards of" in (await world.run()).failure
@@ -138,7 +138,7 @@ async def test_failed_and_cancelled_groups_do_not_count(world: World) -> None:
     await world.begin(train_spec(no_step_groups=2), num_tasks=3)
     await settle(world, 0, (0.0, 0.0))
     group = world.group_id(1)
-    await world.hear(*(world.failed(f"{group}-e{member:03d}-a{n}") for n in range(3) for member in (0, 1)))
+    await world.apply(*(world.failed(f"{group}-e{member:03d}-a{n}") for n in range(3) for member in (0, 1)))
     counts = await world.do(lambda unit: unit.counts(world.run_id))
     assert dict(counts.groups_by_outcome) == {ZERO: 1, "failed": 1}
     assert (await world.run()).state is RunState.RUNNING
@@ -156,9 +156,9 @@ async def test_a_paused_run_with_nothing_to_learn_ends(world: World) -> None:
 
 async def test_a_run_that_is_stopped_is_not_failed_by_what_its_trainer_excludes(world: World) -> None:
     await world.begin(train_spec(no_step_groups=1), num_tasks=3)
-    await world.hear(*map(world.graded, world.members(0)))
+    await world.apply(*map(world.graded, world.members(0)))
     await world.stop()
-    await world.hear(world.settled(world.group_id(0), world.members(0), "excluded"))
+    await world.apply(world.settled(world.group_id(0), world.members(0), "excluded"))
     assert ((await world.run()).state, (await world.run()).failure) == (RunState.COMPLETED, "")
 
 
@@ -169,10 +169,10 @@ async def test_a_run_without_a_limit_goes_on_for_ever(world: World) -> None:
     await train(world, 70, step=1_000_000)
     run = await world.run()
     assert (run.state, run.step) == (RunState.RUNNING, 1_000_000)
-    await world.hear(*map(world.graded, world.members(71)))
+    await world.apply(*map(world.graded, world.members(71)))
     await world.stop()
     assert (await world.run()).state is RunState.DRAINING  # its trainer may still have a step under way
-    await world.hear(world.settled(world.group_id(71), world.members(71), "excluded"))
+    await world.apply(world.settled(world.group_id(71), world.members(71), "excluded"))
     assert (await world.run()).state is RunState.COMPLETED
     await check_conservation(world)
 

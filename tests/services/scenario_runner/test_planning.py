@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     RULES,
     World,
     check_conservation,
@@ -50,9 +50,9 @@ async def test_two_planners_take_turns(world: World, sql_url: str) -> None:
 async def test_a_slot_is_freed_only_when_its_group_is_settled(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     group, members = world.group_id(0), world.members(0)
-    await world.hear(*(world.graded(member) for member in members))
+    await world.apply(*(world.graded(member) for member in members))
     assert await world.plan_all() == 0
-    await world.hear(world.settled(group, members))
+    await world.apply(world.settled(group, members))
     assert await world.plan_all() == 1
     states = {row.episode_id: (row.state, row.reason) for row in await world.episodes()}
     assert states[members[0]] == (EpisodeState.TRAINED, "step 1")
@@ -66,7 +66,7 @@ async def test_an_evaluation_plays_every_task_in_a_bounded_window(world: World) 
         waiting = [row for row in await world.episodes() if row.is_unsettled]
         assert len(waiting) <= RULES.eval_episodes_in_flight
         played.update(row.episode_id for row in waiting)
-        await world.hear(*(world.graded(row.episode_id, 0.5) for row in waiting[:3]))
+        await world.apply(*(world.graded(row.episode_id, 0.5) for row in waiting[:3]))
         await world.plan_all()
     run = await world.run()
     assert run.state is RunState.COMPLETED
@@ -81,18 +81,18 @@ async def test_a_fact_heard_twice_changes_nothing(world: World) -> None:
     group, (first, second) = world.group_id(0), world.members(0)
     facts: list[Fact] = [world.graded(first), world.failed(second), world.graded(f"{group}-e001-a1")]
     facts += [world.settled(group, [first, f"{group}-e001-a1"])]
-    await world.hear(*facts)
+    await world.apply(*facts)
     before = await world.episodes(), await world.run(), await world.announced()
-    await world.hear(*facts, *facts)
+    await world.apply(*facts, *facts)
     # And contradictions that come late lose: the first terminal state stands.
-    await world.hear(world.failed(first), world.graded(second), world.settled(group, [], "excluded"))
+    await world.apply(world.failed(first), world.graded(second), world.settled(group, [], "excluded"))
     assert (await world.episodes(), await world.run(), await world.announced()) == before
 
 
 async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     group = world.group_id(0)
-    await world.hear(world.graded(f"{group}-e000-a0"), world.settled(group, [f"{group}-e000-a0"], "excluded"))
+    await world.apply(world.graded(f"{group}-e000-a0"), world.settled(group, [f"{group}-e000-a0"], "excluded"))
     states = [(row.state.value, row.reason) for row in await world.episodes() if row.group_id == group]
     assert states == [("excluded", "zero_spread"), ("cancelled", "group_settled")]
     assert (await world.announced())[f"episode.cancelled/{group}-e001-a0"] == 1
@@ -101,8 +101,8 @@ async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: Wo
 async def test_the_last_step_ends_a_run_at_once(world: World) -> None:
     await world.begin(train_spec(steps=1), num_tasks=3)
     trained, members, graded = world.group_id(0), world.members(0), world.members(1)[0]
-    await world.hear(*map(world.graded, members), world.graded(graded), world.settled(trained, members))
-    await world.hear(Advanced(world.run_id, 1, 1))
+    await world.apply(*map(world.graded, members), world.graded(graded), world.settled(trained, members))
+    await world.apply(Advanced(world.run_id, 1, 1))
     run = await world.run()
     assert (run.state, run.policy_version) == (RunState.COMPLETED, 1)
     counts = await world.do(lambda unit: unit.counts(world.run_id))
@@ -137,14 +137,14 @@ async def test_a_grade_that_crossed_our_own_timeout_stands(world: World) -> None
     assert states[slow] is EpisodeState.FAILED
     assert states[slow[:-1] + "1"] is EpisodeState.PLANNED
     # The grade was in the stream first, so our failure was dropped there as its duplicate.
-    await world.hear(world.graded(slow), world.graded(slow))
+    await world.apply(world.graded(slow), world.graded(slow))
     episodes = {row.episode_id: row for row in await world.episodes()}
     assert (episodes[slow].state, episodes[slow].reason) == (EpisodeState.GRADED, "")
     assert episodes[slow[:-1] + "1"].reason == "graded_after_all"
     assert (await world.run()).num_graded == 1
     # Too late for its group: the ledger still has to hear that nobody will use it.
     group = other.rsplit("-e", 1)[0]
-    await world.hear(world.settled(group, [], "excluded"), world.graded(other))
+    await world.apply(world.settled(group, [], "excluded"), world.graded(other))
     assert (await world.announced())[f"episode.cancelled/{other}"] == 1
     assert {row.episode_id: row.state for row in await world.episodes()}[other] is EpisodeState.FAILED
     await check_conservation(world)

@@ -9,9 +9,9 @@ from datetime import timedelta
 import grpc
 import pytest
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning_world import RULES, World, open_database
-from tests.services.scenario_runner.planning_world import eval_spec as eval_spec_of
-from tests.services.scenario_runner.planning_world import train_spec as train_spec_of
+from tests.services.scenario_runner.planning import RULES, World, open_database
+from tests.services.scenario_runner.planning import eval_spec as eval_spec_of
+from tests.services.scenario_runner.planning import train_spec as train_spec_of
 from tests.services.scenario_runner.support import (
     arith,
     finished,
@@ -24,7 +24,8 @@ from tests.services.scenario_runner.support import (
 )
 from tests.services.scenario_runner.test_splits import add, digest, requested, taskset
 
-from scenario_runner.adapters.sql_book import SqlEpisodeBook
+from episodes import Split
+from scenario_runner.adapters.planned_episodes import PlannedEpisodes
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import (
@@ -34,10 +35,9 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunSpec,
     RunState,
-    Split,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset
-from scenario_runner.ports import PlanUnit
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import plan_more
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.submitting import Runs
@@ -135,11 +135,11 @@ async def test_an_evaluation_plays_what_it_was_submitted_with(world: World) -> N
     await plan(world)  # two groups of four fit
     await add(world, "ts", TRAIN, 8, 9)
     before = await requested(world)
-    await world.hear(world.failed(before[0].episode_id))
+    await world.apply(world.failed(before[0].episode_id))
     refill = [one for one in await requested(world) if one.attempt == 1]
     assert [one.task_digest for one in refill] == [before[0].task_digest]
     while await plan(world) or (waiting := await planned(world)):
-        await world.hear(*[world.graded(one) for one in await planned(world)])
+        await world.apply(*[world.graded(one) for one in await planned(world)])
     assert not waiting
     assert await played(world) == Counter(
         {str(n): 3 for n in range(1, 5)} | {refill[0].task_digest.lstrip("0"): 4}
@@ -162,11 +162,11 @@ async def test_a_standing_run_takes_the_newest_revision_for_its_next_groups(worl
     revised = await add(world, "ts", TRAIN, 11, 12, 13)
     assert (await world.run()).taskset == "ts"  # nothing happens before it plans
     first = sorted(one.episode_id for one in await requested(world))
-    await world.hear(world.failed(first[0]))  # of a group of the first revision: played again with its task
+    await world.apply(world.failed(first[0]))  # of a group of the first revision: played again with its task
     assert sum((await played(world)).values()) == 5
     assert set(await played(world)) == {"1", "2"}
     for group in range(2):
-        await world.hear(world.settled(world.group_id(group), world.members(group), "excluded"))
+        await world.apply(world.settled(world.group_id(group), world.members(group), "excluded"))
     assert await plan(world) == 2
     taken = await world.run()
     assert (taken.taskset, taken.taskset_revision, taken.num_tasks) == ("ts@2", 2, 3)
@@ -196,11 +196,11 @@ async def test_what_was_dispatched_again_and_what_is_opened_is_the_task_of_its_r
     announced = await world.announced()
     assert sum(key.endswith("/d2") for key in announced) == 4
     assert {one.episode_id: one.task_digest for one in await requested(world)} == asked
-    book = SqlEpisodeBook(world.database, now=lambda: world.now)
+    book = PlannedEpisodes(world.database, now=lambda: world.now)
     for episode_id in asked:
         assert (await book.to_play(episode_id)).source == PythonEnvironment("e", "/e.py")
     for group in range(2):
-        await world.hear(world.settled(world.group_id(group), world.members(group), "excluded"))
+        await world.apply(world.settled(world.group_id(group), world.members(group), "excluded"))
     await plan(world)
     opened = await book.to_play(f"{world.group_id(2)}-e000-a0")
     assert opened.source == PythonEnvironment("e", "/new.py")
@@ -217,7 +217,7 @@ async def test_other_training_runs_stay_with_their_revision(
     await begin(world, spec)
     await plan(world)
     await add(world, "ts", TRAIN, 11, 12)
-    await world.hear(world.settled(world.group_id(0), world.members(0), "excluded"))
+    await world.apply(world.settled(world.group_id(0), world.members(0), "excluded"))
     assert await plan(world) == 1
     assert set(await played(world)) == {"1", "2"}
     assert (await world.run()).taskset == "ts"

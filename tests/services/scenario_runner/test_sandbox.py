@@ -15,10 +15,10 @@ from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeout
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 
 NOBODY = 65534
-PATIENCE = Patience(start_s=20, tool_s=20, grade_s=20)
+PATIENCE = EpisodeTimeouts(start_s=20, tool_s=20, grade_s=20)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     World,
     check_conservation,
     eval_spec,
@@ -45,30 +45,30 @@ def failed_session(world: World) -> SessionFailed:
 
 async def test_a_run_without_a_grade_fails_when_the_last_word_comes_back(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
-    await world.give_up(heard=False)
+    await world.give_up(is_delivered=False)
     assert (await world.run()).ending is RunState.FAILED
-    await world.hear(Stopping(world.run_id, is_last=True))
+    await world.apply(Stopping(world.run_id, is_final=True))
     run = await world.run()
     assert (run.state, run.failure) == (RunState.FAILED, TEXT)
     assert set((await states(world)).values()) == {EpisodeState.CANCELLED}
     announced = await world.announced()
     assert announced[f"run.finished/{world.run_id}"] == 1
-    assert announced[f"run.stopping/{world.run_id}/last"] == 1  # another trainer of the run stops too
+    assert announced[f"run.stopping/{world.run_id}/final"] == 1  # another trainer of the run stops too
     await check_conservation(world)
 
 
 async def test_what_is_graded_ends_when_the_last_word_comes_back(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
-    await world.hear(*map(world.graded, members))
-    await world.give_up(heard=False)
+    await world.apply(*map(world.graded, members))
+    await world.give_up(is_delivered=False)
     run = await world.run()
     assert (run.state, run.ending, run.failure) == (RunState.DRAINING, RunState.FAILED, TEXT)
     assert await world.plan_all() == 0
-    await world.hear(Stopping(world.run_id, is_last=True))
-    (said,) = await world.settled_instead()
+    await world.apply(Stopping(world.run_id, is_final=True))
+    (said,) = await world.settled_by_planner()
     assert (said.outcome, said.reason, said.episode_ids) == ("excluded", "run_over", tuple(members))
-    await world.hear(said)
+    await world.apply(said)
     assert (await world.run()).state is RunState.FAILED
     found = await states(world)
     assert {found.pop(member) for member in members} == {EpisodeState.EXCLUDED}
@@ -80,8 +80,8 @@ async def test_a_grade_that_follows_the_failure_may_still_be_trained_by_another_
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
     grades = map(world.graded, members)
-    await world.hear(failed_session(world), *grades, world.settled(world.group_id(1), members))
-    await world.hear(Stopping(world.run_id, is_last=True))
+    await world.apply(failed_session(world), *grades, world.settled(world.group_id(1), members))
+    await world.apply(Stopping(world.run_id, is_final=True))
     assert (await world.run()).state is RunState.FAILED
     assert (await states(world))[members[0]] is EpisodeState.TRAINED
     await check_conservation(world)
@@ -94,16 +94,16 @@ async def test_a_settlement_that_follows_the_failure_in_the_stream_stands(
     """Of two trainers one may give up while the step of the other is on its way."""
     await world.begin(train_spec(), num_tasks=3)
     members = world.members(1)
-    await world.hear(*map(world.graded, [*members, *world.members(2)]))
+    await world.apply(*map(world.graded, [*members, *world.members(2)]))
     facts: list[Fact] = [
         failed_session(world),
         world.settled(world.group_id(1), members),
         Advanced(world.run_id, 1, 1),
     ]
     for batch in [facts] if is_same_batch else [[fact] for fact in facts]:
-        await world.hear(*batch)
-    await world.hear(Stopping(world.run_id, is_last=True))
-    await world.hear(*await world.settled_instead())
+        await world.apply(*batch)
+    await world.apply(Stopping(world.run_id, is_final=True))
+    await world.apply(*await world.settled_by_planner())
     run, found = await world.run(), await states(world)
     assert (run.state, run.step) == (RunState.FAILED, 1)
     assert found[members[0]] is EpisodeState.TRAINED
@@ -113,11 +113,11 @@ async def test_a_settlement_that_follows_the_failure_in_the_stream_stands(
 
 async def test_a_failure_that_is_told_again_changes_nothing(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
-    await world.hear(*map(world.graded, world.members(1)))
-    await world.hear(failed_session(world), failed_session(world))
+    await world.apply(*map(world.graded, world.members(1)))
+    await world.apply(failed_session(world), failed_session(world))
     await world.give_up()
     before = await world.episodes(), await world.run(), await world.announced()
-    await world.hear(SessionFailed(world.run_id, "error", "another text"))
+    await world.apply(SessionFailed(world.run_id, "error", "another text"))
     assert (await world.episodes(), await world.run(), await world.announced()) == before
     assert before[1].failure == TEXT
 
@@ -125,7 +125,7 @@ async def test_a_failure_that_is_told_again_changes_nothing(world: World) -> Non
 async def test_a_paused_run_fails_with_its_refills_held_back(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     await world.pause()
-    await world.hear(world.failed(world.members(0)[0]))
+    await world.apply(world.failed(world.members(0)[0]))
     await world.give_up()
     assert (await world.run()).state is RunState.FAILED
     await world.resume()
@@ -139,7 +139,7 @@ async def test_a_run_that_ends_already_keeps_its_ending_and_stops_waiting(
     world: World, how: str, heard: bool
 ) -> None:
     await world.begin(train_spec(), num_tasks=3)
-    await world.hear(*map(world.graded, world.members(1)))
+    await world.apply(*map(world.graded, world.members(1)))
     await {"cancel": world.cancel, "stop": world.stop}[how](heard=heard)
     assert (await world.run()).state is RunState.DRAINING
     await world.give_up()  # no time passes
@@ -151,17 +151,17 @@ async def test_a_run_that_ends_already_keeps_its_ending_and_stops_waiting(
 
 async def test_cancelling_a_run_that_fails_keeps_the_failure(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
-    await world.hear(*map(world.graded, world.members(1)))
-    await world.give_up(heard=False)
+    await world.apply(*map(world.graded, world.members(1)))
+    await world.give_up(is_delivered=False)
     await world.cancel()
-    await world.hear(Stopping(world.run_id, is_last=True))
-    await world.hear(*await world.settled_instead())
+    await world.apply(Stopping(world.run_id, is_final=True))
+    await world.apply(*await world.settled_by_planner())
     assert (await world.run()).state is RunState.FAILED
 
 
 async def test_a_run_that_is_over_or_has_no_trainer_hears_nothing(world: World) -> None:
     await world.begin(train_spec(steps=1), num_tasks=3)
-    await world.hear(Advanced(world.run_id, 1, 1))
+    await world.apply(Advanced(world.run_id, 1, 1))
     before = await world.run(), await world.announced()
     await world.give_up()
     assert (await world.run(), await world.announced()) == before
@@ -212,7 +212,7 @@ async def test_a_failed_session_ends_its_run_within_a_moment(runner: Runner) -> 
     (word,) = [
         one.message for one in await runner.bus.stored((taskset_events.RunStopping,), after_sequence=0)
     ]
-    assert (word.ending, word.last_word) == (taskset_pb2.RUN_STATE_FAILED, True)
+    assert (word.ending, word.is_final) == (taskset_pb2.RUN_STATE_FAILED, True)
 
 
 async def test_cancelling_a_run_whose_session_fails_takes_a_moment(runner: Runner) -> None:

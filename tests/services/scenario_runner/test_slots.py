@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     World,
     check_conservation,
     eval_spec,
@@ -26,12 +26,12 @@ def quick(spec: RunSpec) -> RunSpec:
 
 
 async def graded(world: World, group: int) -> None:
-    await world.hear(*map(world.graded, await left_in(world, group)))
+    await world.apply(*map(world.graded, await left_in(world, group)))
 
 
 async def failed(world: World, group: int) -> None:
     for _ in range(MAX_ATTEMPTS):
-        await world.hear(*map(world.failed, await left_in(world, group)))
+        await world.apply(*map(world.failed, await left_in(world, group)))
 
 
 async def timed_out(world: World, group: int) -> None:
@@ -48,21 +48,21 @@ async def one_timeout(world: World, group: int) -> None:
 
 async def failed_beside_a_graded_one(world: World, group: int) -> None:
     first, *rest = await left_in(world, group)
-    await world.hear(world.graded(first))
+    await world.apply(world.graded(first))
     for _ in range(MAX_ATTEMPTS):
-        await world.hear(*map(world.failed, rest))
+        await world.apply(*map(world.failed, rest))
         rest = [row for row in await left_in(world, group) if row != first]
 
 
 async def timed_out_beside_a_graded_one(world: World, group: int) -> None:
-    await world.hear(world.graded((await left_in(world, group))[0]))
+    await world.apply(world.graded((await left_in(world, group))[0]))
     await timed_out(world, group)
 
 
 async def graded_after_a_timeout(world: World, group: int) -> None:
     members = await left_in(world, group)
     await one_timeout(world, group)
-    await world.hear(*map(world.graded, members))
+    await world.apply(*map(world.graded, members))
 
 
 async def graded_after_its_last_timeout(world: World, group: int) -> None:
@@ -71,7 +71,7 @@ async def graded_after_its_last_timeout(world: World, group: int) -> None:
         await world.do(lambda unit, row=f"{first[:-1]}{attempt}": unit.note_opened([row]))  # type: ignore[misc]
         world.now += timedelta(seconds=DEADLINE_S + 1)
         await world.sweep()
-    await world.hear(world.graded(f"{first[:-1]}{MAX_ATTEMPTS - 1}"), world.graded(second))
+    await world.apply(world.graded(f"{first[:-1]}{MAX_ATTEMPTS - 1}"), world.graded(second))
 
 
 async def left_in(world: World, group: int) -> list[str]:
@@ -152,7 +152,7 @@ async def test_a_group_with_a_grade_keeps_its_slot_until_the_trainer_settles_it(
     await world.begin(quick(train_spec()), num_tasks=3)
     await ending(world, 0)
     assert (await counts_of(world)).groups_open == 4
-    await world.hear(world.settled(world.group_id(0), await left_in(world, 0), outcome))
+    await world.apply(world.settled(world.group_id(0), await left_in(world, 0), outcome))
     named = "trained" if outcome == "trained" else "excluded(zero_spread)"
     assert dict((await counts_of(world)).groups_by_outcome) == {named: 1}
     assert await world.plan_all() == 1
@@ -166,7 +166,7 @@ async def test_a_group_that_its_trainer_settles_before_anything_was_graded_count
     await world.begin(train_spec(prompts=1), num_tasks=3)
     for group in range(2):
         short = GroupSettled(world.group_id(group), world.run_id, "excluded", "short_group", 0, ())
-        await world.hear(*map(world.failed, world.members(group)), short)
+        await world.apply(*map(world.failed, world.members(group)), short)
     run = await world.run()
     assert run.ending is RunState.FAILED
     assert run.failure.startswith("the last 2 groups had no graded episode")
@@ -187,9 +187,9 @@ async def test_cancelling_frees_every_slot(world: World, spec: RunSpec) -> None:
 
 async def test_a_stopped_run_whose_members_fail_is_stopped_and_not_hopeless(world: World) -> None:
     await world.begin(quick(train_spec(prompts=1, staleness=2)), num_tasks=3)
-    await world.stop(heard=False)
+    await world.stop(is_delivered=False)
     for group in range(2):
-        await world.hear(*map(world.failed, world.members(group)))
+        await world.apply(*map(world.failed, world.members(group)))
     assert (await world.run()).ending is RunState.COMPLETED
     await world.stop()
     assert (await world.run()).state is RunState.COMPLETED

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.sources_world import Sources, eval_spec, graded, settled, train_spec
+from tests.services.scenario_runner.source_runs import Sources, eval_spec, graded, settled, train_spec
 
+from blob_store import BlobRef
+from episodes import Purpose, Split
 from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
-from scenario_runner.domain.drawn import ClaimCheck, EndedGroup, SourceReport
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
 from scenario_runner.domain.runs import (
@@ -18,22 +19,21 @@ from scenario_runner.domain.runs import (
     InvalidRequest,
     NotFound,
     PolicyChoice,
-    Purpose,
     Refused,
     RunRecord,
     RunSpec,
     RunState,
-    Split,
 )
-from scenario_runner.domain.sources import DrawRules, Offer, misfit
-from scenario_runner.events import group_offered
+from scenario_runner.domain.source_groups import EndedGroup, SourceReport
+from scenario_runner.domain.sources import Offer, OfferRules, misfit
 from scenario_runner.usecases.ending import end_run
+from scenario_runner.wire.published import group_offered
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
-SOURCE = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)
+SOURCE = OfferRules(Split.TRAIN, True, 2, 16, head_version=4)
 ONLINE = replace(SOURCE, head_version=None)
 
 
@@ -60,8 +60,8 @@ ONLINE = replace(SOURCE, head_version=None)
         (replace(GROUP, oldest=1, newest=5), ONLINE, ""),  # newer than the planner has heard of
     ],
 )
-def test_each_reason_that_leaves_a_group_out(group: EndedGroup, rules: DrawRules, reason: str) -> None:
-    assert misfit(group, rules) == reason
+def test_each_reason_that_leaves_a_group_out(group: EndedGroup, rules: OfferRules, reason: str) -> None:
+    assert why_unfit(group, rules) == reason
 
 
 async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sources: Sources) -> None:
@@ -103,14 +103,14 @@ async def test_own_groups_follow_once_the_sources_no_longer_fill_a_batch(sources
     run_id = await sources.submit(train_spec(evaluation))
     await sources.plan(run_id)
     for number in range(4):
-        await sources.world.hear(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
+        await sources.world.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
         await sources.plan(run_id)
         view = await sources.view(run_id)
         (report,) = view.sources
         assert view.counts.groups_open + report.offered <= 4
         # After 4 answers the last two are on offer, which is a batch: no own group until one is answered.
         assert view.counts.groups_open == 0
-    await sources.world.hear(
+    await sources.world.apply(
         settled(run_id, f"{evaluation}-g00004", "released", "zero_spread", source=evaluation)
     )
     await sources.plan(run_id)
@@ -129,8 +129,8 @@ async def test_what_does_not_fit_is_listed_with_its_reason(sources: Sources) -> 
     group = await sources.next_group(evaluation)
     for attempt in range(3):
         fact = Failed(f"{group}-e000-a{attempt}", evaluation, "scenario_error", "")
-        await sources.world.hear(fact)
-    await sources.world.hear(graded(evaluation, f"{group}-e001-a0"))
+        await sources.world.apply(fact)
+    await sources.world.apply(graded(evaluation, f"{group}-e001-a0"))
     await sources.play(evaluation)
     assert (await sources.run(evaluation)).state is RunState.COMPLETED
     run_id = await sources.submit(train_spec(evaluation))
@@ -145,7 +145,7 @@ async def _refused(sources: Sources, spec: RunSpec) -> RunnerError:
     with pytest.raises(RunnerError) as caught:
         await sources.submit(spec)
     assert await sources.world.do(lambda unit: len(unit.runs(100, ""))) == before
-    assert not await sources.world.do(lambda unit: unit.draws.load("run-0000").offered)
+    assert not await sources.world.do(lambda unit: unit.source_groups.load("run-0000").offered)
     return caught.value
 
 
@@ -192,9 +192,9 @@ async def test_a_group_trains_in_one_run_only(sources: Sources) -> None:
     first = await sources.submit(train_spec(evaluation, steps=3))
     while await sources.plan(first):
         for offer in (await sources.offers(first))[:6]:
-            await sources.world.hear(settled(first, offer.group_id, source=evaluation))
+            await sources.world.apply(settled(first, offer.group_id, source=evaluation))
     assert (await sources.report(first, evaluation)).trained == 6
-    await sources.world.hear(Advanced(first, 3, 7))
+    await sources.world.apply(Advanced(first, 3, 7))
     assert (await sources.run(first)).state is RunState.COMPLETED
     error = str(await _refused(sources, train_spec(evaluation)))
     assert f"of 6, 6 already_trained; already trained by {first}, and a group trains once" in error
@@ -204,14 +204,14 @@ async def test_released_groups_go_to_a_later_run(sources: Sources) -> None:
     evaluation = await sources.evaluation()
     first = await sources.submit(train_spec(evaluation, steps=1))
     await sources.plan(first)
-    await sources.world.hear(
+    await sources.world.apply(
         settled(first, f"{evaluation}-g00000", source=evaluation),
         settled(first, f"{evaluation}-g00001", source=evaluation),
         Advanced(first, 1, 5),
     )
     # The last step is done: the planner releases the two on offer itself, and two were never offered.
     assert (await sources.run(first)).state is RunState.DRAINING
-    await sources.world.hear(*(fact for fact in await sources.settled_instead() if fact is not None))
+    await sources.world.apply(*(fact for fact in await sources.settled_by_planner() if fact is not None))
     assert (await sources.run(first)).state is RunState.COMPLETED
     report = await sources.report(first, evaluation)
     assert report == SourceReport(evaluation, 6, 0, 2, 0, {"run_over": 4})
@@ -260,7 +260,7 @@ async def test_a_cancelled_evaluation_gives_the_groups_that_ended(sources: Sourc
 
 async def test_an_evaluation_of_before_this_version_has_no_tokens(sources: Sources) -> None:
     evaluation = await sources.submit(eval_spec())
-    await sources.play(evaluation, body=ClaimCheck("", "", 0))
+    await sources.play(evaluation, body=BlobRef("", "", 0))
     assert "6 no_tokens" in str(await _refused(sources, train_spec(evaluation)))
 
 
@@ -268,7 +268,7 @@ async def test_only_evaluations_keep_where_their_bodies_are(sources: Sources) ->
     run_id = await sources.submit(train_spec())
     await sources.plan(run_id)
     group = await sources.next_group(run_id)
-    await sources.world.hear(graded(run_id, f"{group}-e000-a0"))
+    await sources.world.apply(graded(run_id, f"{group}-e000-a0"))
     assert {row.body_key for row in await sources.episodes(run_id)} == {""}
     assert (await sources.view(run_id)).sources == ()
     assert (await sources.run(run_id)).spec.purpose is Purpose.TRAIN

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.scenario_runner.planning_world import RULES, World, open_database
-from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
+from tests.services.scenario_runner.planning import RULES, World, open_database
+from tests.services.scenario_runner.source_runs import Sources, eval_spec, settled, train_spec
 
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
@@ -68,7 +68,7 @@ class Order:
             outcome = "released"  # a session that is over takes no gradient
         answer = settled(one.run_id, one.group_id, outcome, "zero_spread", source=one.source_run_id)
         first = self.answers.setdefault((one.run_id, one.group_id), answer)
-        await self.sources.world.hear(first)
+        await self.sources.world.apply(first)
 
     @staticmethod
     def is_over(run: object) -> bool:
@@ -77,18 +77,18 @@ class Order:
     async def do_again(self, pick: int) -> None:
         """Facts are delivered again."""
         heard = list(self.answers.values())
-        if heard:
-            await self.sources.world.hear(heard[pick % len(heard)], heard[pick // 3 % len(heard)])
+        if is_delivered:
+            await self.sources.world.apply(heard[pick % len(heard)], heard[pick // 3 % len(heard)])
 
     async def do_step(self, pick: int) -> None:
-        await self.sources.world.hear(Advanced(self.run_id, pick % 4, 4 + pick % 3))
+        await self.sources.world.apply(Advanced(self.run_id, pick % 4, 4 + pick % 3))
 
     async def do_own(self, pick: int) -> None:
         """The trainer settles a group of the run itself."""
         rows = await self.sources.world.do(lambda unit: unit.unsettled(self.run_id))
         if rows:
             group = rows[pick % len(rows)].group_id
-            await self.sources.world.hear(settled(self.run_id, group, "excluded", "stale", source=""))
+            await self.sources.world.apply(settled(self.run_id, group, "excluded", "stale", source=""))
 
     async def do_sweep(self, _: int) -> None:
         for run_id in (*self.evaluations, *self.trainings):
@@ -116,11 +116,11 @@ class Order:
         for run_id in self.trainings:
             said = await self.sources.outbox(f"run.stopping/{run_id}%", "event_id")
             for event_id in said:
-                await self.sources.world.hear(Stopping(run_id, event_id.endswith("/last")))
-        for fact in await self.sources.settled_instead():
+                await self.sources.world.apply(Stopping(run_id, event_id.endswith("/final")))
+        for fact in await self.sources.settled_by_planner():
             if isinstance(fact, GroupSettled):
                 first = self.answers.setdefault((fact.run_id, fact.group_id), fact)
-                await self.sources.world.hear(first)
+                await self.sources.world.apply(first)
 
     async def do_submit(self, _: int) -> None:
         """A later run draws what the first one left, if anything."""

@@ -6,16 +6,17 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.planning_world import RULES
-from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
+from tests.services.scenario_runner.planning import RULES
+from tests.services.scenario_runner.source_runs import Sources, eval_spec, settled, train_spec
 
+from episodes import Split
 from scenario_runner.adapters.sql_plan import SqlPlan
-from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
-from scenario_runner.domain.runs import PolicyChoice, RunState, Split
+from scenario_runner.domain.runs import PolicyChoice, RunState
+from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.usecases.ending import end_run, stop_early
-from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.planning import pause, resume
+from scenario_runner.usecases.supply import offer_more
 from sql_store import Database
 
 ONLY_EVALUATIONS = train_spec(sampling=False)
@@ -103,12 +104,12 @@ async def test_groups_that_became_old_while_they_waited_are_the_trainers_to_rele
     evaluation = await sources.submit(eval_spec(online=True))
     played = await sources.play(evaluation)
     await sources.plan(run_id)  # four slots, sampled by version 4
-    await sources.world.hear(
+    await sources.world.apply(
         *(settled(run_id, group, source=evaluation) for group in played[:2]), Advanced(run_id, 1, 6)
     )
     assert await sources.plan(run_id) == 2
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 4, 2, 0)
-    await sources.world.hear(
+    await sources.world.apply(
         *(settled(run_id, group, "released", "stale", source=evaluation) for group in played[4:])
     )
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 2, 2, 0, {"stale": 2})
@@ -128,8 +129,8 @@ async def test_the_evaluation_is_measured_as_if_no_run_had_drawn_from_it(sources
         # Nor is this: the group was offered as one of another evaluation.
         settled(run_id, played[2], source="run-other"),
     ]
-    await sources.world.hear(*facts)
-    await sources.world.hear(*facts[::-1])
+    await sources.world.apply(*facts)
+    await sources.world.apply(*facts[::-1])
     assert (await sources.view(evaluation), await sources.episodes(evaluation)) == before
     report = await sources.report(run_id, evaluation)
     assert report == SourceReport(evaluation, 6, 2, 1, 2, {"zero_spread": 1})
@@ -142,7 +143,7 @@ async def test_groups_that_brought_no_step_are_counted_with_their_rewards(source
     run_id = await sources.submit(train_spec(evaluation))
     await sources.plan(run_id)
     groups = [offer.group_id for offer in await sources.offers(run_id)]
-    await sources.world.hear(
+    await sources.world.apply(
         settled(run_id, groups[0], "released", "untrainable", source=evaluation),
         Advanced(run_id, 1, 5),
         settled(run_id, groups[1], "released", "zero_spread", source=evaluation),
@@ -150,10 +151,13 @@ async def test_groups_that_brought_no_step_are_counted_with_their_rewards(source
         settled(run_id, groups[3], source=evaluation),
     )
     greedy, flat = {"released(untrainable)": 1}, {"released(zero_spread)": 1}
-    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 0)) == {**greedy, **flat}
-    assert await sources.world.do(lambda unit: unit.draws.released_since(run_id, 1)) == flat
+    assert await sources.world.do(lambda unit: unit.source_groups.released_since(run_id, 0)) == {
+        **greedy,
+        **flat,
+    }
+    assert await sources.world.do(lambda unit: unit.source_groups.released_since(run_id, 1)) == flat
     assert await sources.world.do(lambda unit: unit.num_without_step(run_id, 1)) == 1
-    rewards = await sources.world.do(lambda unit: unit.draws.released_rewards(run_id, 1))
+    rewards = await sources.world.do(lambda unit: unit.source_groups.released_rewards(run_id, 1))
     assert rewards == {"released(zero_spread)": {0.0: 1, 1.0: 1}}  # as graded
 
 
@@ -162,7 +166,7 @@ async def test_the_first_answer_stands_but_a_gradient_is_never_forgotten(sources
     first = await sources.submit(train_spec(evaluation))
     await sources.plan(first)
     groups = [offer.group_id for offer in await sources.offers(first)]
-    await sources.world.hear(
+    await sources.world.apply(
         settled(first, groups[0], source=evaluation),
         settled(first, groups[0], "released", "stale", source=evaluation),
         settled(first, groups[1], "released", "stale", source=evaluation),
@@ -192,9 +196,9 @@ async def test_a_restarted_planner_offers_nothing_twice(sources: Sources, sql_ur
     sources.world.plan = SqlPlan(other, now=lambda: sources.world.now)
     assert await sources.plan(run_id) == 0
     answer = settled(run_id, f"{evaluation}-g00000", source=evaluation)
-    await sources.world.hear(answer)
+    await sources.world.apply(answer)
     await sources.plan(run_id)
-    await sources.world.hear(answer)
+    await sources.world.apply(answer)
     await sources.plan(run_id)
     ids = await sources.outbox("group.offered/%", "event_id")
     assert len(ids) == len(set(ids)) == 5
@@ -208,7 +212,7 @@ async def test_two_planners_offer_each_group_once(sources: Sources, sql_url: str
     await other.start()
     plans = [sources.world.plan, SqlPlan(other, now=lambda: sources.world.now)]
     counts = await asyncio.gather(
-        *(plan.transact(lambda unit: draw_more(unit, run_id, RULES)) for plan in plans * 3)
+        *(plan.transact(lambda unit: offer_more(unit, run_id, RULES)) for plan in plans * 3)
     )
     await other.stop()
     assert sum(counts) == 6
@@ -221,9 +225,9 @@ async def test_the_database_refuses_a_group_that_two_runs_hold(sources: Sources)
     run_id = await sources.submit(train_spec(evaluation))
     other = await sources.submit(replace(train_spec(), policy=PolicyChoice("n")))
     await sources.plan(run_id)
-    (held,) = (await sources.world.do(lambda unit: unit.draws.offered(run_id)))[:1]
+    (held,) = (await sources.world.do(lambda unit: unit.source_groups.offered(run_id)))[:1]
     with pytest.raises(Exception, match=r"(?i)unique"):
-        await sources.world.do(lambda unit: unit.draws.add([replace(held, run_id=other)]))
+        await sources.world.do(lambda unit: unit.source_groups.add([replace(held, run_id=other)]))
 
 
 async def test_a_run_that_is_stopped_waits_for_the_answers_to_its_offers(sources: Sources) -> None:
@@ -231,12 +235,12 @@ async def test_a_run_that_is_stopped_waits_for_the_answers_to_its_offers(sources
     run_id = await sources.submit(train_spec(evaluation, sampling=False))
     await sources.plan(run_id)
     await sources.change(run_id, lambda unit, run: stop_early(unit, run, "enough"))
-    await sources.world.hear(Stopping(run_id))
+    await sources.world.apply(Stopping(run_id))
     groups = [offer.group_id for offer in await sources.offers(run_id)]
     for group in groups:
         assert (await sources.run(run_id)).state is RunState.DRAINING
         assert await sources.plan(run_id) == 0
-        await sources.world.hear(settled(run_id, group, "released", "run_over", source=evaluation))
+        await sources.world.apply(settled(run_id, group, "released", "run_over", source=evaluation))
     assert (await sources.run(run_id)).state is RunState.COMPLETED
     assert (await sources.report(run_id, evaluation)).left_out == {"run_over": 6}
 
@@ -246,25 +250,25 @@ async def test_the_last_word_releases_what_the_trainer_did_not_answer(sources: S
     run_id = await sources.submit(train_spec(evaluation))
     await sources.plan(run_id)
     await sources.change(run_id, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
-    await sources.world.hear(Stopping(run_id))
+    await sources.world.apply(Stopping(run_id))
     sources.world.now += timedelta(seconds=21)  # ending_grace_s of the rules is 20
     await sources.sweep(run_id)
     assert await sources.outbox("run.stopping/%", "event_id") == [
         f"run.stopping/{run_id}",
-        f"run.stopping/{run_id}/last",
+        f"run.stopping/{run_id}/final",
     ]
     # The trainer's answer about the first group is in the stream before the last word.
     groups = [offer.group_id for offer in await sources.offers(run_id)]
-    await sources.world.hear(settled(run_id, groups[0], source=evaluation), Stopping(run_id, is_last=True))
+    await sources.world.apply(settled(run_id, groups[0], source=evaluation), Stopping(run_id, is_final=True))
     assert (await sources.run(run_id)).state is RunState.DRAINING
     ids = await sources.outbox("group.settled/%", "event_id")
     assert ids == [f"group.settled/{run_id}/{group}" for group in groups[1:]]
-    facts = [fact for fact in await sources.settled_instead() if isinstance(fact, GroupSettled)]
+    facts = [fact for fact in await sources.settled_by_planner() if isinstance(fact, GroupSettled)]
     assert [(fact.outcome, fact.reason, fact.source_run_id) for fact in facts] == [
         ("released", "run_over", evaluation)
     ] * 3
     assert facts[0].episode_ids == (f"{groups[1]}-e000-a0", f"{groups[1]}-e001-a0")
-    await sources.world.hear(*facts)
+    await sources.world.apply(*facts)
     assert (await sources.run(run_id)).state is RunState.CANCELLED
     assert (await sources.report(run_id, evaluation)).trained == 1
 
@@ -272,7 +276,7 @@ async def test_the_last_word_releases_what_the_trainer_did_not_answer(sources: S
 async def test_a_run_without_end_keeps_its_slots_and_ends_when_it_is_stopped(sources: Sources) -> None:
     run_id = await sources.submit_unchecked(train_spec(steps=0))
     await sources.plan(run_id)
-    await sources.world.hear(Advanced(run_id, 7, 7))
+    await sources.world.apply(Advanced(run_id, 7, 7))
     run = await sources.run(run_id)
     assert (run.state, run.step) == (RunState.RUNNING, 7)
     await sources.change(run_id, lambda unit, run: stop_early(unit, run, "enough"))

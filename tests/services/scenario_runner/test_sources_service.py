@@ -21,10 +21,10 @@ from tests.services.scenario_runner.support import (
 from tests.services.scenario_runner.test_explaining import world
 
 from event_bus import EventBus
-from scenario_runner.domain.drawn import SourceReport
-from scenario_runner.domain.explain import Feeding, SessionFact, World
+from scenario_runner.domain.explain import SessionFact, Supply, World
 from scenario_runner.domain.explain import explain as explain_world
 from scenario_runner.domain.runs import Counts, RunView
+from scenario_runner.domain.source_groups import SourceReport
 from service_kit.groups import BusSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2, taskset_pb2
@@ -153,12 +153,12 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
     ("shown", "owner", "what"),
     [
         (
-            _drawing(SourceReport("e", 20, 11, 0, 9), feeding=Feeding((), 16)),
+            _drawing(SourceReport("e", 20, 11, 0, 9), supply=Supply((), 16)),
             "grpo_trainer",
             "9 groups of evaluations wait for a slot: 16 of 16 are taken",
         ),
         (
-            _drawing(SourceReport("e", 20, 11), session=None, feeding=Feeding((), 16, 30.0)),
+            _drawing(SourceReport("e", 20, 11), session=None, supply=Supply((), 16, 30.0)),
             "grpo_trainer",
             "11 groups of evaluations are on offer to the trainer: the trainer does not answer",
         ),
@@ -168,7 +168,7 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
             "11 groups of evaluations are on offer to the trainer: loss is nan",
         ),
         (
-            _drawing(SourceReport("e", 20, 11), no_sampling=True, feeding=Feeding(("run-e",), 16)),
+            _drawing(SourceReport("e", 20, 11), no_sampling=True, supply=Supply(("run-e",), 16)),
             "evaluation",
             "waiting for evaluations (run-e bring groups): a step takes 16 groups, the trainer has 11",
         ),

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from tests.services.scenario_runner.sources_world import Sources, eval_spec, settled, train_spec
+from tests.services.scenario_runner.source_runs import Sources, eval_spec, settled, train_spec
 
-from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.facts import Advanced, SessionFailed
 from scenario_runner.domain.runs import RunState
-from scenario_runner.usecases.feeding import feeding_of
+from scenario_runner.domain.source_groups import SourceReport
+from scenario_runner.usecases.supply import supply_of
 
 
 async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources: Sources) -> None:
@@ -19,19 +19,19 @@ async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources:
     for group in groups[:4]:
         await sources.plan(run_id)
         assert (await sources.run(run_id)).state is RunState.RUNNING
-        await sources.world.hear(settled(run_id, group, source=evaluation))
+        await sources.world.apply(settled(run_id, group, source=evaluation))
     await sources.plan(run_id)  # two are on offer, which is a batch
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    await sources.world.hear(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
+    await sources.world.apply(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
     await sources.plan(run_id)
     # The step of the trained groups is not heard yet: it may be the last one.
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    await sources.world.hear(Advanced(run_id, 1, 1))
+    await sources.world.apply(Advanced(run_id, 1, 1))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).ending is RunState.COMPLETED
     assert (await sources.run(run_id)).failure == "its evaluations are used up"
     assert await sources.outbox("run.stopping/%", "event_id") == [f"run.stopping/{run_id}"]
-    await sources.world.hear(settled(run_id, groups[5], "released", "run_over", source=evaluation))
+    await sources.world.apply(settled(run_id, groups[5], "released", "run_over", source=evaluation))
     assert (await sources.run(run_id)).state is RunState.COMPLETED
 
 
@@ -40,12 +40,12 @@ async def test_a_trainer_that_gives_up_on_a_run_that_is_used_up_is_told_as_well(
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
     for number in range(5):
-        await sources.world.hear(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
-    await sources.world.hear(Advanced(run_id, 1, 1))
+        await sources.world.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
+    await sources.world.apply(Advanced(run_id, 1, 1))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).ends_early
     fact = SessionFailed(run_id, "diverged", "loss is nan")
-    await sources.world.hear(fact, fact)
+    await sources.world.apply(fact, fact)
     told = "its evaluations are used up; the trainer gave up (diverged): loss is nan"
     assert (await sources.run(run_id)).failure == told
 
@@ -55,7 +55,7 @@ async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: 
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
     groups = [offer.group_id for offer in await sources.offers(run_id)]
-    await sources.world.hear(
+    await sources.world.apply(
         *(settled(run_id, group, "released", "zero_spread", source=evaluation) for group in groups)
     )
     await sources.plan(run_id)
@@ -76,7 +76,7 @@ async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: S
         new = [one.group_id for one in await sources.offers(run_id) if one.group_id not in released]
         released.update(new)
         facts = [settled(run_id, group, "released", "version", source=evaluation) for group in new]
-        await sources.world.hear(*facts)
+        await sources.world.apply(*facts)
     view = await sources.view(run_id)
     assert (view.run.state, view.run.failure, view.notice) == (RunState.RUNNING, "", "")
     assert view.sources == (SourceReport(evaluation, 80, left_out={"version": 80}),)
@@ -90,7 +90,7 @@ async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reas
     await sources.plan(run_id)
     for number in range(6):
         answer = settled(run_id, f"{evaluation}-g{number:05d}", "released", "version", source=evaluation)
-        await sources.world.hear(answer)
+        await sources.world.apply(answer)
     await sources.plan(run_id)
     run = await sources.run(run_id)
     assert run.state is RunState.FAILED
@@ -106,10 +106,10 @@ async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) 
     online = await sources.submit(eval_spec(online=True))
     await sources.plan(run_id)
     for offer in await sources.offers(run_id):
-        await sources.world.hear(settled(run_id, offer.group_id, source=evaluation))
+        await sources.world.apply(settled(run_id, offer.group_id, source=evaluation))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    feeding = await sources.world.do(lambda unit: feeding_of(unit, unit.draws.source_run(run_id)))  # type: ignore[arg-type]
+    supply = await sources.world.do(lambda unit: supply_of(unit, unit.source_groups.source_run(run_id)))  # type: ignore[arg-type]
     assert feeding.evaluations == (online,)
     await sources.play(online)
     await sources.plan(run_id)
@@ -125,9 +125,9 @@ async def test_a_run_that_waits_for_evaluations_goes_on_waiting(sources: Sources
     run_id = await sources.submit_unchecked(train_spec(*named, steps=steps, sampling=False))
     await sources.plan(run_id)
     for offer in await sources.offers(run_id):
-        await sources.world.hear(settled(run_id, offer.group_id, source=evaluation))
+        await sources.world.apply(settled(run_id, offer.group_id, source=evaluation))
         await sources.plan(run_id)
-    await sources.world.hear(Advanced(run_id, 1, 5))
+    await sources.world.apply(Advanced(run_id, 1, 5))
     await sources.sweep(run_id)
     await sources.plan(run_id)
     assert (await sources.run(run_id)).state is RunState.RUNNING

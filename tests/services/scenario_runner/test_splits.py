@@ -15,19 +15,20 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from google.protobuf import json_format
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning_world import START, World, eval_spec, open_database
+from tests.services.scenario_runner.planning import START, World, eval_spec, open_database
 from tests.services.scenario_runner.support import arith, refusal, register, run_spec, submit
 
-from scenario_runner import wire
+from episodes import Split
 from scenario_runner.adapters import migrations
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.tables import CLAIM
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Failed
-from scenario_runner.domain.runs import Refused, Split
+from scenario_runner.domain.runs import Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.usecases.claiming import ClaimTasks
 from scenario_runner.usecases.revisions import store
+from scenario_runner.usecases.task_claims import ClaimTasks
+from scenario_runner.wire import runs as wire
 from sql_store import Database, migrate
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2, service_pb2
@@ -131,7 +132,7 @@ async def test_episodes_are_asked_for_with_the_side_of_their_task(world: World) 
     # What is played again is asked for with the side of then.
     await world.do(lambda unit: unit.claim([numbers["t2"]], TRAIN, "taskset c"))
     by_slug = {one.task_slug: one.episode_id for one in requests}
-    await world.hear(Failed(by_slug["t2"], world.run_id, "engine_error", ""))
+    await world.apply(Failed(by_slug["t2"], world.run_id, "engine_error", ""))
     again = [one for one in await requested(world) if one.attempt == 1]
     assert [(one.task_slug, one.split) for one in again] == [("t2", common_pb2.SPLIT_TRAIN)]
 

@@ -28,10 +28,10 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     TcpEnvironment,
 )
-from scenario_runner.ports import Patience
+from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import client as channel_client
 
-PATIENCE = Patience(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)
+PATIENCE = EpisodeTimeouts(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,16 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.services.scenario_runner.planning_world import RULES, World
-from tests.services.scenario_runner.sources_world import Sources, settled, train_spec
+from tests.services.scenario_runner.planning import RULES, World
+from tests.services.scenario_runner.source_runs import Sources, settled, train_spec
 
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled
 from scenario_runner.domain.runs import Refused, RunState, RunView
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.feeding import draw_more
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
+from scenario_runner.usecases.supply import offer_more
 from sql_store import Database
 
 
@@ -70,8 +70,8 @@ async def test_a_group_that_turns_out_trained_while_it_is_offered_again_is_left_
     first = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
     await sources.plan(first)
     group = (await sources.offers(first))[0].group_id
-    await sources.world.hear(Advanced(first, 1, 5))
-    await sources.world.hear(
+    await sources.world.apply(Advanced(first, 1, 5))
+    await sources.world.apply(
         *(settled(first, one.group_id, "released", source=evaluation) for one in await sources.offers(first))
     )
     second = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
@@ -82,7 +82,7 @@ async def test_a_group_that_turns_out_trained_while_it_is_offered_again_is_left_
 
     async def offers() -> int:
         await asyncio.sleep(0.1)
-        return await plans[1].transact(lambda unit: draw_more(unit, second, RULES))
+        return await plans[1].transact(lambda unit: offer_more(unit, second, RULES))
 
     await asyncio.gather(plans[0].transact(hears_late), offers())
     offered = [one.group_id for one in await sources.offers(second)]
@@ -98,12 +98,12 @@ async def test_a_last_step_heard_before_its_settlements_gives_no_group_away(
     first = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
     await sources.plan(first)
     trained, *others = [one.group_id for one in await sources.offers(first)]
-    await sources.world.hear(Advanced(first, 1, 5))
+    await sources.world.apply(Advanced(first, 1, 5))
     assert (await sources.run(first)).state is RunState.DRAINING
     # The stream has the trainer's word about the first group, and keeps the planner's about the others.
-    await sources.world.hear(settled(first, trained, source=evaluation))
-    said = [fact for fact in await sources.settled_instead() if isinstance(fact, GroupSettled)]
-    await sources.world.hear(*(fact for fact in said if fact.group_id in others))
+    await sources.world.apply(settled(first, trained, source=evaluation))
+    said = [fact for fact in await sources.settled_by_planner() if isinstance(fact, GroupSettled)]
+    await sources.world.apply(*(fact for fact in said if fact.group_id in others))
     assert (await sources.run(first)).state is RunState.COMPLETED
     second = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
     await sources.plan(second)

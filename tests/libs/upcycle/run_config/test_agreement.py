@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from episodes import Purpose
 from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE
 from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
@@ -22,13 +23,7 @@ from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.core import LearnerOptions, new_optimizer, step_options
 from grpo_trainer.learner.rate_schedule import RateSchedule
-from scenario_runner.domain.runs import (
-    InvalidRequest,
-    PolicyChoice,
-    Purpose,
-    RunSpec,
-    Training,
-)
+from scenario_runner.domain.runs import InvalidRequest, PolicyChoice, RunSpec, Training
 from scenario_runner.usecases.submitting import check_spec
 from upcycle import run_config
 from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig

@@ -10,21 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from episodes import Purpose, Split
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, StoredBody
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from scenario_runner.domain.plan import group_slots, groups_wanted
-from scenario_runner.domain.runs import (
-    PolicyChoice,
-    Purpose,
-    RunRecord,
-    RunSpec,
-    RunState,
-    Split,
-    Training,
-)
+from scenario_runner.domain.runs import PolicyChoice, RunRecord, RunSpec, RunState, Training
 
 RUN, GROUP, PROMPTS, BOUND = "run-1", 2, 1, 1
 SPEC = TrainingSpec(RUN, "m", GROUP, prompts_per_step=PROMPTS, max_staleness=BOUND)

@@ -1,4 +1,4 @@
-"""Draws in SQL: which groups of evaluations a training run has looked at, and what became of them."""
+"""SourceGroups in SQL: which groups of evaluations a training run has looked at, and what became of them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -6,66 +6,73 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from episodes import GroupOutcome, Purpose, Split
 from scenario_runner.adapters.sql_rows import run_of, slots_of
-from scenario_runner.adapters.tables import CLAIM, DRAW, EPISODE, GROUP, RUN, TASK
-from scenario_runner.domain.drawn import (
+from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, SOURCE_GROUP, TASK
+from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeState, RunRecord
+from scenario_runner.domain.source_groups import (
     TAKEN,
-    TAUGHT_NOTHING,
-    Draw,
-    DrawLoad,
-    DrawState,
-    DrawTally,
+    WITHOUT_SIGNAL,
     EndedGroup,
+    SourceGroup,
+    SourceGroupState,
+    SourceLoad,
+    SourceTally,
 )
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeState, Purpose, RunRecord, Split
 
-_OF_RUN = DRAW.c.run_id == sa.bindparam("run_id_")
-_DRAWS = sa.select(*(DRAW.c[name] for name in Draw.__slots__))
-_IS_TAKEN = DRAW.c.state.in_([state.value for state in TAKEN])
-_OFFERED = (_OF_RUN, DRAW.c.state == DrawState.OFFERED.value)
-_WAITING = (_OF_RUN, DRAW.c.state == DrawState.WAITING.value)
-_ORDER = (DRAW.c.ended_at, DRAW.c.group_id)
+_OF_RUN = SOURCE_GROUP.c.run_id == sa.bindparam("run_id_")
+_GROUPS = sa.select(*(SOURCE_GROUP.c[name] for name in SourceGroup.__slots__))
+_IS_TAKEN = SOURCE_GROUP.c.state.in_([state.value for state in TAKEN])
+_OFFERED = (_OF_RUN, SOURCE_GROUP.c.state == SourceGroupState.OFFERED.value)
+_WAITING = (_OF_RUN, SOURCE_GROUP.c.state == SourceGroupState.WAITING.value)
+_ORDER = (SOURCE_GROUP.c.ended_at, SOURCE_GROUP.c.group_id)
 
-ONE = _DRAWS.where(_OF_RUN, DRAW.c.group_id == sa.bindparam("group_id_"))
-OFFERED = _DRAWS.where(*_OFFERED).order_by(*_ORDER)
-WAITING = _DRAWS.where(*_WAITING).order_by(*_ORDER).limit(sa.bindparam("limit_"))
+ONE = _GROUPS.where(_OF_RUN, SOURCE_GROUP.c.group_id == sa.bindparam("group_id_"))
+OFFERED = _GROUPS.where(*_OFFERED).order_by(*_ORDER)
+WAITING = _GROUPS.where(*_WAITING).order_by(*_ORDER).limit(sa.bindparam("limit_"))
 LOAD = sa.select(
-    sa.select(sa.func.count()).select_from(DRAW).where(*_OFFERED).scalar_subquery(),
+    sa.select(sa.func.count()).select_from(SOURCE_GROUP).where(*_OFFERED).scalar_subquery(),
     sa.exists().where(*_WAITING),
-    sa.select(sa.func.min(DRAW.c.offered_at)).where(*_OFFERED).scalar_subquery(),
+    sa.select(sa.func.min(SOURCE_GROUP.c.offered_at)).where(*_OFFERED).scalar_subquery(),
 )
 TALLIES = (
-    sa.select(DRAW.c.source_run_id, DRAW.c.state, DRAW.c.reason, sa.func.count())
+    sa.select(SOURCE_GROUP.c.source_run_id, SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason, sa.func.count())
     .where(_OF_RUN)
-    .group_by(DRAW.c.source_run_id, DRAW.c.state, DRAW.c.reason)
+    .group_by(SOURCE_GROUP.c.source_run_id, SOURCE_GROUP.c.state, SOURCE_GROUP.c.reason)
 )
-TAKEN_OF_GROUPS = sa.select(DRAW.c.group_id, DRAW.c.run_id).where(
-    DRAW.c.group_id.in_(sa.bindparam("group_ids", expanding=True)), _IS_TAKEN
+TAKEN_OF_GROUPS = sa.select(SOURCE_GROUP.c.group_id, SOURCE_GROUP.c.run_id).where(
+    SOURCE_GROUP.c.group_id.in_(sa.bindparam("group_ids", expanding=True)), _IS_TAKEN
 )
 TAKEN_OF_SOURCE = (
-    sa.select(DRAW.c.group_id, DRAW.c.run_id)
-    .join_from(GROUP, DRAW, DRAW.c.group_id == GROUP.c.group_id)
+    sa.select(SOURCE_GROUP.c.group_id, SOURCE_GROUP.c.run_id)
+    .join_from(GROUP, SOURCE_GROUP, SOURCE_GROUP.c.group_id == GROUP.c.group_id)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), _IS_TAKEN)
 )
 _RELEASED_SINCE = (
     _OF_RUN,
-    DRAW.c.state == DrawState.RELEASED.value,
-    DRAW.c.step >= sa.bindparam("step_"),
-    DRAW.c.reason.in_(sorted(TAUGHT_NOTHING)),
+    SOURCE_GROUP.c.state == SourceGroupState.RELEASED.value,
+    SOURCE_GROUP.c.step >= sa.bindparam("step_"),
+    SOURCE_GROUP.c.reason.in_(sorted(WITHOUT_SIGNAL)),
 )
-RELEASED_SINCE = sa.select(DRAW.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(DRAW.c.reason)
+RELEASED_SINCE = (
+    sa.select(SOURCE_GROUP.c.reason, sa.func.count()).where(*_RELEASED_SINCE).group_by(SOURCE_GROUP.c.reason)
+)
 RELEASED_REWARDS = (
-    sa.select(DRAW.c.reason, EPISODE.c.reward, sa.func.count())
+    sa.select(SOURCE_GROUP.c.reason, EPISODE.c.reward, sa.func.count())
     .join_from(
-        DRAW,
+        SOURCE_GROUP,
         EPISODE,
-        (EPISODE.c.group_id == DRAW.c.group_id) & (EPISODE.c.state == EpisodeState.EVALUATED.value),
+        (EPISODE.c.group_id == SOURCE_GROUP.c.group_id) & (EPISODE.c.state == EpisodeState.EVALUATED.value),
     )
     .where(*_RELEASED_SINCE)
-    .group_by(DRAW.c.reason, EPISODE.c.reward)
+    .group_by(SOURCE_GROUP.c.reason, EPISODE.c.reward)
 )
 TRAINED_AFTER = sa.select(
-    sa.exists().where(_OF_RUN, DRAW.c.state == DrawState.TRAINED.value, DRAW.c.step > sa.bindparam("step_"))
+    sa.exists().where(
+        _OF_RUN,
+        SOURCE_GROUP.c.state == SourceGroupState.TRAINED.value,
+        SOURCE_GROUP.c.step > sa.bindparam("step_"),
+    )
 )
 SPLITS_OF_SOURCE = (
     sa.select(GROUP.c.group_id, sa.func.coalesce(CLAIM.c.split, Split.UNASSIGNED.value))
@@ -75,8 +82,8 @@ SPLITS_OF_SOURCE = (
 )
 _CHANGES = ("state", "reason", "step", "offered_at", "settled_at")
 WRITE = (
-    sa.update(DRAW)
-    .where(DRAW.c.group_id == sa.bindparam("group_id_"), _OF_RUN)
+    sa.update(SOURCE_GROUP)
+    .where(SOURCE_GROUP.c.group_id == sa.bindparam("group_id_"), _OF_RUN)
     .values({name: sa.bindparam(name) for name in _CHANGES})
 )
 # Not locked: what is read of it never changes, and two planners would wait for each other.
@@ -84,7 +91,7 @@ SOURCE_RUN = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
 OPEN_RUNS = (
     sa.select(RUN)
     .where(
-        RUN.c.state.in_([state.value for state in LIVELY_RUN_STATES]),
+        RUN.c.state.in_([state.value for state in OPEN_RUN_STATES]),
         RUN.c.model == sa.bindparam("model_"),
         RUN.c.purpose == sa.bindparam("purpose_"),
     )
@@ -114,85 +121,99 @@ ENDED_GROUPS = (
 )
 
 
-class SqlDraws:
-    """Implements Draws on one connection. Nothing is kept: what is written is written at once."""
+class SourceGroups:
+    """The table `source_group` in one transaction, part of a PlanUnit. Writes happen at once."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._sql = connection
         self._sources: dict[str, RunRecord | None] = {}
 
-    def load(self, run_id: str) -> DrawLoad:
+    def load(self, run_id: str) -> SourceLoad:
         offered, is_waiting, oldest = self._sql.execute(LOAD, {"run_id_": run_id}).one()
-        return DrawLoad(offered, bool(is_waiting), oldest)
+        return SourceLoad(offered, bool(is_waiting), oldest)
 
-    def one(self, run_id: str, group_id: str) -> Draw | None:
+    def one(self, run_id: str, group_id: str) -> SourceGroup | None:
         row = self._sql.execute(ONE, {"run_id_": run_id, "group_id_": group_id}).first()
         return _draw(row) if row else None
 
-    def waiting(self, run_id: str, limit: int) -> list[Draw]:
+    def waiting(self, run_id: str, limit: int) -> list[SourceGroup]:
+        """In the order in which their evaluations were done with them."""
         rows = self._sql.execute(WAITING, {"run_id_": run_id, "limit_": limit})
         return [_draw(row) for row in rows]
 
-    def offered(self, run_id: str) -> list[Draw]:
+    def offered(self, run_id: str) -> list[SourceGroup]:
+        """Those that the trainer has not answered yet."""
         return [_draw(row) for row in self._sql.execute(OFFERED, {"run_id_": run_id})]
 
     def taken(self, group_ids: Collection[str]) -> dict[str, str]:
+        """Of groups that are offered to a run, or trained one: that run."""
         rows = self._sql.execute(TAKEN_OF_GROUPS, {"group_ids": sorted(group_ids)})
         return {group_id: run_id for group_id, run_id in rows}
 
     def taken_of_source(self, source_run_id: str) -> dict[str, str]:
+        """The same of all groups of an evaluation."""
         rows = self._sql.execute(TAKEN_OF_SOURCE, {"run_id_": source_run_id})
         return {group_id: run_id for group_id, run_id in rows}
 
     def ended_groups(self, source_run_id: str) -> list[EndedGroup]:
+        """All groups that an evaluation is done with, in the order in which they ended."""
         rows = self._sql.execute(ENDED_GROUPS, {"run_id_": source_run_id})
         return [replace(EndedGroup(*row[:-1]), has_spread=bool(row[-1])) for row in rows]
 
     def splits_of_source(self, source_run_id: str) -> dict[str, Split]:
+        """Which side the task of each group of an evaluation is on now."""
         rows = self._sql.execute(SPLITS_OF_SOURCE, {"run_id_": source_run_id})
         return {group_id: Split(split) for group_id, split in rows}
 
-    def tallies(self, run_id: str) -> list[DrawTally]:
+    def tallies(self, run_id: str) -> list[SourceTally]:
         rows = self._sql.execute(TALLIES, {"run_id_": run_id})
-        return [DrawTally(source, DrawState(state), reason, count) for source, state, reason, count in rows]
+        return [
+            SourceTally(source, SourceGroupState(state), reason, count)
+            for source, state, reason, count in rows
+        ]
 
     def trained_after(self, run_id: str, step: int) -> bool:
+        """Whether the run trained a group that it drew in a later step than this one."""
         return bool(self._sql.execute(TRAINED_AFTER, {"run_id_": run_id, "step_": step}).scalar_one())
 
     def released_since(self, run_id: str, step: int) -> dict[str, int]:
+        """Groups that taught the run nothing, released since it completed a step, by `released(<reason>)`."""
         rows = self._sql.execute(RELEASED_SINCE, {"run_id_": run_id, "step_": step})
-        return {f"released({reason})": count for reason, count in rows}
+        return {f"{GroupOutcome.RELEASED}({reason})": count for reason, count in rows}
 
     def released_rewards(self, run_id: str, step: int) -> dict[str, dict[float, int]]:
+        """The rewards of the same groups: `released(<reason>)` to reward to episodes."""
         rewards: dict[str, dict[float, int]] = {}
         for reason, reward, count in self._sql.execute(RELEASED_REWARDS, {"run_id_": run_id, "step_": step}):
-            rewards.setdefault(f"released({reason})", {})[reward] = count
+            rewards.setdefault(f"{GroupOutcome.RELEASED}({reason})", {})[reward] = count
         return rewards
 
-    def add(self, draws: Sequence[Draw]) -> None:
+    def add(self, draws: Sequence[SourceGroup]) -> None:
         if draws:
             rows = [{**slots_of(draw), "state": draw.state.value} for draw in draws]
-            self._sql.execute(sa.insert(DRAW), rows)
+            self._sql.execute(sa.insert(SOURCE_GROUP), rows)
 
-    def update(self, draws: Sequence[Draw]) -> None:
+    def update(self, draws: Sequence[SourceGroup]) -> None:
         if draws:
             self._sql.execute(WRITE, [_changes(draw) for draw in draws])
 
     def source_run(self, run_id: str) -> RunRecord | None:
+        """A run, without the lock that PlanUnit.run takes: for what never changes of it."""
         if run_id not in self._sources:
             row = self._sql.execute(SOURCE_RUN, {"run_id_": run_id}).mappings().first()
             self._sources[run_id] = run_of(row) if row else None
         return self._sources[run_id]
 
     def open_runs(self, model: str, purpose: Purpose) -> list[RunRecord]:
+        """Runs of a model that are running or paused, oldest first; not locked."""
         wanted = {"model_": model, "purpose_": purpose.value}
         return [run_of(row) for row in self._sql.execute(OPEN_RUNS, wanted).mappings()]
 
 
-def _draw(row: Any) -> Draw:
-    return Draw(**{**row._mapping, "state": DrawState(row.state)})
+def _draw(row: Any) -> SourceGroup:
+    return SourceGroup(**{**row._mapping, "state": SourceGroupState(row.state)})
 
 
-def _changes(draw: Draw) -> dict[str, Any]:
+def _changes(draw: SourceGroup) -> dict[str, Any]:
     changed = {name: getattr(draw, name) for name in _CHANGES}
     return {**changed, "state": draw.state.value, "group_id_": draw.group_id, "run_id_": draw.run_id}

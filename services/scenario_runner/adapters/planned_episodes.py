@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from scenario_runner import wire
-from scenario_runner.adapters.sql_plan import SqlPlanUnit
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
 from scenario_runner.domain.runs import EpisodeState
+from scenario_runner.wire import runs as wire
 from sql_store import Database
 
 _WANTED = (
@@ -21,8 +21,8 @@ _WANTED = (
 )
 
 
-class SqlEpisodeBook:
-    """Implements EpisodeBook."""
+class SqlPlannedEpisodes:
+    """Implements ports.PlannedEpisodes over the tables of the plan."""
 
     def __init__(self, database: Database, *, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -32,18 +32,18 @@ class SqlEpisodeBook:
         self._parsed: dict[tuple[str, str], tuple[EnvironmentSource, timedelta]] = {}
 
     async def to_play(self, episode_id: str) -> EpisodeToPlay:
-        """See EpisodeBook."""
+        """Raises EpisodeNotOpen for one that is unknown or settled."""
         row = await self._database.run(lambda sql: sql.execute(_WANTED, {"episode_id": episode_id}).first())
         if row is None:
             raise EpisodeNotOpen(f"episode {episode_id!r} was never planned")
         if row.state != EpisodeState.PLANNED.value:
             raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: nobody waits for it")
-        source, patience = self._parse(row.source, row.spec)
-        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, self._now() + patience)
+        source, timeouts = self._parse(row.source, row.spec)
+        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, self._now() + timeouts)
 
     async def opened(self, episode_ids: Sequence[str]) -> None:
-        """See EpisodeBook."""
-        await self._database.run(lambda sql: SqlPlanUnit(sql, self._now()).note_opened(episode_ids))
+        """Note that the environments of these episodes were started."""
+        await self._database.run(lambda sql: PlanUnit(sql, self._now()).note_opened(episode_ids))
 
     def _parse(self, source: str, spec: str) -> tuple[EnvironmentSource, timedelta]:
         parsed = self._parsed.get((source, spec))

@@ -1,5 +1,6 @@
 """Runs and tasksets: protobuf to domain and back."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -7,42 +8,38 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from scenario_runner.domain.drawn import SourceReport
+from episodes import Purpose
+from episodes.identity import (
+    CHANNEL_NUMBERS,
+    CHANNELS,
+    PURPOSE_NUMBERS,
+    PURPOSES,
+    SPLIT_NUMBERS,
+    SPLITS,
+)
+from identities.entities import trajectory_id
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
 from scenario_runner.domain.runs import (
     DEFAULT_EPISODE_DEADLINE_S,
-    Channel,
     Counts,
     EpisodeRow,
     EpisodeState,
     Gate,
     InvalidRequest,
     PolicyChoice,
-    Purpose,
     RunSpec,
     RunState,
     RunView,
     Sampling,
-    Split,
     Training,
 )
+from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 
 V = TypeVar("V")
 
-PURPOSES = {Purpose.TRAIN: common_pb2.PURPOSE_TRAIN, Purpose.EVAL: common_pb2.PURPOSE_EVAL}
-SPLITS = {
-    Split.TRAIN: common_pb2.SPLIT_TRAIN,
-    Split.HELD_OUT: common_pb2.SPLIT_HELD_OUT,
-    Split.UNASSIGNED: common_pb2.SPLIT_UNASSIGNED,
-}
-CHANNELS = {
-    Channel.LATEST: common_pb2.CHANNEL_LATEST,
-    Channel.HEAD: common_pb2.CHANNEL_HEAD,
-    Channel.CANDIDATE: common_pb2.CHANNEL_CANDIDATE,
-}
 RUN_STATES = {
     RunState.RUNNING: taskset_pb2.RUN_STATE_RUNNING,
     RunState.PAUSED: taskset_pb2.RUN_STATE_PAUSED,
@@ -75,7 +72,7 @@ def taskset_to_wire(taskset: RegisteredTaskset) -> taskset_pb2.Taskset:
     return taskset_pb2.Taskset(
         name=taskset.name,
         digest=taskset.digest,
-        split=SPLITS[taskset.split],
+        split=SPLIT_NUMBERS[taskset.split],
         revision=taskset.revision,
         environment=source_to_wire(taskset.source),
         tasks=[
@@ -133,7 +130,7 @@ def policy_to_wire(policy: PolicyChoice) -> common_pb2.PolicySelector:
     """The inverse of `policy_from_wire`."""
     if policy.channel is None:
         return common_pb2.PolicySelector(model=policy.model, pinned_version=policy.pinned_version or 0)
-    return common_pb2.PolicySelector(model=policy.model, channel=CHANNELS[policy.channel])
+    return common_pb2.PolicySelector(model=policy.model, channel=CHANNEL_NUMBERS[policy.channel])
 
 
 def spec_from_wire(message: taskset_pb2.RunSpec) -> RunSpec:
@@ -160,7 +157,7 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
     """The inverse of `spec_from_wire`: explicit in every field."""
     message = taskset_pb2.RunSpec(
         taskset=spec.taskset,
-        purpose=PURPOSES[spec.purpose],
+        purpose=PURPOSE_NUMBERS[spec.purpose],
         policy=policy_to_wire(spec.policy),
         group_size=spec.group_size,
         sampling=sampling_to_wire(spec.sampling),
@@ -250,6 +247,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
     """One episode that counts."""
     return taskset_pb2.EpisodeResult(
         episode_id=row.episode_id,
+        trajectory_id=trajectory_id(row.episode_id),
         task_slug=task.slug,
         family=task.family,
         member=row.member,
@@ -296,8 +294,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _named(table: dict[V, Any], number: Any, field: str, expected: str) -> V:
-    for value, wire in table.items():
-        if wire == number:
-            return value
-    raise InvalidRequest(f"{field} is {number}; use {expected}")
+def _named(table: Mapping[Any, V], number: Any, field: str, expected: str) -> V:
+    if number not in table:
+        raise InvalidRequest(f"{field} is {number}; use {expected}")
+    return table[number]

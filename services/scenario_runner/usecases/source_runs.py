@@ -3,20 +3,19 @@
 from collections import Counter
 from dataclasses import replace
 
-from scenario_runner.domain.drawn import Draw, DrawState
+from episodes import GroupReason, Purpose, Split
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     InvalidRequest,
     NotFound,
-    Purpose,
     Refused,
     RunRecord,
     RunSpec,
-    Split,
 )
-from scenario_runner.domain.sources import ALREADY_TRAINED, in_words, misfit
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import rules_for
+from scenario_runner.domain.source_groups import SourceGroup, SourceGroupState
+from scenario_runner.domain.sources import in_words, why_unfit
+from scenario_runner.usecases.offering import rules_for
 from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 MAX_SOURCE_RUNS = 64
@@ -49,14 +48,14 @@ def take_sources(unit: PlanUnit, run: RunRecord, head_version: int) -> None:
     for source_run_id in run.spec.source_runs:
         source = check_source(unit, run.spec, source_run_id)
         draws = _draws(unit, run, source, head_version)
-        if not any(draw.state is DrawState.WAITING for draw in draws):
+        if not any(draw.state is SourceGroupState.WAITING for draw in draws):
             raise Refused(_nothing_fits(unit, run, source, draws, head_version))
-        unit.draws.add(draws)
+        unit.source_groups.add(draws)
 
 
 def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord:
     """A finished evaluation of the model on a train-split taskset. Raises NotFound, Refused."""
-    source = unit.draws.source_run(source_run_id)
+    source = unit.source_groups.source_run(source_run_id)
     if source is None:
         model = spec.policy.model
         known = [run.run_id for run in unit.runs(50, model) if run.spec.purpose is Purpose.EVAL][:3]
@@ -90,7 +89,7 @@ def _check_split(unit: PlanUnit, source: RunRecord) -> None:
             f"source run {source.run_id} played taskset {taskset!r}, which is held out: it never trains; "
             "evaluate a taskset of split train"
         )
-    splits = set(unit.draws.splits_of_source(source.run_id).values())
+    splits = set(unit.source_groups.splits_of_source(source.run_id).values())
     if splits and Split.TRAIN not in splits:
         way_out = (
             "held out, and never train; evaluate other tasks"
@@ -100,22 +99,24 @@ def _check_split(unit: PlanUnit, source: RunRecord) -> None:
         raise Refused(f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {way_out}")
 
 
-def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[Draw]:
-    splits = unit.draws.splits_of_source(source.run_id)
+def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[SourceGroup]:
+    splits = unit.source_groups.splits_of_source(source.run_id)
     of_split = {
         split: replace(rules_for(unit, run, source, split), head_version=head_version)
         for split in set(splits.values())
     }
-    taken = unit.draws.taken_of_source(source.run_id)
+    taken = unit.source_groups.taken_of_source(source.run_id)
     draws = []
-    for group in unit.draws.ended_groups(source.run_id):
+    for group in unit.source_groups.ended_groups(source.run_id):
         reason = (
-            ALREADY_TRAINED if group.group_id in taken else misfit(group, of_split[splits[group.group_id]])
+            GroupReason.ALREADY_TRAINED
+            if group.group_id in taken
+            else why_unfit(group, of_split[splits[group.group_id]])
         )
-        state = DrawState.LEFT_OUT if reason else DrawState.WAITING
+        state = SourceGroupState.LEFT_OUT if reason else SourceGroupState.WAITING
         settled_at = unit.now if reason else None
         draws.append(
-            Draw(
+            SourceGroup(
                 group.group_id,
                 run.run_id,
                 source.run_id,
@@ -129,16 +130,16 @@ def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int)
 
 
 def _nothing_fits(
-    unit: PlanUnit, run: RunRecord, source: RunRecord, draws: list[Draw], head_version: int
+    unit: PlanUnit, run: RunRecord, source: RunRecord, draws: list[SourceGroup], head_version: int
 ) -> str:
     if not draws:
         return f"source run {source.run_id} has no group that ended; evaluate the taskset again"
     counts = Counter(draw.reason for draw in draws)
     text = f"source run {source.run_id} has no group to train on: of {len(draws)}, {in_words(counts)}"
-    if counts[ALREADY_TRAINED]:
-        runs = sorted(set(unit.draws.taken_of_source(source.run_id).values()))
+    if counts[GroupReason.ALREADY_TRAINED]:
+        runs = sorted(set(unit.source_groups.taken_of_source(source.run_id).values()))
         text += f"; already trained by {', '.join(runs)}, and a group trains once"
-    if counts["version"]:
+    if counts[GroupReason.VERSION]:
         text += (
             f"; a group of one version trains, and of none newer than head, which is version {head_version}"
         )

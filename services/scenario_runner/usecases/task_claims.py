@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from scenario_runner.domain.runs import InvalidRequest, Refused, Split
+from episodes import Split
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.runs import InvalidRequest, Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
-from scenario_runner.ports import Plan, PlanUnit
 from upcycle.tasks import MAX_NAME_CHARS
 
 MAX_DIGESTS: Final = 10_000
@@ -20,7 +21,7 @@ _SIDES: Final = {Split.TRAIN: "training data", Split.HELD_OUT: "held out"}
 class ClaimTasks:
     """Make tasks that are on no side training data, before a gradient is taken on them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SqlPlan) -> None:
         self._plan = plan
 
     async def __call__(self, digests: Sequence[str], claimed_by: str) -> int:

@@ -20,7 +20,7 @@ CALL_S = Histogram(
     buckets=_FAST_S,
 )
 GROUPS_PLANNED = Counter("upcycle_groups_planned", "Groups planned.", ["purpose"])
-GROUPS_DRAWN = Counter(
+GROUPS_OFFERED = Counter(
     "upcycle_groups_drawn", "Groups of evaluations that were offered to training runs, or left out."
 )
 PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)

@@ -6,27 +6,28 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from episodes import Purpose
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
-from scenario_runner.domain.drawn import DrawLoad, DrawState, DrawTally, SourceReport
-from scenario_runner.domain.explain import Feeding
+from scenario_runner.domain.explain import Supply
 from scenario_runner.domain.learning import remedy_of_left_out
-from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, Purpose, RunRecord, RunState
-from scenario_runner.domain.sources import draws_online, in_words, outcomes, reports
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.drawing import offer
+from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, RunRecord, RunState
+from scenario_runner.domain.source_groups import SourceGroupState, SourceLoad, SourceReport, SourceTally
+from scenario_runner.domain.sources import in_words, may_train_on, outcomes, reports
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
+from scenario_runner.usecases.offering import offer
 from scenario_runner.usecases.planning import PlanRules
 
 STOPPED_BECAUSE = "its evaluations are used up"
 
 
-def draw_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
+def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     """Offer the next groups of evaluations to a run, a few at a time; returns how many were offered or left
     out, 0 when nothing can be drawn now."""
     run = unit.run(run_id)
     if run is None or run.spec.training is None or run.state is not RunState.RUNNING:
         return 0
-    load = unit.draws.load(run_id)
+    load = unit.source_groups.load(run_id)
     if not load.is_waiting:
         _end_if_used_up(unit, run, load)
         return 0
@@ -35,7 +36,7 @@ def draw_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     return offer(unit, run, free, rules.groups_per_transaction) if free > 0 else 0
 
 
-def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
+def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
     """End a run that cannot fill another batch: it plans no groups, and no evaluation brings it more."""
     training = run.spec.training
     if training is None or not training.steps or not run.spec.no_sampling or not run.spec.source_runs:
@@ -44,8 +45,8 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: DrawLoad) -> None:
         return
     if unit.has_step_under_way(run.run_id, run.step):  # it may be the last one
         return
-    tallies = unit.draws.tallies(run.run_id)
-    if run.step or any(tally.state is DrawState.TRAINED for tally in tallies):
+    tallies = unit.source_groups.tallies(run.run_id)
+    if run.step or any(tally.state is SourceGroupState.TRAINED for tally in tallies):
         stop_early(unit, run, STOPPED_BECAUSE, kept=True)
     else:
         failure = _why_no_step(run, source_reports(run, tallies))
@@ -69,28 +70,28 @@ def _why_no_step(run: RunRecord, drawn: Sequence[SourceReport]) -> str:
 
 def evaluations_under_way(unit: PlanUnit, run: RunRecord) -> list[str]:
     """Evaluations that are not over and whose groups the run may draw."""
-    evaluations = unit.draws.open_runs(run.spec.policy.model, Purpose.EVAL)
-    return [one.run_id for one in evaluations if draws_online(run, one)]
+    evaluations = unit.source_groups.open_runs(run.spec.policy.model, Purpose.EVAL)
+    return [one.run_id for one in evaluations if may_train_on(run, one)]
 
 
-def source_reports(run: RunRecord, tallies: Sequence[DrawTally]) -> tuple[SourceReport, ...]:
+def source_reports(run: RunRecord, tallies: Sequence[SourceTally]) -> tuple[SourceReport, ...]:
     """What a training run took from each evaluation."""
     is_over = run.ending is not None or run.state in FINAL_RUN_STATES
     return reports(tallies, run.spec.source_runs, is_over=is_over)
 
 
-def with_drawn(counts: Counts, tallies: Sequence[DrawTally]) -> Counts:
+def with_offers(counts: Counts, tallies: Sequence[SourceTally]) -> Counts:
     """The counts of a training run, the groups that it drew and its trainer settled among the outcomes."""
     drawn = Counter(outcomes(tallies))
     return replace(counts, groups_by_outcome=dict(drawn + Counter(counts.groups_by_outcome)))
 
 
-def feeding_of(unit: PlanUnit, run: RunRecord) -> Feeding:
+def supply_of(unit: PlanUnit, run: RunRecord) -> Supply:
     """What `why` needs to know of a training run's evaluations."""
     if run.spec.purpose is Purpose.EVAL:
-        return Feeding()
-    oldest = unit.draws.load(run.run_id).oldest_offer
-    return Feeding(
+        return Supply()
+    oldest = unit.source_groups.load(run.run_id).oldest_offer
+    return Supply(
         evaluations=tuple(evaluations_under_way(unit, run)),
         slots=plan.group_slots(run, 1),
         offered_s=(unit.now - oldest).total_seconds() if oldest is not None else 0.0,

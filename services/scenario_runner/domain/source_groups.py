@@ -1,21 +1,14 @@
-"""What a training run draws from evaluations: plain records, known to every other module of the domain."""
+"""Groups of evaluations that a training run may train on: plain records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-
-@dataclass(frozen=True, slots=True)
-class ClaimCheck:
-    """Where a trajectory's body is stored, and how to prove that it is the right one."""
-
-    key: str
-    sha256: str
-    size_bytes: int
+from episodes import GroupReason
 
 
-class DrawState(StrEnum):
+class SourceGroupState(StrEnum):
     """What became of an evaluation's group in a training run. WAITING: it may be offered when a slot is free.
     LEFT_OUT: it did not fit and was never offered. RELEASED: offered, and not trained."""
 
@@ -26,23 +19,23 @@ class DrawState(StrEnum):
     LEFT_OUT = "left_out"
 
 
-TAKEN = frozenset({DrawState.OFFERED, DrawState.TRAINED})
+TAKEN = frozenset({SourceGroupState.OFFERED, SourceGroupState.TRAINED})
 """A group is in one of these states for at most one run."""
 
-TAUGHT_NOTHING = frozenset({"zero_spread", "untrainable"})
-"""Why groups are released that a run had nothing to learn from. Any other reason says that a group does not
-fit the run, and nothing about what the run can learn."""
+WITHOUT_SIGNAL = frozenset({GroupReason.ZERO_SPREAD, GroupReason.UNTRAINABLE})
+"""Reasons that count towards `no_step_groups`: the group fitted the run, but had no gradient. A group that is
+released for any other reason does not fit the run, which says nothing about what the run can learn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SourceGroup:
     """One group of an evaluation, as far as one training run is concerned. step: that it trained in; of a
     released one the newest step that the run had completed by then."""
 
     group_id: str
     run_id: str
     source_run_id: str
-    state: DrawState
+    state: SourceGroupState
     ended_at: datetime
     """When the evaluation was done with it; groups are offered in this order."""
     reason: str = ""
@@ -52,7 +45,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawLoad:
+class SourceLoad:
     """What a training run has of evaluations now. offered: groups with the trainer."""
 
     offered: int = 0
@@ -60,15 +53,15 @@ class DrawLoad:
     oldest_offer: datetime | None = None
 
 
-NOTHING_DRAWN = DrawLoad()
+NO_SOURCES = SourceLoad()
 
 
 @dataclass(frozen=True, slots=True)
-class DrawTally:
+class SourceTally:
     """How many groups of one evaluation are in one state for one reason."""
 
     source_run_id: str
-    state: DrawState
+    state: SourceGroupState
     reason: str
     count: int
 

@@ -8,35 +8,35 @@ from typing import Any
 
 import sqlalchemy as sa
 from google.protobuf import json_format
-from tests.services.scenario_runner.planning_world import RULES, World
+from tests.services.scenario_runner.planning import RULES, World
 
-from scenario_runner.domain.drawn import ClaimCheck, SourceReport
+from blob_store import BlobRef
+from episodes import Purpose, Split
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Graded, GroupSettled
 from scenario_runner.domain.runs import (
     EpisodeRow,
     PolicyChoice,
-    Purpose,
     RunRecord,
     RunSpec,
     RunState,
     RunView,
-    Split,
     Training,
 )
+from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.events import fact_from
-from scenario_runner.ports import PlanUnit
-from scenario_runner.usecases.feeding import draw_more
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import plan_more, sweep
 from scenario_runner.usecases.revisions import store
-from scenario_runner.usecases.sources import take_sources
+from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext, find_run, view_of
+from scenario_runner.usecases.supply import offer_more
+from scenario_runner.wire.received import fact_from
 from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
 
-BODY = ClaimCheck("trajectories/x.pb.zst", "a" * 64, 1234)
+BODY = BlobRef("trajectories/x.pb.zst", "a" * 64, 1234)
 NUM_TASKS = 6
 
 
@@ -135,7 +135,7 @@ class Sources:
         return min((row.group_id for row in rows), default=None)
 
     async def grade(
-        self, run_id: str, group_id: str, versions: Sequence[int] = (4, 4), body: ClaimCheck | None = BODY
+        self, run_id: str, group_id: str, versions: Sequence[int] = (4, 4), body: BlobRef | None = BODY
     ) -> None:
         """Two members: one succeeds. A second passes."""
         self.world.now += timedelta(seconds=1)
@@ -143,12 +143,12 @@ class Sources:
             replace(graded(run_id, f"{group_id}-e{member:03d}-a0", version, float(member)), body=body)
             for member, version in enumerate(versions)
         ]
-        await self.world.hear(*facts)
+        await self.world.apply(*facts)
 
     async def plan(self, run_id: str) -> int:
         """All that may be planned or offered, as the planner's loop does; returns how many groups."""
         count = 0
-        for work in (draw_more, plan_more):
+        for work in (offer_more, plan_more):
             while more := await self.world.do(_planned(work, run_id)):
                 count += more
         return count
@@ -178,7 +178,7 @@ class Sources:
         offers = [json_format.Parse(row, taskset_events.GroupOffered()) for row in rows]
         return [one for one in offers if one.run_id == run_id]
 
-    async def settled_instead(self) -> list[Fact | None]:
+    async def settled_by_planner(self) -> list[Fact | None]:
         """group.settled that the planner published itself, as it hears them."""
         rows = await self.outbox("group.settled/%")
         return [fact_from(json_format.Parse(row, training_events.GroupSettled())) for row in rows]

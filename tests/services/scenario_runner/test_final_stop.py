@@ -15,16 +15,16 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.scenario_runner.planning_world import (
+from tests.services.scenario_runner.planning import (
     World,
     check_conservation,
     open_database,
     train_spec,
 )
 
-from scenario_runner.domain.plan import group_of
+from identities.entities import group_of_episode
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunState
-from scenario_runner.events import fact_from
+from scenario_runner.wire.received import fact_from
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
@@ -91,7 +91,7 @@ class Trainer:
         if isinstance(fact, taskset_events.RunStopping):
             self.is_stopping = True
         elif isinstance(fact, trajectory_events.TrajectoryGraded) and not self.is_stopping:
-            members = self.graded.setdefault(group_of(fact.episode_id), [])
+            members = self.graded.setdefault(group_of_episode(fact.episode_id), [])
             if fact.episode_id not in members:
                 members.append(fact.episode_id)
 
@@ -129,7 +129,7 @@ class Trainer:
             if isinstance(fact, training_events.GroupSettled) and fact.group_id == group_id:
                 return fact.outcome != "trained"
         words = (fact for fact in self.stream.facts if isinstance(fact, taskset_events.RunStopping))
-        return any(fact.last_word for fact in words)
+        return any(fact.is_final for fact in words)
 
     def _say(self, group_id: str, outcome: str, now: datetime) -> None:
         members = self.graded.get(group_id) or [f"{group_id}-e{member:03d}-a0" for member in range(2)]
@@ -171,10 +171,10 @@ class Platform:
                     fact = json_format.Parse(row.payload, kind())
                     self.stream.publish(row.event_id, fact, self.world.now)
 
-    async def hear(self, pick: int) -> None:
+    async def apply(self, pick: int) -> None:
         batch = self.stream.facts[self.heard : self.heard + 1 + pick % 5]
         facts = [fact_from(one) for one in batch]
-        await self.world.hear(*(fact for fact in facts if fact is not None))
+        await self.world.apply(*(fact for fact in facts if fact is not None))
         self.heard += len(batch)
 
     async def read(self, pick: int) -> None:
@@ -203,7 +203,7 @@ class Platform:
         elif action == "give_up":
             self.give_up()
         elif action in ("cancel", "stop"):
-            await {"cancel": world.cancel, "stop": world.stop}[action](heard=False)
+            await {"cancel": world.cancel, "stop": world.stop}[action](is_delivered=False)
         elif action in ("relay", "sweep"):
             await {"relay": self.relay, "sweep": world.sweep}[action]()
         else:
@@ -235,7 +235,7 @@ class Platform:
         planned = {row.episode_id: row.state.value for row in await self.world.episodes()}
         trained = {episode_id for episode_id, end in ends.items() if end == "trained"}
         assert {episode_id for episode_id, state in planned.items() if state == "trained"} == trained
-        said = {group_of(episode_id) for episode_id in trained}
+        said = {group_of_episode(episode_id) for episode_id in trained}
         assert said == set(self.trainer.durable[: self.trainer.announced])
 
 

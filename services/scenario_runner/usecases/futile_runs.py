@@ -2,31 +2,36 @@
 
 from collections.abc import Iterable
 
+from episodes import GroupOutcome
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
 from scenario_runner.domain.learning import nothing_to_learn
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeRow, EpisodeState, RunState
-from scenario_runner.ports import PlanUnit
+from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeRow, EpisodeState, RunState
 from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
 
 
-def give_up_if_hopeless(unit: PlanUnit, run_id: str) -> None:
+def end_if_only_failures(unit: PlanUnit, run_id: str) -> None:
     """A training run of which nothing can be graded would otherwise plan for ever."""
     run = unit.run(run_id)
-    if run is None or run.spec.training is None or run.state not in LIVELY_RUN_STATES:
+    if run is None or run.spec.training is None or run.state not in OPEN_RUN_STATES:
         return
     enough = 2 * run.spec.training.prompts_per_step
-    if plan.is_hopeless(unit.recent_outcomes(run_id, enough), enough):
+    if plan.has_only_failures(unit.recent_outcomes(run_id, enough), enough):
         failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run)}"
         end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
 
 
 def settled_without_step(facts: Iterable[Fact]) -> set[str]:
     """Runs of which these facts settle a group that was not trained on."""
-    return {fact.run_id for fact in facts if isinstance(fact, GroupSettled) and fact.outcome != "trained"}
+    return {
+        fact.run_id
+        for fact in facts
+        if isinstance(fact, GroupSettled) and fact.outcome != GroupOutcome.TRAINED
+    }
 
 
-def give_up_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
+def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     """A training run with a step limit that it never comes nearer to would sample for ever.
 
     Before its first step it fails. After one it ends early, with what it has learnt as its final checkpoint:
@@ -34,7 +39,7 @@ def give_up_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
     counts.
     """
     run = unit.run(run_id)
-    if run is None or run.state not in LIVELY_RUN_STATES:
+    if run is None or run.state not in OPEN_RUN_STATES:
         return
     training = run.spec.training
     if training is None or not training.steps:

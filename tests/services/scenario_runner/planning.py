@@ -9,6 +9,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from google.protobuf import json_format
 
+from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.environments import PythonEnvironment
@@ -18,18 +19,16 @@ from scenario_runner.domain.runs import (
     EpisodeRow,
     EpisodeState,
     PolicyChoice,
-    Purpose,
     RunRecord,
     RunSpec,
     RunState,
-    Split,
     Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.events import fact_from
-from scenario_runner.ports import PlanUnit
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
+from scenario_runner.wire.received import fact_from
 from sql_store import Database, migrate
 from upcycle.api.training.v1 import events_pb2 as training_events
 
@@ -75,16 +74,16 @@ class World:
         await self.submit(spec, num_tasks)
         await self.plan_all()
 
-    async def hear(self, *facts: Fact) -> None:
+    async def apply(self, *facts: Fact) -> None:
         await self.do(lambda unit: apply_facts(unit, facts))
 
     async def sweep(self, *, queue_is_idle: bool = False) -> None:
         await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
 
-    async def cancel(self, *, heard: bool = True) -> None:
+    async def cancel(self, *, is_delivered: bool = True) -> None:
         """heard: the word came back through the stream."""
         await self.change(lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
-        if heard:
+        if is_delivered:
             await self.hear(Stopping(self.run_id))
 
     async def change(self, work: Callable[[PlanUnit, RunRecord], None]) -> None:
@@ -102,18 +101,18 @@ class World:
     async def resume(self) -> None:
         await self.change(resume)
 
-    async def stop(self, *, heard: bool = True) -> None:
+    async def stop(self, *, is_delivered: bool = True) -> None:
         """heard: the word came back through the stream."""
         await self.change(lambda unit, run: stop_early(unit, run, "enough"))
-        if heard:
+        if is_delivered:
             await self.hear(Stopping(self.run_id))
 
-    async def give_up(self, *, heard: bool = True) -> None:
+    async def give_up(self, *, is_delivered: bool = True) -> None:
         """The trainer fails for good. heard: what the planner says on it came back through the stream."""
         await self.hear(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
-        if heard and (await self.announced())[f"run.stopping/{self.run_id}/last"]:
-            await self.hear(Stopping(self.run_id, is_last=True))
-            await self.hear(*await self.settled_instead())
+        if is_delivered and (await self.announced())[f"run.stopping/{self.run_id}/final"]:
+            await self.hear(Stopping(self.run_id, is_final=True))
+            await self.hear(*await self.settled_by_planner())
 
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))
@@ -124,7 +123,7 @@ class World:
         """Every attempt at every member."""
         return await self.do(lambda unit: _all_episodes(unit, self.run_id))
 
-    async def settled_instead(self) -> list[GroupSettled]:
+    async def settled_by_planner(self) -> list[GroupSettled]:
         """What the planner said in the trainer's stead, as it comes back when the trainer is silent."""
         rows = await self.database.run(
             lambda sql: list(

@@ -1,0 +1,102 @@
+"""The two loops of the service: planning, and housekeeping of leases."""
+
+import asyncio
+from typing import Final
+
+from episodes import Purpose
+from scenario_runner import telemetry
+from scenario_runner.adapters.peers import BusGauge
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.ports import PlannedEpisodes
+from scenario_runner.usecases.leases import Leases
+from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
+from scenario_runner.usecases.supply import offer_more
+from service_kit import until_stopped
+
+SWEEP_S: Final = 1.0
+HOUSEKEEPING_S: Final = 0.25
+
+
+class PlannerLoop:
+    """Plans whenever something changed, and looks for what is overdue once a second."""
+
+    def __init__(self, plan: SqlPlan, gauge: BusGauge, rules: PlanRules) -> None:
+        self._plan = plan
+        self._gauge = gauge
+        self._rules = rules
+        self._wake = asyncio.Event()
+        self._next_sweep = 0.0
+
+    def wake(self) -> None:
+        """Plan soon: something changed."""
+        self._wake.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the database is unavailable, the loop waits for it."""
+        await until_stopped(
+            stop, self._plan_and_sweep, every_s=SWEEP_S, wake=self._wake, waiting="planner_waits"
+        )
+
+    async def _plan_and_sweep(self) -> None:
+        for run in await self._plan.transact(lambda unit: unit.active_runs()):
+            await self._plan_run(run.run_id, run.spec.purpose)
+        await self._sweep_if_due()
+
+    async def _plan_run(self, run_id: str, purpose: Purpose) -> None:
+        if purpose is Purpose.TRAIN:
+            await self._offer_to(run_id)
+        # In small transactions, so that environments opened meanwhile do not wait for a whole plan.
+        while True:
+            with telemetry.PLAN_S.labels("groups").time():
+                count = await self._plan.transact(lambda unit: plan_more(unit, run_id, self._rules))
+            if not count:
+                return
+            telemetry.GROUPS_PLANNED.labels(purpose.value).inc(count)
+
+    async def _offer_to(self, run_id: str) -> None:
+        while True:
+            with telemetry.PLAN_S.labels("offers").time():
+                count = await self._plan.transact(lambda unit: offer_more(unit, run_id, self._rules))
+            if not count:
+                return
+            telemetry.GROUPS_OFFERED.inc(count)
+
+    async def _sweep_if_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + SWEEP_S
+        for run in await self._plan.transact(lambda unit: unit.active_runs()):
+            await self._sweep(run.run_id, queue_is_idle=await self._gauge.is_idle(run.spec.purpose))
+
+    async def _sweep(self, run_id: str, *, queue_is_idle: bool) -> None:
+        def work(unit: PlanUnit) -> int:
+            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle)
+            return unit.counts(run_id).in_flight
+
+        with telemetry.PLAN_S.labels("sweep").time():
+            in_flight = await self._plan.transact(work)
+        telemetry.EPISODES_IN_FLIGHT.labels(run_id).set(in_flight)
+
+
+class FleetLoop:
+    """Writes down which environments were opened, and ends leases that lapsed."""
+
+    def __init__(self, leases: Leases, episodes: PlannedEpisodes) -> None:
+        self._leases = leases
+        self._episodes = episodes
+        self._unwritten: list[str] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped; then every environment is ended."""
+        await until_stopped(stop, self._keep_house, every_s=HOUSEKEEPING_S, waiting="opened_not_written")
+        await self._leases.close_all()
+
+    async def _keep_house(self) -> None:
+        telemetry.LEASES_LAPSED.inc(await self._leases.expire())
+        telemetry.ENVIRONMENTS_ALIVE.set(self._leases.num_alive)
+        self._unwritten += self._leases.take_opened()
+        if self._unwritten:
+            await self._episodes.opened(self._unwritten)
+            telemetry.ENVIRONMENTS_STARTED.inc(len(self._unwritten))
+            self._unwritten = []

@@ -1,0 +1,1 @@
+"""Protobuf to domain and back, nothing else."""

@@ -1,0 +1,104 @@
+"""Episodes in their environments: what a scenario yields and grades, from and to protobuf."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from blob_store import BlobRef
+from scenario_runner.domain.environments import (
+    EpisodeFault,
+    Grade,
+    Message,
+    Opened,
+    ToolDescription,
+    Transcript,
+)
+from scenario_runner.wire.runs import moment
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.environment.v1 import service_pb2 as pb
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+
+def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
+    """address: host:port of the replica that holds the lease. Raises EpisodeFault for a prompt without text."""
+    return pb.OpenResponse(
+        lease_id=opened.lease_id,
+        environment_address=address,
+        prompt=[_message(row) for row in opened.prompt],
+        tools=[_tool(tool) for tool in opened.tools],
+        expires_at=moment(opened.expires_at),
+    )
+
+
+def grade_to_wire(grade: Grade) -> pb.GradeResponse:
+    """A reward with its tree."""
+    return pb.GradeResponse(
+        reward=grade.reward,
+        success=grade.success,
+        subscores=[_subscore(row) for row in grade.subscores],
+        info_json=_json(grade.info),
+        duration_s=grade.duration_s,
+    )
+
+
+def body_ref_from_wire(message: common_pb2.BlobRef) -> BlobRef:
+    """Where the trajectory to grade is stored."""
+    return BlobRef(message.key, message.sha256, message.size_bytes)
+
+
+def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> Transcript:
+    """Of a stored trajectory only what a scenario reads: the answer, and per turn text and tool calls."""
+    return Transcript(body.episode.episode_id, body.answer, {"turns": [_turn(turn) for turn in body.turns]})
+
+
+def _turn(turn: trajectory_pb2.Turn) -> dict[str, Any]:
+    results = {result.call_id: result for result in turn.tool_results}
+    calls = []
+    for call in turn.tool_calls:
+        result = results.get(call.call_id)
+        calls.append(
+            {
+                "name": call.name,
+                "arguments": _json_or_empty(call.arguments_json),
+                "result": result.content if result is not None else "",
+                "is_error": result.is_error if result is not None else False,
+            }
+        )
+    return {"text": turn.text, "tool_calls": calls}
+
+
+def _json_or_empty(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return {}  # the policy wrote something that is not JSON; its turn says so in parse_error
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _message(row: Message) -> trajectory_pb2.Message:
+    content = row["content"]
+    if isinstance(content, list):
+        # Content parts, as OpenAI's clients write them: a text policy reads the text.
+        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if not isinstance(content, str):
+        raise EpisodeFault("scenario_error", f"the prompt's content is a {type(content).__name__}, not text")
+    return trajectory_pb2.Message(role=str(row["role"]), content=content, name=str(row.get("name", "")))
+
+
+def _tool(tool: ToolDescription) -> pb.ToolSpec:
+    return pb.ToolSpec(name=tool.name, description=tool.description, parameters_json=_json(tool.parameters))
+
+
+def _subscore(row: Mapping[str, Any]) -> trajectory_pb2.Subscore:
+    info = row.get("info")
+    text = info if isinstance(info, str) else _json(info) if info else ""
+    return trajectory_pb2.Subscore(
+        name=row["name"],
+        weight=row["weight"],
+        value=row["value"],
+        info=text,
+        children=[_subscore(child) for child in row.get("children", ())],
+    )

@@ -1,0 +1,165 @@
+"""Facts and commands that the planner publishes, from domain to protobuf; `identities.events` has their ids."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from episodes import EpisodeIdentity, GroupOutcome, GroupReason, identity_to_wire
+from episodes.identity import PURPOSE_NUMBERS, SPLIT_NUMBERS
+from identities.entities import trajectory_id
+from scenario_runner.domain.plan import episode_seed
+from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord, RunState
+from scenario_runner.domain.sources import Offer
+from scenario_runner.domain.tasksets import RunnableTask
+from scenario_runner.wire import runs as wire
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1 import events_pb2 as taskset_events
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import trajectory_pb2
+
+REPORTED_BY = "scenario_runner"
+
+
+def episode_identity(run: RunRecord, episode: EpisodeRow, task: RunnableTask) -> common_pb2.EpisodeIdentity:
+    """Says which episode a message is about. Made here and nowhere else; other services copy the message."""
+    return identity_to_wire(
+        EpisodeIdentity(
+            episode_id=episode.episode_id,
+            run_id=run.run_id,
+            group_id=episode.group_id,
+            member=episode.member,
+            group_size=run.spec.group_size,
+            model=run.spec.policy.model,
+            purpose=run.spec.purpose,
+            split=episode.split,
+            task_slug=task.slug,
+            task_digest=task.digest,
+            family=task.family,
+            tenant=run.tenant,
+        )
+    )
+
+
+def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
+    """Fact run.submitted."""
+    return taskset_events.RunSubmitted(
+        run_id=run.run_id,
+        spec=wire.spec_to_wire(run.spec),
+        taskset_digest=run.taskset_digest,
+        split=SPLIT_NUMBERS[run.split],
+        submitted_at=wire.moment(run.submitted_at),
+    )
+
+
+def run_stopping(run: RunRecord, reason: str, now: datetime, *, is_final: bool) -> taskset_events.RunStopping:
+    """Fact run.stopping: the request to stop, or, after the trainer missed its deadline, the final stop."""
+    return taskset_events.RunStopping(
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        reason=reason,
+        stopping_at=wire.moment(now),
+        ending=wire.RUN_STATES[run.ending or RunState.COMPLETED],
+        is_final=is_final,
+    )
+
+
+def group_settled(
+    run: RunRecord, group_id: str, episode_ids: Sequence[str], now: datetime, source_run_id: str = ""
+) -> training_events.GroupSettled:
+    """Fact group.settled, published by the planner because the trainer missed its deadline."""
+    return training_events.GroupSettled(
+        group_id=group_id,
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        outcome=GroupOutcome.RELEASED if source_run_id else GroupOutcome.EXCLUDED,
+        reason=GroupReason.RUN_OVER,
+        episode_ids=episode_ids,
+        settled_at=wire.moment(now),
+        source_run_id=source_run_id,
+    )
+
+
+def group_offered(run: RunRecord, offer: Offer, now: datetime) -> taskset_events.GroupOffered:
+    """Fact group.offered."""
+    return taskset_events.GroupOffered(
+        group_id=offer.group.group_id,
+        run_id=run.run_id,
+        source_run_id=offer.source.run_id,
+        model=run.spec.policy.model,
+        group_size=offer.source.spec.group_size,
+        task_digest=offer.task_digest,
+        split=SPLIT_NUMBERS[offer.split],
+        before_start=offer.is_before_start,
+        members=[_offered(row) for row in offer.members],
+        offered_at=wire.moment(now),
+    )
+
+
+def _offered(row: EpisodeRow) -> taskset_pb2.OfferedTrajectory:
+    return taskset_pb2.OfferedTrajectory(
+        trajectory_id=trajectory_id(row.episode_id),
+        episode_id=row.episode_id,
+        member=row.member,
+        reward=row.reward,
+        success=row.success,
+        body=common_pb2.BlobRef(key=row.body_key, sha256=row.body_sha256, size_bytes=row.body_size),
+        sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
+        stop_reason=trajectory_pb2.StopReason.ValueType(row.stop_reason),
+    )
+
+
+def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_events.RunFinished:
+    """Fact run.finished."""
+    return taskset_events.RunFinished(
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        purpose=PURPOSE_NUMBERS[run.spec.purpose],
+        state=wire.RUN_STATES[run.state],
+        counts=wire.counts_to_wire(counts),
+        taskset=run.spec.taskset,
+        taskset_digest=run.taskset_digest,
+        policy=wire.policy_to_wire(run.spec.policy),
+        finished_at=wire.moment(now),
+    )
+
+
+def episode_requested(
+    run: RunRecord, episode: EpisodeRow, task: RunnableTask, now: datetime
+) -> taskset_events.EpisodeRequested:
+    """The command to samplers and the fact episode.requested: two messages with one body."""
+    seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
+    return taskset_events.EpisodeRequested(
+        episode=episode_identity(run, episode, task),
+        attempt=episode.attempt,
+        policy=wire.policy_to_wire(run.spec.policy),
+        sampling=wire.sampling_to_wire(run.spec.sampling, seed=seed),
+        deadline=wire.moment(now + timedelta(seconds=run.spec.episode_deadline_s)),
+        requested_at=wire.moment(now),
+    )
+
+
+def episode_failed(
+    identity: common_pb2.EpisodeIdentity, failure: str, detail: str, now: datetime
+) -> taskset_events.EpisodeFailed:
+    """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
+    return taskset_events.EpisodeFailed(
+        episode=identity, kind=failure, detail=detail, reported_by=REPORTED_BY, failed_at=wire.moment(now)
+    )
+
+
+def episode_cancelled(
+    identity: common_pb2.EpisodeIdentity, reason: str, now: datetime
+) -> taskset_events.EpisodeCancelled:
+    """Fact episode.cancelled."""
+    return taskset_events.EpisodeCancelled(episode=identity, reason=reason, cancelled_at=wire.moment(now))
+
+
+def group_shortened(run: RunRecord, group: GroupRow, reason: str) -> taskset_events.GroupShortened:
+    """Fact group.shortened."""
+    return taskset_events.GroupShortened(
+        group_id=group.group_id,
+        run_id=run.run_id,
+        model=run.spec.policy.model,
+        expected_members=group.expected_members,
+        reason=reason,
+    )

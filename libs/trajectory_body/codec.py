@@ -45,6 +45,6 @@ def unpack(data: bytes) -> TrajectoryBody:
         body = TrajectoryBody.FromString(plain)
     except (zstandard.ZstdError, DecodeError) as error:
         raise MalformedBody(f"{len(data)} bytes are not a trajectory body: {error}") from error
-    if not body.trajectory_id or not body.episode_id:
+    if not body.episode.trajectory_id or not body.episode.episode_id:
         raise MalformedBody("the body names no trajectory; an empty object is not a record")
     return body

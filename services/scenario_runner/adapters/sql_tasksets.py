@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes import Split
+from identities.tenants import DEFAULT_TENANT
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_rows import slots_of, task_of, taskset_of
 from scenario_runner.adapters.tables import CLAIM, TASK, TASKSET
@@ -64,6 +65,7 @@ class SqlTasksets:
         """A revision with its tasks."""
         self._sql.execute(
             sa.insert(TASKSET).values(
+                tenant=DEFAULT_TENANT,
                 storage_key=taskset.key,
                 name=taskset.name,
                 revision=taskset.revision,
@@ -108,7 +110,12 @@ class SqlTasksets:
         """Put tasks that are on no side on this one. Returns a claim of one of them for the other side, upon
         which the transaction must fail; of two transactions that claim a task, one sees the other."""
         insert = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
-        shared = {"split": split.value, "claimed_by": claimed_by, "claimed_at": self.now}
+        shared = {
+            "tenant": DEFAULT_TENANT,
+            "split": split.value,
+            "claimed_by": claimed_by,
+            "claimed_at": self.now,
+        }
         against: TaskClaim | None = None
         for chunk in _chunks(digests):
             known = set(self._sql.execute(statements.SPLITS_OF, {"digests": chunk}).scalars())

@@ -13,14 +13,18 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.services.scenario_runner.planning import World, open_database
 from tests.services.scenario_runner.source_runs import Sources
 
+from blob_store import S3BlobStore
 from event_bus import EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer, connect
+from identities import objects
 from local_stack.nats import NatsServer
 from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
-from service_kit.groups import BusSettings, PeerSettings, SqlSettings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.service import Service
+from trajectory_body import pack
+from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import (
@@ -28,6 +32,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
     add_RegistryServiceServicer_to_server,
 )
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 
@@ -59,14 +64,28 @@ class KnownModels(RegistryServiceServicer):
 class Runner:
     """A running scenario_runner with its clients."""
 
-    def __init__(self, service: Service, bus: EventBus, registry: KnownModels, server: NatsServer) -> None:
+    def __init__(
+        self,
+        service: Service,
+        bus: EventBus,
+        registry: KnownModels,
+        server: NatsServer,
+        bodies: S3BlobStore,
+    ) -> None:
         self.service = service
         self.bus = bus
         self.registry = registry
         self.nats = server
+        self.bodies = bodies
         self.address = ""
         self.tasksets: Any = None
         self.environments: Any = None
+
+    async def store(self, body: TrajectoryBody) -> common_pb2.BlobRef:
+        """Store a trajectory as the sampler does."""
+        key = objects.trajectory_body(body.episode.run_id, body.episode.episode_id)
+        ref = await self.bodies.put(key, pack(body))
+        return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
 
 
 Start = Callable[..., Awaitable[Runner]]
@@ -104,7 +123,7 @@ async def sources(world: World) -> Sources:
 
 
 @pytest.fixture
-async def start_runner(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Start]:
+async def start_runner(nats: NatsServer, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Start]:
     """Starts runners on one bus and one database, one after the other or with other settings."""
     async with AsyncExitStack() as stack:
 
@@ -122,6 +141,7 @@ async def start_runner(nats: NatsServer, tmp_path: Path) -> AsyncIterator[Start]
                 "http_port": 0,
                 "environment_roots": (ENVIRONMENTS, tmp_path),
                 "bus": BusSettings(url=nats.url),
+                "s3": s3_settings,
                 "sql": SqlSettings(data_dir=tmp_path / "sql"),
                 "peers": peers,
             }
@@ -148,7 +168,9 @@ async def _run(
     bus = EventBus(settings.bus, client_name="test")
     await bus.start()
     stack.push_async_callback(bus.stop)
-    runner = Runner(service, bus, registry, nats)
+    bodies = S3BlobStore(settings.s3)
+    stack.push_async_callback(bodies.stop)
+    runner = Runner(service, bus, registry, nats, bodies)
     runner.address = server.address
     runner.tasksets = TasksetServiceStub(channel)
     runner.environments = EnvironmentServiceStub(channel)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from google.protobuf import json_format
 
 from episodes import Purpose, Split
-from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
@@ -25,7 +25,6 @@ from scenario_runner.domain.runs import (
     Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
 from scenario_runner.wire.received import fact_from
@@ -84,7 +83,7 @@ class World:
         """heard: the word came back through the stream."""
         await self.change(lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
         if is_delivered:
-            await self.hear(Stopping(self.run_id))
+            await self.apply(Stopping(self.run_id))
 
     async def change(self, work: Callable[[PlanUnit, RunRecord], None]) -> None:
         def change(unit: PlanUnit) -> None:
@@ -105,14 +104,14 @@ class World:
         """heard: the word came back through the stream."""
         await self.change(lambda unit, run: stop_early(unit, run, "enough"))
         if is_delivered:
-            await self.hear(Stopping(self.run_id))
+            await self.apply(Stopping(self.run_id))
 
     async def give_up(self, *, is_delivered: bool = True) -> None:
         """The trainer fails for good. heard: what the planner says on it came back through the stream."""
-        await self.hear(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
+        await self.apply(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
         if is_delivered and (await self.announced())[f"run.stopping/{self.run_id}/final"]:
-            await self.hear(Stopping(self.run_id, is_final=True))
-            await self.hear(*await self.settled_by_planner())
+            await self.apply(Stopping(self.run_id, is_final=True))
+            await self.apply(*await self.settled_by_planner())
 
     async def run(self) -> RunRecord:
         run = await self.do(lambda unit: unit.run(self.run_id))
@@ -197,7 +196,9 @@ async def check_conservation(world: World) -> None:
     assert counts.groups_open <= slots
     announced = await world.announced()
     assert all(count == 1 for count in announced.values())
-    assert sum(key.startswith("episode.requested/") and "/d" not in key for key in announced) == len(episodes)
+    assert sum(key.startswith("episode.requested/") and key.count("/") == 1 for key in announced) == len(
+        episodes
+    )
     for (_, _), attempts in itertools.groupby(episodes, key=lambda row: (row.group_id, row.member)):
         rows = list(attempts)
         assert [row.attempt for row in rows] == list(range(len(rows)))

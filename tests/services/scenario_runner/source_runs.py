@@ -12,6 +12,7 @@ from tests.services.scenario_runner.planning import RULES, World
 
 from blob_store import BlobRef
 from episodes import Purpose, Split
+from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Graded, GroupSettled
 from scenario_runner.domain.runs import (
@@ -25,7 +26,6 @@ from scenario_runner.domain.runs import (
 )
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
-from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import plan_more, sweep
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.source_runs import take_sources

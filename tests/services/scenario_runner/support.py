@@ -13,6 +13,7 @@ from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
 
 from event_bus import Delivery, EventBus
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
+from identities import events as event_ids
 from service_kit.groups import BusSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
@@ -110,7 +111,7 @@ async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
 
 async def play_to_grade(runner: Runner, request: Any) -> float:
     """One episode through EnvironmentService, and its trajectory.graded."""
-    opened = await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode_id))
+    opened = await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode.episode_id))
     question = opened.prompt[-1].content
     a, b = question.removesuffix("?").split("+")
     called = await runner.environments.CallTool(
@@ -121,53 +122,42 @@ async def play_to_grade(runner: Runner, request: Any) -> float:
             arguments_json=json.dumps({"a": int(a), "b": int(b)}),
         )
     )
-    answer = str(json.loads(called.content)["sum"]) if request.member == 0 else "no idea"
+    answer = str(json.loads(called.content)["sum"]) if request.episode.member == 0 else "no idea"
     call = trajectory_pb2.ToolCall(call_id="c1", name="add", arguments_json="{}")
     result = trajectory_pb2.ToolResult(call_id="c1", content=called.content)
-    transcript = trajectory_pb2.TrajectoryBody(
-        turns=[trajectory_pb2.Turn(tool_calls=[call], tool_results=[result])]
+    body = trajectory_pb2.TrajectoryBody(
+        episode=request.episode,
+        answer=answer,
+        turns=[trajectory_pb2.Turn(tool_calls=[call], tool_results=[result])],
     )
     grade = await runner.environments.Grade(
-        env_pb2.GradeRequest(lease_id=opened.lease_id, answer=answer, transcript=transcript)
+        env_pb2.GradeRequest(lease_id=opened.lease_id, body=await runner.store(body))
     )
     await runner.environments.Close(env_pb2.CloseRequest(lease_id=opened.lease_id))
     await announce_graded(runner, request, grade.reward, grade.success)
     return float(grade.reward)
 
 
-async def announce_graded(runner: Runner, request: Any, reward: float, success: bool) -> None:
+async def announce_graded(runner: Runner, request: Any, reward: float, success: bool, **fields: Any) -> None:
     event = trajectory_events.TrajectoryGraded(
-        trajectory_id=f"traj-{request.episode_id}",
-        episode_id=request.episode_id,
-        run_id=request.run_id,
-        group_id=request.group_id,
-        member=request.member,
-        model=request.policy.model,
-        purpose=request.purpose,
+        episode=request.episode,
         reward=reward,
         success=success,
         num_turns=2,
         sampled_by=common_pb2.VersionSpan(oldest=1, newest=2),
+        **fields,
     )
-    await runner.bus.publish(
-        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
-    )
+    await _publish_outcome(runner, request, event)
 
 
 async def announce_failed(runner: Runner, request: Any, kind: str = "engine_error") -> None:
-    event = events_pb2.EpisodeFailed(
-        episode_id=request.episode_id,
-        run_id=request.run_id,
-        group_id=request.group_id,
-        member=request.member,
-        model=request.policy.model,
-        purpose=request.purpose,
-        kind=kind,
-        detail="as the test wants",
-    )
-    await runner.bus.publish(
-        event, model=request.policy.model, event_id=f"episode.outcome/{request.episode_id}"
-    )
+    event = events_pb2.EpisodeFailed(episode=request.episode, kind=kind, detail="as the test wants")
+    await _publish_outcome(runner, request, event)
+
+
+async def _publish_outcome(runner: Runner, request: Any, event: Any) -> None:
+    event_id = event_ids.episode_outcome(request.episode.episode_id)
+    await runner.bus.publish(event, model=request.episode.model, event_id=event_id)
 
 
 async def finished(runner: Runner, run_id: str, timeout_s: float = 30) -> service_pb2.GetRunResponse:

@@ -85,9 +85,9 @@ async def _steer(world: World, action: str) -> None:
     if action in ("pause", "resume"):
         await {"pause": world.pause, "resume": world.resume}[action]()
     elif action in ("give_up", "fall_silent"):
-        await world.give_up(heard=action == "give_up")
+        await world.give_up(is_delivered=action == "give_up")
     elif (await world.run()).spec.purpose is Purpose.TRAIN:
-        await world.stop(heard=action == "stop")
+        await world.stop(is_delivered=action == "stop")
 
 
 async def _act_on_an_episode(world: World, action: str, pick: int) -> None:

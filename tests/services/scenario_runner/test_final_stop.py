@@ -25,6 +25,7 @@ from tests.services.scenario_runner.planning import (
 from identities.entities import group_of_episode
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunState
 from scenario_runner.wire.received import fact_from
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
@@ -91,9 +92,9 @@ class Trainer:
         if isinstance(fact, taskset_events.RunStopping):
             self.is_stopping = True
         elif isinstance(fact, trajectory_events.TrajectoryGraded) and not self.is_stopping:
-            members = self.graded.setdefault(group_of_episode(fact.episode_id), [])
-            if fact.episode_id not in members:
-                members.append(fact.episode_id)
+            members = self.graded.setdefault(group_of_episode(fact.episode.episode_id), [])
+            if fact.episode.episode_id not in members:
+                members.append(fact.episode.episode_id)
 
     def step(self) -> None:
         """Begin one with a complete group."""
@@ -153,7 +154,8 @@ class Platform:
         waiting = [row for row in await self.world.episodes() if row.state is EpisodeState.PLANNED]
         if waiting:
             episode_id = waiting[pick % len(waiting)].episode_id
-            fact = trajectory_events.TrajectoryGraded(episode_id=episode_id, run_id=self.world.run_id)
+            episode = EpisodeIdentity(episode_id=episode_id, run_id=self.world.run_id)
+            fact = trajectory_events.TrajectoryGraded(episode=episode)
             self.stream.publish(f"episode.outcome/{episode_id}", fact, self.world.now)
 
     async def relay(self) -> None:
@@ -226,7 +228,7 @@ class Platform:
         ends: dict[str, str] = {}
         for fact in self.stream.facts:
             if isinstance(fact, taskset_events.EpisodeCancelled):
-                ends.setdefault(fact.episode_id, "cancelled")
+                ends.setdefault(fact.episode.episode_id, "cancelled")
             elif isinstance(fact, training_events.GroupSettled):
                 for episode_id in fact.episode_ids:
                     end = ends.setdefault(episode_id, fact.outcome)

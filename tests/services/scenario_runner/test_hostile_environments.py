@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS
 
+from blob_store import BlobRef, MemoryBlobStore
+from identities.entities import trajectory_id
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
+from scenario_runner.adapters.stored_transcripts import StoredTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import (
@@ -30,22 +33,25 @@ from scenario_runner.domain.environments import (
 )
 from scenario_runner.ports import EpisodeTimeouts
 from scenario_runner.usecases.leases import LeaseRules, Leases
+from trajectory_body import pack
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, TrajectoryBody, Turn
 
-PATIENCE = EpisodeTimeouts(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
+TIMEOUTS = EpisodeTimeouts(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
 HOSTILE = PythonEnvironment("hostile", str(ENVIRONMENTS / "hostile.py"))
 ARITH = PythonEnvironment("arith", str(ENVIRONMENTS / "arith.py"))
 
 Open = Callable[..., Any]
 
 
-class Book:
-    """Plays what the test puts in."""
+class OpenEpisodes:
+    """Implements ports.PlannedEpisodes with the episodes of a test."""
 
     def __init__(self) -> None:
-        self.episodes: dict[str, EpisodeToPlay] = {}
+        self.rows: dict[str, EpisodeToPlay] = {}
 
     async def to_play(self, episode_id: str) -> EpisodeToPlay:
-        return self.episodes[episode_id]
+        return self.rows[episode_id]
 
     async def opened(self, episode_ids: Sequence[str]) -> None:
         raise AssertionError("not asked in these tests")
@@ -66,12 +72,15 @@ class Fleet:
 
     def __init__(self, hosts: Hosts, capacity: int) -> None:
         self.hosts = hosts
-        self.book = Book()
+        self.episodes = OpenEpisodes()
+        self.store = MemoryBlobStore()
+        self.played: dict[str, str] = {}
         self.clock = Clock()
         self._ids = iter(range(10_000))
         self.leases = Leases(
             hosts,
-            self.book,
+            self.episodes,
+            StoredTranscripts(self.store),
             LeaseRules(capacity, 60.0),
             now=self.clock,
             new_id=lambda prefix: f"{prefix}-{next(self._ids)}",
@@ -82,14 +91,23 @@ class Fleet:
     ) -> Opened:
         episode = episode or f"episode-{next(self._ids)}"
         deadline = self.clock.now + timedelta(seconds=30)
-        self.book.episodes[episode] = EpisodeToPlay(episode, source, scenario, args, deadline)
-        return await self.leases.open(episode)
+        self.episodes.rows[episode] = EpisodeToPlay(episode, source, scenario, args, deadline)
+        opened = await self.leases.open(episode)
+        self.played[opened.lease_id] = episode
+        return opened
 
     async def call(self, opened: Opened, name: str, args: str = "{}", call_id: str = "") -> Any:
         return await self.leases.call_tool(opened.lease_id, call_id or f"call-{next(self._ids)}", name, args)
 
-    async def grade(self, opened: Opened, answer: str = "x") -> Any:
-        return await self.leases.grade(opened.lease_id, answer, {"turns": []})
+    async def grade(self, opened: Opened, answer: str = "x", *turns: Turn) -> Any:
+        """Grade the trajectory that the sampler stored."""
+        return await self.leases.grade(opened.lease_id, await self.stored(opened, answer, *turns))
+
+    async def stored(self, opened: Opened, answer: str = "x", *turns: Turn, episode: str = "") -> BlobRef:
+        episode = episode or self.played[opened.lease_id]
+        identity = EpisodeIdentity(episode_id=episode, trajectory_id=trajectory_id(episode))
+        body = TrajectoryBody(episode=identity, answer=answer, turns=turns)
+        return await self.store.put(f"bodies/{episode}", pack(body))
 
     async def works(self) -> bool:
         """A well-behaved episode from prompt to reward."""
@@ -100,7 +118,7 @@ class Fleet:
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
     options = ZygoteOptions(Limits(address_space_bytes=1 << 30), 64, start_timeout_s=30, fork_timeout_s=10)
-    hosts = Hosts(ForkedHost(options, PATIENCE), TcpHost(PATIENCE))
+    hosts = Hosts(ForkedHost(options, TIMEOUTS), TcpHost(TIMEOUTS))
     running = Fleet(hosts, capacity=8)
     yield running
     await running.leases.close_all()
@@ -113,9 +131,8 @@ async def test_a_well_behaved_episode(fleet: Fleet) -> None:
     assert [tool.name for tool in opened.tools] == ["add", "process"]
     outcome = await fleet.call(opened, "add", '{"a": 2, "b": 3}')
     assert (outcome.content, outcome.is_error) == ('{"sum": 5}', False)
-    grade = await fleet.leases.grade(
-        opened.lease_id, "5", {"turns": [{"text": "", "tool_calls": [{"name": "add", "arguments": {}}]}]}
-    )
+    call = ToolCall(call_id="c1", name="add", arguments_json="{}")
+    grade = await fleet.grade(opened, "5", Turn(tool_calls=[call]))
     assert (grade.reward, grade.success, grade.info) == (1.0, True, {"calls": 1})
     assert grade.subscores[0]["info"] == {"uses": 1}
 
@@ -156,7 +173,7 @@ async def test_a_scenario_that_fails_before_its_prompt(
 ) -> None:
     with pytest.raises(EpisodeFault, match=text) as caught:
         await fleet.open(scenario, args)
-    assert caught.value.fault == fault
+    assert caught.value.failure_kind == fault
     assert fleet.leases.num_alive == 0
     assert await fleet.works()
 
@@ -197,7 +214,7 @@ async def test_a_scenario_without_a_usable_reward(
     for _ in range(2):  # asking again gives the same answer: the scenario is not played twice
         with pytest.raises(EpisodeFault, match=text) as caught:
             await fleet.grade(opened)
-        assert caught.value.fault == fault
+        assert caught.value.failure_kind == fault
     assert fleet.leases.num_alive == 0
     assert await fleet.works()
 
@@ -229,7 +246,7 @@ async def test_a_tool_result_of_50_mb_is_cut(fleet: Fleet) -> None:
     result = await fleet.call(opened, "huge")
     assert result.truncated
     assert not result.is_error
-    assert len(result.content.encode()) <= PATIENCE.tool_result_bytes
+    assert len(result.content.encode()) <= TIMEOUTS.tool_result_bytes
     assert result.content.endswith("[truncated: 52428800 bytes, limit 4096; ask for less]")
     assert (await fleet.grade(opened)).reward == 1.0
 

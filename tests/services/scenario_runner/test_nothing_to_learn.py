@@ -242,19 +242,19 @@ class Excluding:
 
     async def play(self, request: Any) -> None:
         await announce_graded(self.runner, request, 0.0, success=False)
-        members = self.members.setdefault(request.group_id, [])
-        members.append(request.episode_id)
-        if len(members) < request.group_size:
+        members = self.members.setdefault(request.episode.group_id, [])
+        members.append(request.episode.episode_id)
+        if len(members) < request.episode.group_size:
             return
         fact = training_events.GroupSettled(
-            group_id=request.group_id,
-            run_id=request.run_id,
+            group_id=request.episode.group_id,
+            run_id=request.episode.run_id,
             model="incident",
             outcome="excluded",
             reason="zero_spread",
             episode_ids=members,
         )
-        event_id = f"group.settled/{request.group_id}"
+        event_id = f"group.settled/{request.episode.group_id}"
         await self.runner.bus.publish(fact, model="incident", event_id=event_id)
 
 

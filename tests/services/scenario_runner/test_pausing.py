@@ -41,13 +41,13 @@ async def test_a_refill_that_becomes_due_while_paused_waits_for_resume(world: Wo
     assert named(await world.episodes())[refill].num_dispatches == 0
     announced = await world.announced()
     assert announced[f"episode.requested/{refill}"] == 1
-    assert f"episode.requested/{refill}/d1" not in announced
+    assert f"episode.requested/{refill}/1" not in announced
     world.now += timedelta(hours=1)
     await world.sweep(queue_is_idle=True)
     assert not [key for key in await world.announced() if key.startswith(f"episode.requested/{refill}/")]
     await world.resume()
     await world.resume()
-    assert (await world.announced())[f"episode.requested/{refill}/d1"] == 1
+    assert (await world.announced())[f"episode.requested/{refill}/1"] == 1
     assert named(await world.episodes())[refill].num_dispatches == 1
     await world.apply(world.graded(refill))
     assert (await world.run()).num_graded == 2

@@ -30,7 +30,7 @@ async def test_a_training_run_fills_its_slots_and_no_more(world: World) -> None:
     ]
     announced = await world.announced()
     assert announced[f"episode.requested/{episodes[0].episode_id}"] == 1
-    assert announced[f"episode.requested/{episodes[0].episode_id}/d1"] == 1
+    assert announced[f"episode.requested/{episodes[0].episode_id}/1"] == 1
 
 
 async def test_two_planners_take_turns(world: World, sql_url: str) -> None:
@@ -92,7 +92,9 @@ async def test_a_fact_heard_twice_changes_nothing(world: World) -> None:
 async def test_a_settled_group_cancels_the_members_it_did_not_wait_for(world: World) -> None:
     await world.begin(train_spec(), num_tasks=3)
     group = world.group_id(0)
-    await world.apply(world.graded(f"{group}-e000-a0"), world.settled(group, [f"{group}-e000-a0"], "excluded"))
+    await world.apply(
+        world.graded(f"{group}-e000-a0"), world.settled(group, [f"{group}-e000-a0"], "excluded")
+    )
     states = [(row.state.value, row.reason) for row in await world.episodes() if row.group_id == group]
     assert states == [("excluded", "zero_spread"), ("cancelled", "group_settled")]
     assert (await world.announced())[f"episode.cancelled/{group}-e001-a0"] == 1
@@ -120,11 +122,11 @@ async def test_what_is_overdue_fails_by_name_and_what_was_lost_is_queued_again(w
     announced = await world.announced()
     assert announced[f"episode.outcome/{opened}"] == 1
     assert announced[f"episode.requested/{opened[:-1]}1"] == 1
-    assert f"episode.requested/{lost}/d2" not in announced  # it may still be in the queue
+    assert f"episode.requested/{lost}/2" not in announced  # it may still be in the queue
     await world.sweep(queue_is_idle=True)
-    assert (await world.announced())[f"episode.requested/{lost}/d2"] == 1
+    assert (await world.announced())[f"episode.requested/{lost}/2"] == 1
     await world.sweep(queue_is_idle=True)
-    assert f"episode.requested/{lost}/d3" not in await world.announced()
+    assert f"episode.requested/{lost}/3" not in await world.announced()
 
 
 async def test_a_grade_that_crossed_our_own_timeout_stands(world: World) -> None:

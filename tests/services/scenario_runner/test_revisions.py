@@ -25,8 +25,8 @@ from tests.services.scenario_runner.support import (
 from tests.services.scenario_runner.test_splits import add, digest, requested, taskset
 
 from episodes import Split
-from scenario_runner.adapters.planned_episodes import PlannedEpisodes
-from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import (
     AlreadyTaken,
@@ -37,7 +37,6 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset
-from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import plan_more
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.submitting import Runs
@@ -77,7 +76,7 @@ async def plan(world: World) -> int:
 
 async def played(world: World) -> Counter[str]:
     """Digests of the tasks of all attempts, as their numbers."""
-    return Counter(one.task_digest.lstrip("0") for one in await requested(world))
+    return Counter(one.episode.task_digest.lstrip("0") for one in await requested(world))
 
 
 async def test_other_tasks_are_a_new_revision_and_the_same_ones_are_none(world: World) -> None:
@@ -135,14 +134,14 @@ async def test_an_evaluation_plays_what_it_was_submitted_with(world: World) -> N
     await plan(world)  # two groups of four fit
     await add(world, "ts", TRAIN, 8, 9)
     before = await requested(world)
-    await world.apply(world.failed(before[0].episode_id))
+    await world.apply(world.failed(before[0].episode.episode_id))
     refill = [one for one in await requested(world) if one.attempt == 1]
-    assert [one.task_digest for one in refill] == [before[0].task_digest]
+    assert [one.episode.task_digest for one in refill] == [before[0].episode.task_digest]
     while await plan(world) or (waiting := await planned(world)):
         await world.apply(*[world.graded(one) for one in await planned(world)])
     assert not waiting
     assert await played(world) == Counter(
-        {str(n): 3 for n in range(1, 5)} | {refill[0].task_digest.lstrip("0"): 4}
+        {str(n): 3 for n in range(1, 5)} | {refill[0].episode.task_digest.lstrip("0"): 4}
     )
     done = await world.do(lambda unit: unit.run(world.run_id))
     assert done is not None
@@ -161,7 +160,7 @@ async def test_a_standing_run_takes_the_newest_revision_for_its_next_groups(worl
     assert await played(world) == Counter({"1": 2, "2": 2})
     revised = await add(world, "ts", TRAIN, 11, 12, 13)
     assert (await world.run()).taskset == "ts"  # nothing happens before it plans
-    first = sorted(one.episode_id for one in await requested(world))
+    first = sorted(one.episode.episode_id for one in await requested(world))
     await world.apply(world.failed(first[0]))  # of a group of the first revision: played again with its task
     assert sum((await played(world)).values()) == 5
     assert set(await played(world)) == {"1", "2"}
@@ -188,15 +187,15 @@ async def test_what_was_dispatched_again_and_what_is_opened_is_the_task_of_its_r
     await add(world, "ts", TRAIN, 1, 2)
     await begin(world, train_spec_of(group_size=2, prompts=2, staleness=0, steps=0))
     await plan(world)
-    asked = {one.episode_id: one.task_digest for one in await requested(world)}
+    asked = {one.episode.episode_id: one.episode.task_digest for one in await requested(world)}
     moved = replace(taskset("ts", TRAIN, 11, 12), source=PythonEnvironment("e", "/new.py"))
     await world.do(lambda unit: store(unit, moved))
     world.now += timedelta(seconds=1000)
     await world.sweep(queue_is_idle=True)
     announced = await world.announced()
-    assert sum(key.endswith("/d2") for key in announced) == 4
-    assert {one.episode_id: one.task_digest for one in await requested(world)} == asked
-    book = PlannedEpisodes(world.database, now=lambda: world.now)
+    assert sum(key.endswith("/2") for key in announced) == 4
+    assert {one.episode.episode_id: one.episode.task_digest for one in await requested(world)} == asked
+    book = SqlPlannedEpisodes(world.database, now=lambda: world.now)
     for episode_id in asked:
         assert (await book.to_play(episode_id)).source == PythonEnvironment("e", "/e.py")
     for group in range(2):

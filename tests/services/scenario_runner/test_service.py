@@ -62,8 +62,8 @@ async def test_a_failed_member_is_played_again_and_then_given_up(runner: Runner)
     attempts: list[str] = []
 
     async def play(request: Any) -> None:
-        attempts.append(request.episode_id)
-        if request.member == 0 or request.attempt == 0:
+        attempts.append(request.episode.episode_id)
+        if request.episode.member == 0 or request.attempt == 0:
             await announce_failed(runner, request)
         else:
             await play_to_grade(runner, request)
@@ -122,10 +122,12 @@ class FakeTrainer:
 
     async def on_graded(self, request: Any) -> None:
         async with self._one_at_a_time:
-            self.groups.setdefault(request.group_id, []).append(request.episode_id)
+            self.groups.setdefault(request.episode.group_id, []).append(request.episode.episode_id)
             counts = (await get(self.runner, self.run_id)).run.counts
             self.most_open = max(self.most_open, counts.groups_open)
-            complete = [name for name, members in self.groups.items() if len(members) == request.group_size]
+            complete = [
+                name for name, members in self.groups.items() if len(members) == request.episode.group_size
+            ]
             if self.step < self.steps and len(complete) >= self.prompts:
                 await self._train(complete[: self.prompts])
             if self.step == self.steps:
@@ -203,7 +205,7 @@ async def test_an_overdue_episode_fails_by_name_and_is_played_again(runner: Runn
 
     async def play(request: Any) -> None:
         if request.attempt == 0:
-            await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode_id))
+            await runner.environments.Open(env_pb2.OpenRequest(episode_id=request.episode.episode_id))
         else:
             await play_to_grade(runner, request)
 
@@ -221,7 +223,7 @@ async def test_a_command_that_was_lost_is_dispatched_again(runner: Runner) -> No
     seen: list[str] = []
 
     async def play(request: Any) -> None:
-        seen.append(request.episode_id)
+        seen.append(request.episode.episode_id)
         if len(seen) > 1:  # the first time the sampler forgets it
             await play_to_grade(runner, request)
 

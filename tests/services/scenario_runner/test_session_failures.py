@@ -140,7 +140,7 @@ async def test_a_run_that_ends_already_keeps_its_ending_and_stops_waiting(
 ) -> None:
     await world.begin(train_spec(), num_tasks=3)
     await world.apply(*map(world.graded, world.members(1)))
-    await {"cancel": world.cancel, "stop": world.stop}[how](heard=heard)
+    await {"cancel": world.cancel, "stop": world.stop}[how](is_delivered=heard)
     assert (await world.run()).state is RunState.DRAINING
     await world.give_up()  # no time passes
     run = await world.run()
@@ -182,7 +182,7 @@ async def graded_run(runner: Runner) -> taskset_pb2.Run:
     run = await submit(runner, run_spec(TRAIN, 2, training=training))
 
     async def play(request: Any) -> None:
-        if request.group_id.endswith("g00000"):
+        if request.episode.group_id.endswith("g00000"):
             await play_to_grade(runner, request)
 
     async with sampling(runner, play):

@@ -25,7 +25,7 @@ from scenario_runner.domain.runs import (
     RunState,
 )
 from scenario_runner.domain.source_groups import EndedGroup, SourceReport
-from scenario_runner.domain.sources import Offer, OfferRules, misfit
+from scenario_runner.domain.sources import Offer, OfferRules, why_unfit
 from scenario_runner.usecases.ending import end_run
 from scenario_runner.wire.published import group_offered
 from upcycle.api.common.v1 import common_pb2
@@ -41,17 +41,17 @@ ONLINE = replace(SOURCE, head_version=None)
     ("group", "rules", "reason"),
     [
         (GROUP, SOURCE, ""),
-        (GROUP, replace(SOURCE, split=Split.HELD_OUT), "split"),
+        (GROUP, replace(SOURCE, split=Split.HELD_OUT), "held_out"),
         (GROUP, replace(SOURCE, is_same_environment=False), "other_environment"),
         (replace(GROUP, num_members=1), SOURCE, "incomplete_group"),
         (replace(GROUP, outcome="failed", num_members=0), SOURCE, "incomplete_group"),
         (replace(GROUP, num_members=1), replace(SOURCE, group_size=1), "group_of_one"),
         (replace(GROUP, num_members=128), replace(SOURCE, group_size=128), ""),  # 16 * 128 = 2048
-        (replace(GROUP, num_members=129), replace(SOURCE, group_size=129), "group_too_large"),
+        (replace(GROUP, num_members=129), replace(SOURCE, group_size=129), "too_large"),
         (
             replace(GROUP, num_members=513),
             replace(SOURCE, group_size=513, prompts_per_step=1),
-            "group_too_large",
+            "too_large",
         ),
         (replace(GROUP, num_without_body=1), SOURCE, "no_tokens"),
         (replace(GROUP, oldest=3), SOURCE, "version"),  # members of two versions

@@ -76,9 +76,9 @@ class Order:
 
     async def do_again(self, pick: int) -> None:
         """Facts are delivered again."""
-        heard = list(self.answers.values())
-        if is_delivered:
-            await self.sources.world.apply(heard[pick % len(heard)], heard[pick // 3 % len(heard)])
+        answers = list(self.answers.values())
+        if answers:
+            await self.sources.world.apply(answers[pick % len(answers)], answers[pick // 3 % len(answers)])
 
     async def do_step(self, pick: int) -> None:
         await self.sources.world.apply(Advanced(self.run_id, pick % 4, 4 + pick % 3))

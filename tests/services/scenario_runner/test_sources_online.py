@@ -66,7 +66,7 @@ async def test_held_out_groups_are_left_out_even_when_the_evaluation_says_traina
     await sources.play(evaluation)
     await sources.plan(run_id)
     assert await sources.offers(run_id) == []
-    assert (await sources.report(run_id, evaluation)).left_out == {"split": 6}
+    assert (await sources.report(run_id, evaluation)).left_out == {"held_out": 6}
 
 
 async def test_an_old_taskset_whose_name_ends_like_a_revision_is_another_taskset(sources: Sources) -> None:

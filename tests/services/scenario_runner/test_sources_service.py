@@ -9,6 +9,7 @@ import pytest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.support import (
     TRAIN,
+    announce_graded,
     arith,
     explain,
     finished,
@@ -29,27 +30,15 @@ from service_kit.groups import BusSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2, taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
-from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
 
 
 async def _grade(runner: Runner, request: Any) -> None:
-    """What sampler and grader say of one episode, without an environment."""
-    event = trajectory_events.TrajectoryGraded(
-        trajectory_id=f"traj-{request.episode_id}",
-        episode_id=request.episode_id,
-        run_id=request.run_id,
-        group_id=request.group_id,
-        member=request.member,
-        model="incident",
-        purpose=request.purpose,
-        reward=float(request.member),
-        success=bool(request.member),
-        num_turns=1,
-        body=common_pb2.BlobRef(key=f"trajectories/{request.episode_id}", sha256="b" * 64, size_bytes=9),
-        stop_reason=trajectory_pb2.STOP_REASON_DONE,
-    )
-    await runner.bus.publish(event, model="incident", event_id=f"episode.outcome/{request.episode_id}")
+    """Publish what sampler and grader publish about one episode, without an environment."""
+    member = request.episode.member
+    body = common_pb2.BlobRef(key=f"bodies/{request.episode.episode_id}", sha256="b" * 64, size_bytes=9)
+    done = trajectory_pb2.STOP_REASON_DONE
+    await announce_graded(runner, request, float(member), bool(member), body=body, stop_reason=done)
 
 
 async def _settle(runner: Runner, run_id: str, offer: Any, outcome: str) -> None:

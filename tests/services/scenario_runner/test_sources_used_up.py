@@ -110,7 +110,7 @@ async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) 
     await sources.plan(run_id)
     assert (await sources.run(run_id)).state is RunState.RUNNING
     supply = await sources.world.do(lambda unit: supply_of(unit, unit.source_groups.source_run(run_id)))  # type: ignore[arg-type]
-    assert feeding.evaluations == (online,)
+    assert supply.evaluations == (online,)
     await sources.play(online)
     await sources.plan(run_id)
     assert (await sources.report(run_id, online)).offered == 6

@@ -4,32 +4,24 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import sqlalchemy as sa
-from alembic.config import Config
-from alembic.runtime.environment import EnvironmentContext
-from alembic.script import ScriptDirectory
 from google.protobuf import json_format
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning import START, World, eval_spec, open_database
+from tests.services.scenario_runner.planning import World, eval_spec, open_database
 from tests.services.scenario_runner.support import arith, refusal, register, run_spec, submit
 
 from episodes import Split
-from scenario_runner.adapters import migrations
 from scenario_runner.adapters.sql_plan import SqlPlan
-from scenario_runner.adapters.tables import CLAIM
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Failed
 from scenario_runner.domain.runs import Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.task_claims import ClaimTasks
-from scenario_runner.wire import runs as wire
-from sql_store import Database, migrate
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2, service_pb2
 from upcycle.tasks import taskset_digest
@@ -128,13 +120,13 @@ async def test_episodes_are_asked_for_with_the_side_of_their_task(world: World) 
         "t2": common_pb2.SPLIT_UNASSIGNED,
     }
     requests = await requested(world)
-    assert {one.task_slug: one.split for one in requests} == wanted
+    assert {one.episode.task_slug: one.episode.split for one in requests} == wanted
     # What is played again is asked for with the side of then.
     await world.do(lambda unit: unit.claim([numbers["t2"]], TRAIN, "taskset c"))
-    by_slug = {one.task_slug: one.episode_id for one in requests}
+    by_slug = {one.episode.task_slug: one.episode.episode_id for one in requests}
     await world.apply(Failed(by_slug["t2"], world.run_id, "engine_error", ""))
     again = [one for one in await requested(world) if one.attempt == 1]
-    assert [(one.task_slug, one.split) for one in again] == [("t2", common_pb2.SPLIT_TRAIN)]
+    assert [(one.episode.task_slug, one.episode.split) for one in again] == [("t2", common_pb2.SPLIT_TRAIN)]
 
 
 async def requested(world: World) -> list[events_pb2.EpisodeRequested]:
@@ -144,7 +136,7 @@ async def requested(world: World) -> list[events_pb2.EpisodeRequested]:
     found = {}
     for row in rows:
         one = json_format.Parse(row, events_pb2.EpisodeRequested())
-        found[one.episode_id] = one
+        found[one.episode.episode_id] = one
     return list(found.values())
 
 
@@ -253,94 +245,4 @@ async def test_an_unassigned_taskset_is_evaluated_and_says_so(runner: Runner) ->
     async with asyncio.timeout(10):
         while fact is None:
             fact = await runner.bus.last(events_pb2.EpisodeRequested, model="incident")
-    assert fact.message.split == common_pb2.SPLIT_UNASSIGNED
-
-
-async def test_what_was_registered_before_is_claimed_by_the_migration(sql_url: str) -> None:
-    database = Database(sql_url)
-    await database.start()
-    await database.run(lambda sql: move_tables(sql, "0001"))
-    await database.run(_fill_as_before)
-    await migrate(database, "scenario_runner")
-    world = World(database)
-    assert await splits(world, 1, 2, 3, 4, 5) == [TRAIN, HELD_OUT, HELD_OUT, UNASSIGNED, TRAIN]
-    claims = sa.select(CLAIM.c.digest, CLAIM.c.claimed_by)
-    by = await world.database.run(lambda sql: {row.digest: row.claimed_by for row in sql.execute(claims)})
-    assert (by[digest(1)], by[digest(2)]) == ("taskset train", "taskset judge")
-    # Names and keys are what they were, and so is what is played again.
-    found = await world.do(lambda unit: unit.tasksets())
-    assert [(one.name, one.key, one.revision) for one in found] == [
-        (name, name, 1) for name in ("adhoc-0123456789ab", "judge", "train", "train2")
-    ]
-    # An ad-hoc taskset judges no more: no gate takes it, and its runs are no evidence.
-    assert [one.split for one in found] == [UNASSIGNED, HELD_OUT, TRAIN, TRAIN]
-    group = await world.do(lambda unit: unit.group("g"))
-    run = await world.do(lambda unit: unit.run("r"))
-    assert group is not None
-    assert run is not None
-    assert (group.taskset, run.taskset, run.taskset_revision, run.taskset_name) == (
-        "train",
-        "train",
-        1,
-        "train",
-    )
-    await database.run(lambda sql: move_tables(sql, "0001", back=True))
-    before = sa.text("SELECT name, split FROM taskset ORDER BY name")
-    rows = await database.run(lambda sql: [tuple(row) for row in sql.execute(before)])
-    assert rows == [
-        ("adhoc-0123456789ab", "held_out"),
-        ("judge", "held_out"),
-        ("train", "train"),
-        ("train2", "train"),
-    ]
-    await database.stop()
-
-
-def _fill_as_before(sql: sa.Connection) -> None:
-    """Rows as version 0.1.0 wrote them."""
-    taskset_row = sa.text(
-        "INSERT INTO taskset (name, digest, split, source, num_tasks, registered_at) "
-        "VALUES (:name, 'd', :split, :source, 2, :at)"
-    )
-    task_row = sa.text(
-        "INSERT INTO task (taskset, position, slug, scenario, args_json, family, digest) "
-        "VALUES (:name, :position, :slug, 's', '{}', 'default', :digest)"
-    )
-    source = '{"name": "e", "python": {"path": "/e.py"}}'
-    for name, split, numbers in (
-        ("train", TRAIN, (1, 2)),
-        ("judge", HELD_OUT, (2, 3)),
-        ("adhoc-0123456789ab", HELD_OUT, (1, 4)),
-        ("train2", TRAIN, (1, 5)),
-    ):
-        fields = {"name": name, "split": split.value, "source": source, "at": START}
-        sql.execute(taskset_row, fields)
-        for position, number in enumerate(numbers):
-            row = {"name": name, "position": position, "slug": f"t{number}", "digest": digest(number)}
-            sql.execute(task_row, row)
-    sql.execute(
-        sa.text(
-            "INSERT INTO run (run_id, request_id, model, purpose, split, state, spec, taskset, "
-            "taskset_digest, num_tasks, trace_id, trace, failure, submitted_at) "
-            "VALUES ('r', 'r', 'm', 'eval', 'train', 'running', :spec, 'train', 'd', 2, '', '{}', '', :at)"
-        ),
-        {"spec": wire.spec_to_json(eval_spec()), "at": START},
-    )
-    sql.execute(
-        sa.text(
-            "INSERT INTO task_group (group_id, run_id, position, task_position, expected_members, "
-            "num_graded, is_open, outcome) VALUES ('g', 'r', 0, 0, 2, 0, :open, '')"
-        ),
-        {"open": True},
-    )
-
-
-def move_tables(sql: sa.Connection, revision: str, *, back: bool = False) -> None:
-    """Migrate to a revision that is not the newest."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    script = ScriptDirectory.from_config(config)
-    steps = script._downgrade_revs if back else script._upgrade_revs
-    with EnvironmentContext(config, script, fn=lambda now, _: steps(revision, now)) as environment:
-        environment.configure(connection=sql, version_table="scenario_runner_version", render_as_batch=True)
-        environment.run_migrations()
+    assert fact.message.episode.split == common_pb2.SPLIT_UNASSIGNED

@@ -8,10 +8,9 @@ import pytest
 from tests.services.scenario_runner.planning import RULES, World
 from tests.services.scenario_runner.source_runs import Sources, settled, train_spec
 
-from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled
 from scenario_runner.domain.runs import Refused, RunState, RunView
-from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more

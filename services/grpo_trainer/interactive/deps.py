@@ -11,8 +11,8 @@ from typing import Protocol
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.interactive.inputs import ConversationInput, Sample, Split
-from grpo_trainer.interactive.state import HandState, Head, StepDone
-from grpo_trainer.learner.protocol import HandLearner
+from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
+from grpo_trainer.learner.protocol import AccumulatingLearner
 from grpo_trainer.ports import Facts, Policies
 
 
@@ -66,25 +66,25 @@ class Heads(Protocol):
         until the registry holds the checkpoint."""
 
 
-class HandStates(Protocol):
+class InteractiveStates(Protocol):
     """Durable states of models in interactive training; a state exists once its marker does."""
 
     async def models(self) -> tuple[str, ...]:
         """Models of which a state is kept, sorted."""
 
-    async def newest(self, model: str) -> HandState | None:
+    async def newest(self, model: str) -> InteractiveState | None:
         """Raises BrokenArtifact."""
 
-    async def of_version(self, model: str, version: int) -> HandState | None:
+    async def of_version(self, model: str, version: int) -> InteractiveState | None:
         """The kept state that produced a version."""
 
-    async def commit(self, state: HandState, tensors: Path) -> HandState:
+    async def commit(self, state: InteractiveState, tensors: Path) -> InteractiveState:
         """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
 
-    async def tensors(self, state: HandState, path: Path) -> None:
+    async def tensors(self, state: InteractiveState, path: Path) -> None:
         """Fetch the tensors of a state."""
 
-    def marker_of(self, state: HandState) -> StoredBody:
+    def marker_of(self, state: InteractiveState) -> StoredBody:
         """Claim check of the marker of a committed state."""
 
     async def prune(self, model: str, *, newest: int) -> None:
@@ -92,16 +92,16 @@ class HandStates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HandTools:
+class InteractiveDeps:
     """What interactive training works with. busy: says which run trains a model, if one does; Waiting:
     not yet. stepped: hears of each durable step."""
 
-    new_learner: Callable[[], HandLearner]
+    new_learner: Callable[[], AccumulatingLearner]
     trajectories: Trajectories
     claims: TaskClaims
     conversations: Conversations
     heads: Heads
-    states: HandStates
+    states: InteractiveStates
     policies: Policies
     facts: Facts
     busy: Callable[[str], str | None]

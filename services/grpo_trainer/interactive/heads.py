@@ -12,7 +12,7 @@ from grpo_trainer.interactive.state import Head
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
-_ACTOR: Final = "training by hand"
+_ACTOR: Final = "interactive training"
 
 
 class RegistryHeads:

@@ -1,4 +1,4 @@
-"""What training by hand is given: trajectories of the store, inline ones, conversations, rows of tokens.
+"""Inputs of interactive training: stored trajectories, inline trajectories, conversations, rows of tokens.
 
 All become `PreparedInput`s, rows of tokens with what is known about each; groups are consecutive slices.
 """

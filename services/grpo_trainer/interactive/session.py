@@ -28,18 +28,18 @@ from grpo_trainer.domain.errors import (
 )
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
-from grpo_trainer.interactive.deps import HandTools
+from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
-from grpo_trainer.interactive.state import HandState, Head, StepDone, Update, groups_after
+from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Update, groups_after
 from grpo_trainer.interactive.steps import (
     announce_step,
-    hand_record,
-    hand_spec,
+    interactive_spec,
     publish,
     recorded,
     session_of,
     step_metrics,
+    step_record,
 )
 from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
@@ -60,21 +60,21 @@ class _Forward:
     version: int
 
 
-class ModelByHand:
+class InteractiveSession:
     """See the module. Every public method takes the model's lock."""
 
-    def __init__(self, model: str, tools: HandTools) -> None:
+    def __init__(self, model: str, tools: InteractiveDeps) -> None:
         self.model = model
         self.lock = asyncio.Lock()
         self.patience = Patience(budget_s=_BUDGET_S)
         self._tools = tools
         self._learner = tools.new_learner()
         self._preparer = Preparer(tools.trajectories, tools.conversations, self.patience)
-        self._spec = hand_spec(model)
+        self._spec = interactive_spec(model)
         self._base: BasePolicy | None = None
         self._policy: Path | None = None
         self._at: Head | None = None
-        self._newest: HandState | None = None
+        self._newest: InteractiveState | None = None
         self._done: StepDone | None = None
         self._generation = 0
         self._pending: dict[str, Measured] = {}
@@ -195,7 +195,7 @@ class ModelByHand:
         if run is not None:
             await self._discard()
             raise ModelBusy(f"run {run} trains {self.model!r}: wait until it is over, or stop it")
-        spec = None if lora is None else hand_spec(self.model, lora)
+        spec = None if lora is None else interactive_spec(self.model, lora)
         head = await self.patience.until_done(lambda: self._tools.heads.head(self.model))
         at = self._at
         if at is None or self._policy is None:
@@ -247,7 +247,7 @@ class ModelByHand:
             if state.is_current(head):
                 head = Head(state.published, head.revision)
             spec = spec or state.session.spec
-        return await self._follow(head, spec or hand_spec(self.model))
+        return await self._follow(head, spec or interactive_spec(self.model))
 
     async def _follow(self, head: Head, spec: TrainingSpec) -> tuple[Path, Head]:
         """These weights; with their optimizer state, where one of the same kind is kept."""
@@ -262,14 +262,14 @@ class ModelByHand:
         log.info("model_opened", extra={"model": self.model, "checkpoint_id": head.checkpoint_id})
         return policy, head
 
-    async def _kept(self, version: int) -> HandState | None:
+    async def _kept(self, version: int) -> InteractiveState | None:
         """The state that produced a version, if there is one and it was not pruned."""
         newest = self._newest
         if newest is None or newest.session.version == version:
             return newest
         return await self.patience.until_done(lambda: self._tools.states.of_version(self.model, version))
 
-    async def _resume(self, state: HandState) -> Path:
+    async def _resume(self, state: InteractiveState) -> Path:
         """The learner as it was when the state became durable."""
         session = state.session
         policy = await self.patience.until_done(lambda: self._tools.policies.fetch(session.base))
@@ -293,7 +293,7 @@ class ModelByHand:
             groups = groups_after(
                 await self._groups_before(head), (one for each in pending.values() for one in each.groups)
             )
-            state = HandState(
+            state = InteractiveState(
                 session, policy.manifest, policy.digest, request_id, head.revision, update.keep_head, groups
             )
             done = await self._finish(await self._persist(state, snapshot))
@@ -322,7 +322,7 @@ class ModelByHand:
         """The state after the step, without its tensors. numbers: metrics of the update."""
         tools = self._tools
         newest = await self.patience.until_done(lambda: tools.policies.newest_version(self.model))
-        record = hand_record(
+        record = step_record(
             step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,
             parent=head,
@@ -337,13 +337,13 @@ class ModelByHand:
         kept = await self._kept(head.base.version)
         return kept.groups if kept is not None and kept.published == head.base else {}
 
-    async def _persist(self, state: HandState, snapshot: Snapshot) -> HandState:
+    async def _persist(self, state: InteractiveState, snapshot: Snapshot) -> InteractiveState:
         """Weights, moments and what the step was, durable under one marker."""
         with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
             await snapshot.save(Path(folder))
             return await self.patience.until_done(lambda: self._tools.states.commit(state, Path(folder)))
 
-    async def _finish(self, state: HandState) -> StepDone:
+    async def _finish(self, state: InteractiveState) -> StepDone:
         """Announce and promote a durable step; repeated, it does what is left to do."""
         self._done, self._at = await announce_step(state, self._tools, self.patience)
         self._newest = state

@@ -17,10 +17,10 @@ from grpo_trainer.domain.errors import (
     UnknownModel,
     Waiting,
 )
-from grpo_trainer.interactive.calls import ModelByHand
 from grpo_trainer.interactive.claiming import RememberedClaims
-from grpo_trainer.interactive.deps import HandTools
-from grpo_trainer.interactive.state import HandSession, HandStep, StepDone
+from grpo_trainer.interactive.deps import InteractiveDeps
+from grpo_trainer.interactive.session import InteractiveSession
+from grpo_trainer.interactive.state import InteractiveStep, InteractiveView, StepDone
 from grpo_trainer.patience import Patience
 
 log = logging.getLogger(__name__)
@@ -39,23 +39,23 @@ class _Asked:
     task: asyncio.Task[Any]
 
 
-class Models:
+class InteractiveSessions:
     """Runs each request to its end whether or not the caller waits, and answers a repeated one alike."""
 
     name = "models"
 
-    def __init__(self, tools: HandTools, *, leave_s: float = 10.0) -> None:
+    def __init__(self, tools: InteractiveDeps, *, leave_s: float = 10.0) -> None:
         """leave_s: how long requests under way may take to end when the process stops."""
         self.tools = replace(tools, stepped=self._stepped, claims=RememberedClaims(tools.claims))
         self.changed = asyncio.Condition()
         self._tell = tools.stepped
         self._leave_s = leave_s
         self._began = time.monotonic()
-        self._steps: dict[str, deque[HandStep]] = {}
+        self._steps: dict[str, deque[InteractiveStep]] = {}
         self._stepped_at: dict[str, float] = {}
         self._broken: dict[str, str] = {}
         self._recalling: asyncio.Task[None] | None = None
-        self._models: OrderedDict[str, ModelByHand] = OrderedDict()
+        self._models: OrderedDict[str, InteractiveSession] = OrderedDict()
         self._asked: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
         self._evicting: set[asyncio.Task[None]] = set()
 
@@ -64,7 +64,7 @@ class Models:
         model: str,
         request_id: str,
         digest: bytes,
-        work: Callable[[ModelByHand], Awaitable[T]],
+        work: Callable[[InteractiveSession], Awaitable[T]],
         *,
         remember: bool = True,
     ) -> T:
@@ -83,14 +83,14 @@ class Models:
                 f"{model}: request id {request_id!r} belongs to another request; make ids unique"
             )
         if known is None:
-            task = asyncio.create_task(self._do(model, work), name=f"by-hand/{model}/{request_id}")
+            task = asyncio.create_task(self._do(model, work), name=f"interactive/{model}/{request_id}")
             known = self._asked[key] = _Asked(digest, task)
             task.add_done_callback(lambda done: self._ended(key, done, remember))
             self._forget_old()
         result: T = await asyncio.shield(known.task)
         return result
 
-    async def _do(self, model: str, work: Callable[[ModelByHand], Awaitable[T]]) -> T:
+    async def _do(self, model: str, work: Callable[[InteractiveSession], Awaitable[T]]) -> T:
         opened = self._open(model)
         try:
             return await work(opened)
@@ -103,25 +103,25 @@ class Models:
 
     def _stepped(self, done: StepDone) -> None:
         self._tell(done)
-        self._note(done.model, HandStep(done.step, done.version, done.metrics))
+        self._note(done.model, InteractiveStep(done.step, done.version, done.metrics))
         self._stepped_at[done.model] = time.monotonic()
 
-    def _note(self, model: str, step: HandStep) -> None:
+    def _note(self, model: str, step: InteractiveStep) -> None:
         self._steps.setdefault(model, deque(maxlen=_MAX_HISTORY)).append(step)
 
-    def sessions(self) -> list[HandSession]:
-        """Models that are open, have a step, or whose state cannot be read, by name."""
+    def sessions(self) -> list[InteractiveView]:
+        """Models that are open, have taken a step, or have an unreadable state; sorted by name."""
         names = sorted({*self._steps, *self._models, *self._broken})
         return [found for name in names if (found := self._session(name)) is not None]
 
-    def _session(self, model: str) -> HandSession | None:
+    def _session(self, model: str) -> InteractiveView | None:
         opened, steps = self._models.get(model), tuple(self._steps.get(model, ()))
         version = None if opened is None else opened.version
         failure = "" if version is not None or steps else self._broken.get(model, "")
         if version is None and not steps and not failure:
             return None
         stored = steps[-1].version if steps else 0
-        return HandSession(
+        return InteractiveView(
             model=model,
             version=stored if version is None else version,
             is_working=opened is not None and opened.lock.locked(),
@@ -130,9 +130,9 @@ class Models:
             failure=failure,
         )
 
-    def _open(self, model: str) -> ModelByHand:
+    def _open(self, model: str) -> InteractiveSession:
         if model not in self._models:
-            self._models[model] = ModelByHand(model, self.tools)
+            self._models[model] = InteractiveSession(model, self.tools)
         self._models.move_to_end(model)
         self._evict()
         return self._models[model]
@@ -180,7 +180,7 @@ class Models:
     async def start(self) -> None:
         """Look up, beside everything else, what was trained interactively before; a model is opened when
         first asked for."""
-        self._recalling = asyncio.create_task(self._recall(), name="recall/by-hand")
+        self._recalling = asyncio.create_task(self._recall(), name="recall/interactive")
 
     async def _recall(self) -> None:
         """The newest step of every model with a state."""
@@ -200,7 +200,7 @@ class Models:
             return
         if state is not None and state.session.last_step is not None and model not in self._steps:
             record = state.session.last_step
-            self._note(model, HandStep(record.step, record.version, record.metrics))
+            self._note(model, InteractiveStep(record.step, record.version, record.metrics))
 
     async def stop(self) -> None:
         """Let requests under way become durable; one that is cut off is finished after the restart."""

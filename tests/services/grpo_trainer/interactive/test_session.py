@@ -1,4 +1,4 @@
-"""Training by hand: gradients add up, groups are whole, losses are the losses, versions are lines."""
+"""Interactive training: gradients add up, groups are whole, losses are the losses, versions are lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import (
+from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
     cloned_row,
-    hands,
     inline,
     passing,
+    trainer_on,
 )
 from tests.services.grpo_trainer.learners import distance
 
@@ -49,28 +49,28 @@ async def test_two_passes_and_an_update_are_one_bigger_batch(world: World) -> No
     whole, halves = World(world.folder / "whole"), World(world.folder / "halves")
     await whole.publish_base()
     await halves.publish_base()
-    async with hands(whole) as by:
-        await by.forward_backward("a", batch(), group_size=4)
-        await by.optim_step("b")
-        one = await by.weights(1)
-    async with hands(halves) as by:
-        await by.forward_backward("a", batch()[:4], group_size=4)
-        await by.forward_backward("b", batch()[4:], group_size=4)
-        await by.optim_step("c")
-        two = await by.weights(1)
-        base = await by.weights(0)
+    async with trainer_on(whole) as trainer:
+        await trainer.forward_backward("a", batch(), group_size=4)
+        await trainer.optim_step("b")
+        one = await trainer.weights(1)
+    async with trainer_on(halves) as trainer:
+        await trainer.forward_backward("a", batch()[:4], group_size=4)
+        await trainer.forward_backward("b", batch()[4:], group_size=4)
+        await trainer.optim_step("c")
+        two = await trainer.weights(1)
+        base = await trainer.weights(0)
     assert distance(one, two) < 1e-6
     assert distance(one, base) > 1e-5
 
 
 async def test_substeps_change_no_gradient(world: World) -> None:
     norms = []
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         for substeps in (1, 3, 8, 50):
-            await by.forward_backward(f"f{substeps}", batch(), group_size=4, num_substeps=substeps)
-            done = await by.optim_step(f"o{substeps}", keep_head=True)
+            await trainer.forward_backward(f"f{substeps}", batch(), group_size=4, num_substeps=substeps)
+            done = await trainer.optim_step(f"o{substeps}", keep_head=True)
             norms.append(done.metrics["grad_norm"])
-            await by.registry.set_head(MODEL, 0)
+            await trainer.registry.set_head(MODEL, 0)
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
 
 
@@ -90,18 +90,20 @@ def importance(
 async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) -> None:
     other = World(world.folder / "other")
     await other.publish_base()
-    async with hands(world) as by:
-        measured = await by.forward_backward("a", batch(), group_size=4)
-        await by.optim_step("b")
-        built_in = await by.weights(1)
-    async with hands(other) as by:
+    async with trainer_on(world) as trainer:
+        measured = await trainer.forward_backward("a", batch(), group_size=4)
+        await trainer.optim_step("b")
+        built_in = await trainer.weights(1)
+    async with trainer_on(other) as trainer:
         asked = passing(batch(), group_size=4)
-        forward_id, version, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, version, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         tensors = [datum_of(datum_to_wire(one)) for one in data]
         weights, metrics = weights_of(tensors, importance)
-        await by.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, metrics))
-        done = await by.optim_step("h")
-        custom = await by.weights(1)
+        await trainer.models.once(
+            MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, metrics)
+        )
+        done = await trainer.optim_step("h")
+        custom = await trainer.weights(1)
     assert version == 0
     assert done.metrics["loss"] == pytest.approx(measured.metrics["loss"], abs=1e-6)
     assert distance(built_in, custom) < 1e-7
@@ -112,12 +114,12 @@ async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) 
 async def test_cloning_raises_the_likelihood_of_what_was_cloned(world: World) -> None:
     rows = [cloned_row(seed) for seed in range(4)]
     losses = []
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         for step in range(4):
-            measured = await by.forward_backward(f"f{step}", rows, loss="cross_entropy")
+            measured = await trainer.forward_backward(f"f{step}", rows, loss="cross_entropy")
             losses.append(measured.metrics["loss"])
             assert measured.metrics["tokens"] == 16
-            await by.optim_step(f"o{step}", SGD_LIKE.__class__(1e-2))
+            await trainer.optim_step(f"o{step}", SGD_LIKE.__class__(1e-2))
     assert losses[0] == pytest.approx(math.log(64), rel=0.1)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.3
@@ -127,9 +129,9 @@ async def test_the_gradient_of_cloning_is_that_of_torch(world: World) -> None:
     from transformers import AutoModelForCausalLM
 
     row = cloned_row(3)
-    async with hands(world) as by:
-        measured = await by.forward_backward("a", [row], loss="cross_entropy")
-        done = await by.optim_step("b")
+    async with trainer_on(world) as trainer:
+        measured = await trainer.forward_backward("a", [row], loss="cross_entropy")
+        done = await trainer.optim_step("b")
     model = AutoModelForCausalLM.from_pretrained(world.folder / "tiny-0-0")
     ids = torch.tensor([row.token_ids])
     logprobs = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None])[1:, 0]
@@ -157,103 +159,103 @@ async def test_the_gradient_of_cloning_is_that_of_torch(world: World) -> None:
 async def test_what_cannot_be_is_refused_with_the_reason(
     world: World, count: int, how: dict[str, object], error: type[Exception], says: str
 ) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         with pytest.raises(error, match=says):
-            await by.forward_backward("a", batch(count), **how)
+            await trainer.forward_backward("a", batch(count), **how)
         with pytest.raises(NothingAccumulated, match="forward_backward"):
-            await by.optim_step("b")
+            await trainer.optim_step("b")
 
 
 async def test_stored_trajectories_mix_with_inline_ones(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         inputs = [
-            StoredInput(by.library.add("traj-1", 1.0)),
+            StoredInput(trainer.library.add("traj-1", 1.0)),
             inline(1, 0.0),
-            StoredInput(by.library.add("traj-2", None), reward=0.25),
+            StoredInput(trainer.library.add("traj-2", None), reward=0.25),
             inline(2, 0.75),
         ]
-        measured = await by.forward_backward("a", inputs, group_size=4)
+        measured = await trainer.forward_backward("a", inputs, group_size=4)
         assert measured.metrics["reward_mean"] == pytest.approx(0.5)
         assert measured.trajectory_ids == ("traj-1", "traj-2")
-        done = await by.optim_step("b")
+        done = await trainer.optim_step("b")
         assert done.metrics["staleness_max"] == 0
 
 
 async def test_a_group_is_of_one_task(world: World) -> None:
-    async with hands(world) as by:
-        one, two = by.library.add("traj-1", 1.0, task="x"), by.library.add("traj-2", 0.0, task="y")
+    async with trainer_on(world) as trainer:
+        one, two = trainer.library.add("traj-1", 1.0, task="x"), trainer.library.add("traj-2", 0.0, task="y")
         with pytest.raises(PartialGroup, match="mixes tasks"):
-            await by.forward_backward("a", [StoredInput(one), StoredInput(two)], group_size=2)
+            await trainer.forward_backward("a", [StoredInput(one), StoredInput(two)], group_size=2)
 
 
 async def test_held_out_trajectories_never_train(world: World) -> None:
-    async with hands(world) as by:
-        inputs = [StoredInput(by.library.add("traj-1", 1.0, split=Split.HELD_OUT)), inline(1, 0.0)]
+    async with trainer_on(world) as trainer:
+        inputs = [StoredInput(trainer.library.add("traj-1", 1.0, split=Split.HELD_OUT)), inline(1, 0.0)]
         with pytest.raises(HeldOutInput, match="must never train"):
-            await by.forward_backward("a", inputs)
+            await trainer.forward_backward("a", inputs)
 
 
 async def test_unknown_names_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_trainer.interactive.preparing._INDEX_PAUSE_S", 5.0)
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         with pytest.raises(UnknownModel, match="nobody"):
-            await by.forward_backward("a", batch(), model="nobody")
+            await trainer.forward_backward("a", batch(), model="nobody")
         with pytest.raises(UnknownForward, match="call forward again"):
-            await by.models.once(MODEL, "b", b"", lambda one: one.backward("b", "fwd-0", [], {}))
+            await trainer.models.once(MODEL, "b", b"", lambda one: one.backward("b", "fwd-0", [], {}))
         with pytest.raises(UnknownTrajectory, match="traj-9"):
-            await by.forward_backward("c", [StoredInput("traj-9"), inline(1, 0.0)])
+            await trainer.forward_backward("c", [StoredInput("traj-9"), inline(1, 0.0)])
 
 
 async def test_a_backward_is_refused_after_the_weights_changed(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         asked = passing(batch())
-        forward_id, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.0] * len(one.logprobs) for one in data]
-        await by.forward_backward("a", batch())
-        await by.optim_step("b")
+        await trainer.forward_backward("a", batch())
+        await trainer.optim_step("b")
         with pytest.raises(StaleForward, match="computed at v0"):
-            await by.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
+            await trainer.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
 
 
 async def test_a_repeated_request_changes_nothing(world: World) -> None:
-    async with hands(world) as by:
-        first = await by.forward_backward("a", batch(), group_size=4)
-        assert await by.forward_backward("a", batch(), group_size=4) is first
+    async with trainer_on(world) as trainer:
+        first = await trainer.forward_backward("a", batch(), group_size=4)
+        assert await trainer.forward_backward("a", batch(), group_size=4) is first
         with pytest.raises(RequestIdReused, match="another request"):
-            await by.forward_backward("a", batch(4), group_size=4)
-        done = await by.optim_step("b", gradients=("a",))
-        assert await by.optim_step("b", gradients=("a",)) is done
+            await trainer.forward_backward("a", batch(4), group_size=4)
+        done = await trainer.optim_step("b", gradients=("a",))
+        assert await trainer.optim_step("b", gradients=("a",)) is done
         assert done.metrics["tokens"] == first.metrics["tokens"]
         with pytest.raises(NothingAccumulated):
-            await by.optim_step("c")
+            await trainer.optim_step("c")
     assert [done.step, done.version, done.is_head] == [1, 1, True]
     assert world.heads[MODEL].version == 1
 
 
 async def test_a_run_keeps_its_model_to_itself(world: World) -> None:
-    async with hands(world) as by:
-        await by.forward_backward("a", batch())
-        by.runs[MODEL] = "run-1"
+    async with trainer_on(world) as trainer:
+        await trainer.forward_backward("a", batch())
+        trainer.runs[MODEL] = "run-1"
         with pytest.raises(ModelBusy, match="run run-1 trains"):
-            await by.optim_step("b")
-        del by.runs[MODEL]
+            await trainer.optim_step("b")
+        del trainer.runs[MODEL]
         with pytest.raises(LostGradients, match="forward_backward again"):
-            await by.optim_step("c", gradients=("a",))
+            await trainer.optim_step("c", gradients=("a",))
 
 
 async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         for step in (1, 2):
-            await by.forward_backward(f"f{step}", batch())
-            await by.optim_step(f"o{step}")
-        await by.forward_backward("lost", batch())
-        await by.registry.set_head(MODEL, 0)
+            await trainer.forward_backward(f"f{step}", batch())
+            await trainer.optim_step(f"o{step}")
+        await trainer.forward_backward("lost", batch())
+        await trainer.registry.set_head(MODEL, 0)
         with pytest.raises(HeadMoved, match="call forward_backward again"):
-            await by.optim_step("x")
-        await by.forward_backward("f3", batch())
-        done = await by.optim_step("o3")
+            await trainer.optim_step("x")
+        await trainer.forward_backward("f3", batch())
+        done = await trainer.optim_step("o3")
         assert (done.step, done.version) == (3, 3)
-        first, branch = await by.weights(1), await by.weights(3)
+        first, branch = await trainer.weights(1), await trainer.weights(3)
         assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000000"  # type: ignore[attr-defined]
@@ -261,55 +263,57 @@ async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> No
 
 async def test_models_train_side_by_side(world: World) -> None:
     await world.publish_base(model="other", seed=1)
-    async with hands(world, max_open=1) as by:
-        await by.forward_backward("a", batch())
-        await by.forward_backward("a", batch(), model="other")
-        one, two = await by.optim_step("b"), await by.optim_step("b", model="other")
+    async with trainer_on(world, max_open=1) as trainer:
+        await trainer.forward_backward("a", batch())
+        await trainer.forward_backward("a", batch(), model="other")
+        one, two = await trainer.optim_step("b"), await trainer.optim_step("b", model="other")
         assert (one.model, one.version, two.model, two.version) == (MODEL, 1, "other", 1)
-        assert distance(await by.weights(1), await by.weights(1, model="other")) > 0.01
-        await by.forward_backward("c", batch())
-        assert (await by.optim_step("d")).version == 2
+        assert distance(await trainer.weights(1), await trainer.weights(1, model="other")) > 0.01
+        await trainer.forward_backward("c", batch())
+        assert (await trainer.optim_step("d")).version == 2
 
 
 async def test_a_step_is_both_under_one_id(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         asked, update = passing(batch(), group_size=4), Update(SGD_LIKE)
-        measured, done = await by.models.once(MODEL, "s", b"", lambda one: one.step("s", asked, update))
+        measured, done = await trainer.models.once(MODEL, "s", b"", lambda one: one.step("s", asked, update))
         assert (measured.num_datums, done.version, done.metrics["tokens"] > 0) == (8, 1, True)
 
 
 async def test_adapters_train_on_a_base_that_stays(world: World) -> None:
     lora = Lora(rank=2)
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         for step in (1, 2):
-            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
-            await by.optim_step(f"o{step}")
+            await trainer.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
+            await trainer.optim_step(f"o{step}")
         with pytest.raises(NothingAccumulated):
-            await by.optim_step("o3")
-        expected = await by.weights(2)
-        await by.forward_backward("kept", batch(), group_size=4)
+            await trainer.optim_step("o3")
+        expected = await trainer.weights(2)
+        await trainer.forward_backward("kept", batch(), group_size=4)
         with pytest.raises(InvalidInput, match="gradients of adapters of rank 2"):
-            await by.forward_backward("full", batch(), group_size=4, lora=Lora())
+            await trainer.forward_backward("full", batch(), group_size=4, lora=Lora())
     other = World(world.folder / "other")
     await other.publish_base()
     registry = None
     for step in (1, 2):
-        async with hands(other, registry=registry) as by:
-            registry = by.registry
-            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora if step == 1 else None)
-            await by.optim_step(f"o{step}")
-            found, base = await by.weights(step), await by.weights(0)
+        async with trainer_on(other, registry=registry) as trainer:
+            registry = trainer.registry
+            await trainer.forward_backward(
+                f"f{step}", batch(), group_size=4, lora=lora if step == 1 else None
+            )
+            await trainer.optim_step(f"o{step}")
+            found, base = await trainer.weights(step), await trainer.weights(0)
     assert distance(expected, found) == 0.0
     assert distance(base, found) > 1e-4
 
 
 async def test_what_trains_may_change_between_steps(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         for step, lora in enumerate((Lora(rank=2), Lora(), Lora(rank=3)), start=1):
-            await by.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
-            done = await by.optim_step(f"o{step}", keep_head=True)
+            await trainer.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
+            done = await trainer.optim_step(f"o{step}", keep_head=True)
             assert done.version == step
-        one, two, three = [await by.weights(version) for version in (1, 2, 3)]
+        one, two, three = [await trainer.weights(version) for version in (1, 2, 3)]
         assert distance(one, two) > 1e-6
         assert distance(two, three) > 1e-6
     saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
@@ -330,12 +334,12 @@ class Counting:
 
 async def test_a_step_asks_the_store_only_for_what_others_may_have_changed(world: World) -> None:
     store = Counting(world.store)
-    async with hands(world) as by:
-        for adapter in (by.models.tools.states, by.models.tools.policies):
+    async with trainer_on(world) as trainer:
+        for adapter in (trainer.models.tools.states, trainer.models.tools.policies):
             vars(adapter)["_store"] = store
         for step in (1, 2):
             store.calls.clear()
-            await by.forward_backward(f"f{step}", batch(), group_size=4)
-            await by.optim_step(f"o{step}")
+            await trainer.forward_backward(f"f{step}", batch(), group_size=4)
+            await trainer.optim_step(f"o{step}")
     # Versions and old states are listed; read are the parent's manifest, and whether ours is there already.
     assert (store.calls["list"], store.calls["read"]) == (2, 2)

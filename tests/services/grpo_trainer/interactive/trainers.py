@@ -1,4 +1,4 @@
-"""A trainer for training by hand: real learner, states and policies; registry and store are what the test
+"""A trainer for interactive calls: real learner, states and policies; registry and store are what the test
 says."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory, Waiting
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.interactive.conversations import ChatConversations
-from grpo_trainer.interactive.deps import HandTools, StoredTrajectory
+from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
 from grpo_trainer.interactive.inputs import (
     BatchOptions,
     InlineInput,
@@ -29,10 +29,10 @@ from grpo_trainer.interactive.inputs import (
     Split,
     TrainingInput,
 )
-from grpo_trainer.interactive.models import Models
+from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
-from grpo_trainer.interactive.telemetry import stepped_by_hand
+from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
@@ -145,11 +145,11 @@ class Claims:
 
 
 @dataclass
-class Hands:
+class InteractiveTrainer:
     """One trainer process, and what a test asks of it."""
 
     world: World
-    models: Models
+    models: InteractiveSessions
     registry: Registry
     library: Library
     runs: dict[str, str]
@@ -192,14 +192,14 @@ def passing(inputs: Sequence[TrainingInput], **how: Any) -> Pass:
 
 
 @asynccontextmanager
-async def hands(world: World, **changes: Any) -> Any:
+async def trainer_on(world: World, **changes: Any) -> Any:
     """A fresh process over what outlives one."""
     thread = LearnerThread(LearnerOptions(num_threads=1))
     registry = changes.pop("registry", None) or Registry(world)
     library, claims, runs = Library(), Claims(), changes.pop("runs", {})
     work = world.folder / "work"
     work.mkdir(exist_ok=True)
-    tools = HandTools(
+    tools = InteractiveDeps(
         new_learner=lambda: InteractiveLearner(thread),
         trajectories=library,
         claims=claims,
@@ -209,13 +209,13 @@ async def hands(world: World, **changes: Any) -> Any:
         policies=Policies(world),
         facts=BusFacts(world.recorder, now=world.clock),
         busy=runs.get,
-        stepped=stepped_by_hand,
+        stepped=record_step,
         now=world.clock,
         work_dir=work,
     )
-    models = Models(replace(tools, **changes))
+    models = InteractiveSessions(replace(tools, **changes))
     try:
-        yield Hands(world, models, registry, library, runs, claims)
+        yield InteractiveTrainer(world, models, registry, library, runs, claims)
     finally:
         await models.stop()
         thread.close()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import grpc
 
@@ -21,6 +20,7 @@ from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import checkpoint_id, version_of
 from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
+from identities import objects
 from policy_files import (
     InvalidManifest,
     PolicyFacts,
@@ -62,7 +62,7 @@ class RegistryPolicies:
     async def newest_version(self, model: str) -> int:
         """See ports.Policies."""
         with object_store(f"versions of {model}"):
-            keys = await self._store.list(f"policy/{quote(model, safe='')}/v")
+            keys = await self._store.list(objects.policy_versions(model))
         found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
         return max(found, default=0)
 

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from event_bus import BusError, EventBus
 from grpc_edge import RemoteError, RemoteNotFound, remote_errors
+from identities import events
 from policy_engine import wire
 from policy_engine.domain import (
     LeaseFacts,
@@ -76,7 +77,7 @@ class PlatformAnnouncer:
         return str(self._told)
 
     async def _publish(self, verb: str, event: Message, what: str) -> None:
-        event_id = f"engine.{verb}/{self._who.engine_id}/{what}"
+        event_id = events.engine_changed(verb, self._who.engine_id, what)
         try:
             await self._bus.publish(event, model=self._who.model, event_id=event_id)
         except BusError as error:

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING
 
 from blob_store import BlobError, BlobStore
+from episodes import Channel
 from event_bus import BusError, EventBus
 from grpc_edge import RemoteError, RemoteNotFound, remote_errors
 from policy_engine import wire
-from policy_engine.domain import Channel, ModelUnknown, PlatformUnavailable, Target
+from policy_engine.domain import ModelUnknown, PlatformUnavailable, Target
 from policy_engine.usecases.pins import PinRequests
 from policy_files import InvalidManifest, UnknownPolicy, load
 from upcycle.api.registry.v1 import service_pb2

@@ -20,10 +20,10 @@ from blob_store import S3BlobStore
 from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from engine_client import EngineClient, SamplingParams, TokenSpan
+from episodes import Channel
 from event_bus import EventBus
 from grpc_edge import connect
 from policy_engine.app import build_app
-from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_ref, publish
 from service_kit import Service

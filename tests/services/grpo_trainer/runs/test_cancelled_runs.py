@@ -173,7 +173,7 @@ async def test_a_step_that_comes_after_the_planners_last_word_is_void(world: Wor
         await until_closed(world)
         assert trainer.sessions.get(RUN).failure == ""
     assert_nothing_was_said_of_the_step(world)
-    assert f"policy/{MODEL}/v00000001/manifest.json" not in world.store.objects
+    assert f"default/policies/{MODEL}/v00000001/manifest.json" not in world.store.objects
 
 
 async def test_a_durable_step_that_nobody_heard_of_is_void_after_the_planners_last_word(

@@ -89,7 +89,7 @@ def same(tools: Tools) -> Tools:
 
 async def rotten(world: World) -> None:
     for key in world.store.objects:
-        if key.startswith(f"policy/{MODEL}/") and key.endswith(".safetensors"):
+        if key.startswith(f"default/policies/{MODEL}/") and key.endswith(".safetensors"):
             world.store.objects[key] = b"rotten"
 
 

@@ -24,7 +24,8 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.trajectories import Outcome, Reason, Settlement, StoredBody
 from grpo_trainer.learner.protocol import BatchGroup, BatchMember
 from grpo_trainer.learner.rows import batch_rows
-from policy_files import PolicyFacts, load, manifest_key, manifest_ref, publish
+from identities.objects import policy_manifest
+from policy_files import PolicyFacts, load, manifest_ref, publish
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
@@ -188,9 +189,9 @@ async def test_a_manifest_that_is_gone_or_broken_ends_the_line(world: World) -> 
         manifests.append(await published(world, version, manifests[-1]))
     base = base_of(manifests[-1])
     assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1, 0]
-    world.store.objects[manifest_key("other", 0)] = b"{}"
+    world.store.objects[policy_manifest("other", 0)] = b"{}"
     assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1]
-    del world.store.objects[manifest_key("other", 1)]
+    del world.store.objects[policy_manifest("other", 1)]
     assert [one.version for one in await policies.ancestors(base, 9)] == [2]
     assert (await load(world.store, "other", 3)).parent_version == 2
 

@@ -214,7 +214,7 @@ async def test_the_line_of_versions_is_the_same_after_a_restart_though_manifests
         async with asyncio.timeout(20):
             while trainer.sessions.all == [] or trainer.sessions.get(RUN).phase is Phase.OPENING:
                 await asyncio.sleep(0.01)
-    for key in [key for key in world.store.objects if key.startswith(f"policy/{MODEL}/v00000000/")]:
+    for key in [key for key in world.store.objects if key.startswith(f"default/policies/{MODEL}/v00000000/")]:
         del world.store.objects[key]
     groups = await Evaluation(world).all_offered(range(2), version=0, before_start=True)
     async with Trainer(world):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
-from upcycle.errors import Unavailable
 from event_bus import BusUnavailable
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Waiting
@@ -19,6 +18,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.patience import Patience
 from grpo_trainer.runs.deps import Tools
 from upcycle.api.training.v1 import training_pb2 as training
+from upcycle.errors import Unavailable
 
 
 class Flaky:
@@ -104,7 +104,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
 async def test_a_corrupt_base_policy_fails_its_run_and_the_next_one_trains(world: World) -> None:
     await world.publish_base(model="broken", seed=3)
     for key in world.store.objects:
-        if key.startswith("policy/broken/") and key.endswith(".safetensors"):
+        if key.startswith("default/policies/broken/") and key.endswith(".safetensors"):
             world.store.objects[key] = b"rotten"
     await one_step(world, run_id="run-broken", model="broken")
     await one_step(world)

@@ -10,9 +10,10 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
 from grpc_edge.guard import OPEN_SERVICES, Guard
-from grpc_edge.limits import MAX_MESSAGE_BYTES, server_options
+from grpc_edge.limits import server_options
 from grpc_edge.status import StatusTable
 from service_kit.deadlines import deadline
+from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 from tests.platform_recipes import EXAMPLE, POLICY_DIR, REPOSITORY, addresses
 
-from grpc_edge import RemoteNotFound, RemoteRefused
 from identities.entities import interactive_run_id
 from local_stack import Stack, StackSettings
 from upcycle import Taskset, TrainingClient, create_agent
@@ -21,6 +20,7 @@ from upcycle.api.training.v1.training_pb2 import SESSION_KIND_INTERACTIVE
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.eval import Job, Run
 from upcycle.platform import Addresses, Platform
+from upcycle.rpc import RemoteNotFound, RemoteRefused
 from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_groups
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]

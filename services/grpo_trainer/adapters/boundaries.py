@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob
-from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from grpo_trainer.domain.errors import (
     BrokenArtifact,
     InvalidTrainingSpec,
@@ -17,6 +16,7 @@ from grpo_trainer.domain.errors import (
 )
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
 from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
 
@@ -47,7 +47,7 @@ def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[
     try:
         with remote_errors(what):
             yield
-    except RemoteUnavailable as error:
+    except Unavailable as error:
         raise Waiting(str(error)) from error
     except passing:
         raise

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 from blob_store import BlobStore
-from grpc_edge import Peer, RemoteError, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, Waiting
@@ -37,6 +37,8 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, remote_errors
 
 _VERSION: Final = re.compile(r"/v(\d{8})/manifest\.json$")
 _MAX_DIGESTS: Final = 10_000
@@ -162,7 +164,7 @@ class PlannerClaims:
             try:
                 with remote_errors(f"the planner at {self._address}"):
                     await self._stub.ClaimTasks(request)
-            except RemoteUnavailable as error:
+            except Unavailable as error:
                 raise Waiting(str(error)) from error
             except RemoteError as error:
                 is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from grpc_edge import Peer, RemoteConflict, RemoteNotFound
+from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, peer
 from grpo_trainer.domain.errors import UnknownModel, Waiting
 from grpo_trainer.interactive.state import Head
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.rpc import RemoteConflict, RemoteNotFound
 
 _ACTOR: Final = "interactive training"
 

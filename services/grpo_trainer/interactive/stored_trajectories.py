@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnknownTrajectory, Waiting
 from grpo_trainer.interactive.deps import StoredTrajectory
@@ -12,6 +12,8 @@ from grpo_trainer.interactive.inputs import Split
 from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT, SPLIT_UNASSIGNED
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 IDEMPOTENT: Final = ("GetTrajectory",)
 """Calls that may be repeated while the store is away."""
@@ -31,7 +33,7 @@ class PlatformTrajectories:
         try:
             with remote_errors(f"the trajectory store at {self._address}"):
                 reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))
-        except RemoteUnavailable as error:
+        except Unavailable as error:
             raise Waiting(str(error)) from error
         except RemoteNotFound as error:
             raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored: {error}") from error

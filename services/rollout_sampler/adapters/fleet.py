@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 
-from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, connect, remote_errors
 from rollout_sampler import wire
 from rollout_sampler.domain import FailureKind, OpenedEnvironment, ToolCall, ToolResult
-from rollout_sampler.ports import EnvironmentLost, EpisodeBroken, NotPlanned, Unavailable
+from rollout_sampler.ports import EnvironmentLost, EpisodeBroken, NotPlanned
+from rollout_sampler.ports import Unavailable as LaterUnavailable
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import CallTimedOut, RemoteError, RemoteNotFound, connect, remote_errors
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -54,7 +56,7 @@ class GrpcEnvironments:
         try:
             with remote_errors(f"open {episode_id}"):
                 response = await self._stub(self._address).Open(request, timeout=self._timings.open_s)
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise _cannot_open(error) from error
         try:
             return wire.environment_from_wire(response, self._address)
@@ -75,9 +77,9 @@ class GrpcEnvironments:
         while True:
             try:
                 return await self._call_once(environment.address, request)
-            except RemoteUnavailable as error:
-                if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise _broken(error) from error
+            except CallTimedOut as error:
+                raise _broken(error) from error
+            except Unavailable as error:
                 if loop.time() + delay_s > give_up_at:
                     raise EnvironmentLost(f"{environment.address} is unreachable: {error}") from error
             await asyncio.sleep(delay_s)
@@ -91,7 +93,11 @@ class GrpcEnvironments:
                 await self._stub(environment.address).Close(request, timeout=self._timings.close_s)
         except RemoteNotFound:
             return
-        except (RemoteError, grpc.aio.UsageError) as error:  # UsageError: our channel is closed already
+        except (
+            RemoteError,
+            Unavailable,
+            grpc.aio.UsageError,
+        ) as error:  # UsageError: our channel is closed already
             log.warning("lease_not_closed", extra={"lease_id": environment.lease_id, "why": str(error)})
 
     async def stop(self) -> None:
@@ -103,8 +109,6 @@ class GrpcEnvironments:
         try:
             with remote_errors(f"tool {request.name}"):
                 response = await self._stub(address).CallTool(request, timeout=self._timings.tool_s)
-        except RemoteUnavailable:
-            raise
         except RemoteError as error:
             if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return ToolResult(request.call_id, "error: the result is too large", True, 0.0)
@@ -119,27 +123,29 @@ class GrpcEnvironments:
         return stub
 
 
-def _cannot_open(error: RemoteError) -> Exception:
+def _cannot_open(error: RemoteError | Unavailable) -> Exception:
+    if isinstance(error, CallTimedOut):
+        return _broken(error)
+    if isinstance(error, Unavailable):
+        return LaterUnavailable("the environment service", _AWAY_DELAY_S)
     kind = error.failure_kind
     match error.code:
-        case grpc.StatusCode.UNAVAILABLE:
-            return Unavailable("the environment service", _AWAY_DELAY_S)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable(f"a free environment slot ({error.message})", _BUSY_DELAY_S)
+            return LaterUnavailable(f"a free environment slot ({error.message})", _BUSY_DELAY_S)
         case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if kind in (None, _NOT_PLANNED):
             return NotPlanned(str(error))
         case _:
             return _broken(error)
 
 
-def _broken(error: RemoteError) -> EpisodeBroken:
-    """The environment's own word for what happened where it sent one, else what the status implies."""
+def _broken(error: RemoteError | CallTimedOut) -> EpisodeBroken:
+    """The failure kind that the environment service sent, or else the one that the status implies."""
+    if isinstance(error, CallTimedOut):
+        return EpisodeBroken(FailureKind.TIMEOUT, str(error))
     if error.failure_kind is not None:
         return EpisodeBroken(error.failure_kind, str(error))
     match error.code:
         case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
             return EnvironmentLost(str(error))
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return EpisodeBroken(FailureKind.TIMEOUT, str(error))
         case _:
             return EpisodeBroken(FailureKind.SCENARIO_ERROR, str(error))

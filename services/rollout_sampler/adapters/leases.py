@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from grpc_edge import RemoteError, remote_errors
 from rollout_sampler.domain import PolicyWanted
 from rollout_sampler.ports import NoEngine
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, remote_errors
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -67,7 +68,7 @@ class Leases:
         try:
             with remote_errors(f"list engines of {model}"):
                 response = await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             # The engines go on without the registry: what was true a moment ago is the best there is.
             if (cached := self._cached.get(model)) is not None:
                 return cached[1]

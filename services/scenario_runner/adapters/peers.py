@@ -17,7 +17,7 @@ from event_bus.topology import (
     SCENARIO_RUNNER_PLAN,
     ConsumerSpec,
 )
-from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose, RegistryAway
 from scenario_runner.wire import CHANNELS
@@ -29,6 +29,8 @@ from upcycle.api.training.v1 import training_pb2 as training_messages
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -64,7 +66,7 @@ class GrpcRegistry:
                     await self._stub.GetCheckpoint(wanted)
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise RegistryAway(f"{error}; nothing was submitted, try again") from error
 
     async def head_version(self, model: str) -> int:
@@ -74,7 +76,7 @@ class GrpcRegistry:
                 reply = await self._stub.GetModel(service_pb2.GetModelRequest(model=model))
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise RegistryAway(f"{error}; nothing was submitted, try again") from error
         return reply.model.head_version
 
@@ -184,7 +186,7 @@ async def _answered(call: Awaitable[T]) -> T | None:
     try:
         with remote_errors("ask"):
             return await call
-    except RemoteUnavailable:
+    except Unavailable:
         return None
 
 

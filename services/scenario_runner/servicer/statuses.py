@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from grpc_edge import FAILURE_KIND_KEY, domain_errors_as_status
+from grpc_edge import domain_errors_as_status
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentLost,
@@ -23,6 +23,7 @@ from scenario_runner.domain.environments import (
     UnknownLease,
 )
 from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused, RegistryAway
+from upcycle.rpc import FAILURE_KIND_KEY
 
 MAX_MESSAGE_CHARS: Final = 2000
 

@@ -13,25 +13,24 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from grpc_edge import (
-    GrpcServer,
-    Peer,
-    RemoteConflict,
-    RemoteDenied,
-    RemoteError,
-    RemoteNotFound,
-    RemoteRefused,
-    RemoteUnavailable,
-    connect,
-    domain_errors_as_status,
-    remote_errors,
-)
+from grpc_edge import GrpcServer, Peer, domain_errors_as_status
 from grpc_edge.guard import unknown_field
 from grpc_edge.server import CannotListen
 from service_kit import deadline
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.errors import Unavailable
+from upcycle.rpc import (
+    CallTimedOut,
+    RemoteConflict,
+    RemoteDenied,
+    RemoteError,
+    RemoteNotFound,
+    RemoteRefused,
+    connect,
+    remote_errors,
+)
 
 SERVICE = "upcycle.api.taskset.v1.TasksetService"
 KEY = "a-valid-key"
@@ -130,7 +129,6 @@ async def get(stub: "rpc.TasksetServiceAsyncStub", run_id: str) -> str:
         ("missing", RemoteNotFound, grpc.StatusCode.NOT_FOUND, "UNKNOWN_RUN"),
         ("moved", RemoteConflict, grpc.StatusCode.ABORTED, "RUN_MOVED"),
         ("gate", RemoteRefused, grpc.StatusCode.FAILED_PRECONDITION, "HELD_OUT_GATE_NOT_PASSED"),
-        ("nested-timeout", RemoteUnavailable, grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
         ("bug", RemoteError, grpc.StatusCode.INTERNAL, "INTERNAL"),
     ],
 )
@@ -147,6 +145,16 @@ async def test_a_domain_error_arrives_as_a_class_with_status_and_reason(
     assert type(caught.value) is kind
     assert (caught.value.code, caught.value.reason) == (code, reason)
     assert str(caught.value).startswith(f"get {run_id}: {code.name} {reason}: ")
+
+
+async def test_a_deadline_that_passed_inside_the_service_arrives_as_a_timed_out_call(
+    stub: "rpc.TasksetServiceAsyncStub",
+) -> None:
+    with pytest.raises(
+        CallTimedOut, match="get nested-timeout: DEADLINE_EXCEEDED DEADLINE_EXCEEDED: "
+    ) as caught:
+        await get(stub, "nested-timeout")
+    assert isinstance(caught.value, Unavailable)
 
 
 async def test_the_message_says_what_the_domain_said(stub: "rpc.TasksetServiceAsyncStub") -> None:
@@ -196,17 +204,16 @@ async def _watch(stub: "rpc.TasksetServiceAsyncStub", run_id: str, seen: list[st
 async def test_a_call_without_a_deadline_gets_the_servers(server: GrpcServer) -> None:
     async with grpc.aio.insecure_channel(server.address) as bare:
         with (
-            pytest.raises(RemoteUnavailable, match=r"default of 0.2 s passed") as caught,
+            pytest.raises(CallTimedOut, match=r"DEFAULT_DEADLINE: .*default of 0.2 s passed"),
             remote_errors("get"),
         ):
             await rpc.TasksetServiceStub(bare).GetRun(pb.GetRunRequest(run_id="slow"))
-    assert caught.value.reason == "DEFAULT_DEADLINE"
 
 
 async def test_the_callers_deadline_goes_first(stub: "rpc.TasksetServiceAsyncStub") -> None:
     assert await get(stub, "slow") == "slow"  # 0.6 s: past the server's default, within the client's
 
-    with pytest.raises(RemoteUnavailable, match="DEADLINE_EXCEEDED"), remote_errors("get"):
+    with pytest.raises(CallTimedOut, match="DEADLINE_EXCEEDED"), remote_errors("get"):
         await stub.GetRun(pb.GetRunRequest(run_id="slow"), timeout=0.1)
 
 
@@ -254,7 +261,7 @@ async def test_a_call_that_is_not_idempotent_fails_at_once(tasksets: Tasksets) -
     await gone.stop()
 
     async with connect(gone.address, default_timeout_s=10) as channel:
-        with pytest.raises(RemoteUnavailable, match="UNAVAILABLE"):
+        with pytest.raises(Unavailable, match="UNAVAILABLE"):
             await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
 
 
@@ -263,7 +270,7 @@ async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
     await gone.stop()
 
     async with connect(gone.address, default_timeout_s=0.5, idempotent=["GetRun"]) as channel:
-        with pytest.raises(RemoteUnavailable):
+        with pytest.raises(Unavailable):
             await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
 
 

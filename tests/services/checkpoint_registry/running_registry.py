@@ -15,7 +15,6 @@ from google.protobuf.message import Message
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from event_bus import EventBus
-from grpc_edge import connect, remote_errors
 from identities.entities import checkpoint_id
 from identities.events import of_checkpoint
 from upcycle.api.common.v1 import common_pb2
@@ -28,6 +27,7 @@ from upcycle.api.taskset.v1.service_pb2_grpc import (
     TasksetServiceServicer,
 )
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+from upcycle.rpc import connect, remote_errors
 
 if TYPE_CHECKING:  # generated for type checkers only
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub as Stub

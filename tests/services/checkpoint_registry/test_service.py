@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import REGISTRY
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
-from grpc_edge import RemoteConflict, RemoteNotFound, RemoteRefused, remote_errors
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused, remote_errors
 
 
 async def test_an_imported_model_is_its_version_0_and_head(stack: Stack) -> None:

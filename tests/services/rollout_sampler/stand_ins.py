@@ -15,12 +15,12 @@ from aiohttp import web
 from tests.libs.chat_format.conftest import write_model_dir
 
 from chat_format import ChatFormat
-from grpc_edge import MAX_MESSAGE_BYTES
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.environment.v1 import service_pb2_grpc
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.rpc import MAX_MESSAGE_BYTES
 
 MODEL = "incident"
 Context = grpc.aio.ServicerContext[Any, Any]

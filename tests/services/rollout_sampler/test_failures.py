@@ -14,7 +14,6 @@ import pytest
 from tests.services.rollout_sampler.conftest import World, until
 from tests.services.rollout_sampler.stand_ins import Engine, never, tool_call
 
-from upcycle.errors import Unavailable
 from event_bus import BusSettings, Topology
 from event_bus.provision import provision
 from event_bus.topology import UPCYCLE
@@ -26,6 +25,7 @@ from rollout_sampler.usecases import PlayEpisode
 from service_kit.ports import free_ports
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+from upcycle.errors import Unavailable
 
 
 def investigator(prompt: str, _: object) -> str:

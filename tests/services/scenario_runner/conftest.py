@@ -15,7 +15,7 @@ from tests.services.scenario_runner.sources_world import Sources
 
 from event_bus import EventBus
 from event_bus.provision import provision
-from grpc_edge import GrpcServer, connect
+from grpc_edge import GrpcServer
 from local_stack.nats import NatsServer
 from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
@@ -28,6 +28,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
     add_RegistryServiceServicer_to_server,
 )
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+from upcycle.rpc import connect
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 

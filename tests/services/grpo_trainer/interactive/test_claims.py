@@ -11,7 +11,7 @@ from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.test_service import serving
 from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
 
-from grpc_edge import GrpcServer, Peer, RemoteRefused
+from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.policies import PlannerClaims
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup, Waiting
 from grpo_trainer.interactive.inputs import Split, StoredInput
@@ -29,6 +29,7 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
+from upcycle.rpc import RemoteRefused
 
 UNASSIGNED = Split.UNASSIGNED
 WHO = f"interactive training of {MODEL}"

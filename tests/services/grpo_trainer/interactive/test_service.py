@@ -12,7 +12,7 @@ import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
 
-from grpc_edge import GrpcServer, RemoteNotFound, RemoteRefused, connect
+from grpc_edge import GrpcServer
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.servicer import TrainingServicer
 from identities import objects
@@ -25,6 +25,7 @@ from upcycle.api.training.v1.service_pb2_grpc import (
 )
 from upcycle.evaluation import Run
 from upcycle.platform import PEERS, Addresses
+from upcycle.rpc import RemoteNotFound, RemoteRefused, connect
 from upcycle.train import DatumTensors, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.custom import CustomLossInvalid
 from upcycle.train.inputs import InputInvalid

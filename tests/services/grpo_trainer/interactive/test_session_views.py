@@ -14,7 +14,7 @@ from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
 from tests.services.grpo_trainer.learners import options, thread_of
 
-from grpc_edge import GrpcServer, connect
+from grpc_edge import GrpcServer
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.servicer import TrainingServicer
@@ -26,6 +26,7 @@ from upcycle.api.training.v1.service_pb2_grpc import (
     TrainingServiceStub,
     add_TrainingServiceServicer_to_server,
 )
+from upcycle.rpc import connect
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub

@@ -24,11 +24,11 @@ from tests.services.grpo_trainer.processes import (
 )
 
 from blob_store.provision import provision_bucket
-from grpc_edge import connect
 from service_kit.groups import S3Settings
 from upcycle.api.training.v1 import service_pb2 as training_service
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
+from upcycle.rpc import connect
 
 KILLS = 2
 

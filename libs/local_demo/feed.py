@@ -63,13 +63,13 @@ def _requested(state: LoopState, event: taskset.EpisodeRequested) -> None:
 
 def _recorded(state: LoopState, event: trajectory.TrajectoryRecorded) -> None:
     state.episodes["sampled"] += 1
-    if event.purpose == PURPOSE_TRAIN and not state.step:
+    if event.episode.purpose == PURPOSE_TRAIN and not state.step:
         state.sampled_before_first_step += 1
 
 
 def _graded(state: LoopState, event: trajectory.TrajectoryGraded) -> None:
     state.episodes["graded"] += 1
-    if event.purpose == PURPOSE_EVAL:
+    if event.episode.purpose == PURPOSE_EVAL:
         state.episodes["evaluated"] += 1
     else:
         state.recent_rewards.append(event.reward)
@@ -78,7 +78,7 @@ def _graded(state: LoopState, event: trajectory.TrajectoryGraded) -> None:
 
 def _failed(state: LoopState, event: taskset.EpisodeFailed) -> str:
     state.episodes["failed"] += 1
-    return f"episode {event.episode_id} failed: {event.kind} ({event.detail[:80]})"
+    return f"episode {event.episode.episode_id} failed: {event.kind} ({event.detail[:80]})"
 
 
 def _cancelled(state: LoopState, event: taskset.EpisodeCancelled) -> None:

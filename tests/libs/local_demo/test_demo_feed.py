@@ -1,11 +1,20 @@
 """Facts in, state out."""
 
-from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, CHANNEL_LATEST, PURPOSE_EVAL, PURPOSE_TRAIN
+from local_demo.feed import LoopState, apply
+from upcycle.api.common.v1.common_pb2 import (
+    CHANNEL_HEAD,
+    CHANNEL_LATEST,
+    PURPOSE_EVAL,
+    PURPOSE_TRAIN,
+    EpisodeIdentity,
+)
 from upcycle.api.registry.v1 import events_pb2 as registry
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as training
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory
-from upcycle.demo.feed import LoopState, apply
+
+TRAIN = EpisodeIdentity(purpose=PURPOSE_TRAIN)
+EVAL = EpisodeIdentity(purpose=PURPOSE_EVAL)
 
 
 def test_episodes_are_counted_by_where_they_are() -> None:
@@ -13,8 +22,11 @@ def test_episodes_are_counted_by_where_they_are() -> None:
     for _ in range(3):
         apply(state, taskset.EpisodeRequested())
     apply(state, trajectory.TrajectoryRecorded())
-    apply(state, trajectory.TrajectoryGraded(purpose=PURPOSE_TRAIN, reward=0.5, success=True))
-    apply(state, trajectory.TrajectoryGraded(purpose=PURPOSE_EVAL, reward=1.0))
+    apply(
+        state,
+        trajectory.TrajectoryGraded(episode=TRAIN, reward=0.5, success=True),
+    )
+    apply(state, trajectory.TrajectoryGraded(episode=EVAL, reward=1.0))
     apply(state, training.GroupSettled(outcome="excluded", reason="stale", episode_ids=["a", "b"]))
     apply(state, training.GroupSettled(outcome="trained", episode_ids=["c"]))
     expected = {"requested": 3, "sampled": 1, "graded": 2, "evaluated": 1, "excluded(stale)": 2, "trained": 1}
@@ -25,13 +37,13 @@ def test_episodes_are_counted_by_where_they_are() -> None:
 def test_groups_of_evaluations_are_counted_once_they_trained() -> None:
     state = LoopState()
     for _ in range(2):
-        apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_TRAIN))
-    apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_EVAL))
+        apply(state, trajectory.TrajectoryRecorded(episode=TRAIN))
+    apply(state, trajectory.TrajectoryRecorded(episode=EVAL))
     for outcome, members in (("trained", ["a", "b"]), ("trained", ["c", "d"]), ("released", ["e"])):
         apply(state, training.GroupSettled(outcome=outcome, source_run_id="run-e", episode_ids=members))
     apply(state, training.GroupSettled(outcome="trained", episode_ids=["f"]))
     apply(state, training.StepCompleted(step=1))
-    apply(state, trajectory.TrajectoryRecorded(purpose=PURPOSE_TRAIN))
+    apply(state, trajectory.TrajectoryRecorded(episode=TRAIN))
     assert state.groups_from == {"run-e": 2}
     assert (
         state.sampled_before_first_step == 2

@@ -8,10 +8,8 @@ import pytest
 from rich.console import Console
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
-from upcycle.api.common.v1 import common_pb2 as common
-from upcycle.api.taskset.v1 import taskset_pb2 as ts
-from upcycle.demo.loop import Demo, RunDidNotComplete
-from upcycle.demo.plan import (
+from local_demo.loop import Demo, RunDidNotComplete
+from local_demo.plan import (
     FIRST_TASKSET,
     PRACTICE_TASKSET,
     TRAIN_TASKSET,
@@ -19,6 +17,8 @@ from upcycle.demo.plan import (
     find_repository,
     load_recipe,
 )
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
 from upcycle.taskset_files import tasksets_in
 

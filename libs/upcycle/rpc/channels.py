@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
-from grpc_edge.limits import MAX_MESSAGE_BYTES, client_options
+from upcycle.rpc.limits import MAX_MESSAGE_BYTES, client_options
 
 _FIRST_DELAY_S: Final = 0.1
 _MAX_DELAY_S: Final = 1.0
@@ -43,37 +43,6 @@ def connect(
     return grpc.aio.insecure_channel(
         address, options=client_options(max_message_bytes), interceptors=interceptors
     )
-
-
-class Peer:
-    """A channel as a component: opened at construction, closed when the service stops."""
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        *,
-        default_timeout_s: float = 10.0,
-        idempotent: Collection[str] = (),
-        api_key: str | None = None,
-    ) -> None:
-        """See `connect`. Needs a running event loop."""
-        self.name = name
-        self.address = address
-        self.channel = connect(
-            address, default_timeout_s=default_timeout_s, idempotent=idempotent, api_key=api_key
-        )
-
-    async def start(self) -> None:
-        """Nothing: the first call connects, and a peer may come later than we do."""
-
-    async def stop(self) -> None:
-        """Close the channel; calls in flight get a second to end."""
-        await self.channel.close(grace=1.0)
-
-    def ready(self) -> str | None:
-        """Always: a peer's absence is its own readiness, not ours."""
-        return None
 
 
 def _with_defaults(details: Details, api_key: str | None, timeout_s: float | None = None) -> Details:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from upcycle.demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
+from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
 
 
 def good() -> Report:

@@ -11,6 +11,11 @@ from typing import Self
 from rich.console import Console
 
 from event_bus import EventBus
+from local_demo.feed import FACTS, LoopState, apply
+from local_demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
+from local_demo.production import Production
+from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
+from local_demo.view import make_view
 from local_stack import Stack, StackSettings
 from service_kit import deadline
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
@@ -23,11 +28,6 @@ from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, SamplingConfig, 
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli import watching
 from upcycle.cli.evaluate import eval_spec, selector
-from upcycle.demo.feed import FACTS, LoopState, apply
-from upcycle.demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
-from upcycle.demo.production import Production
-from upcycle.demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
-from upcycle.demo.view import make_view
 from upcycle.errors import UpcycleError
 from upcycle.platform import Addresses, Platform
 from upcycle.run_specs import train_spec

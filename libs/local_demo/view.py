@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from upcycle.demo.feed import LoopState
+from local_demo.feed import LoopState
 
 REFRESH_PER_S = 4
 BAR_CHARS = 30

@@ -8,15 +8,24 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from upcycle.errors import Unavailable
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
 ERROR_DOMAIN: Final = "upcycle"
 FAILURE_KIND_KEY: Final = "upcycle-error-kind"
 """Trailing metadata beside a status: the stable word for what failed."""
 
 
+class CallTimedOut(Unavailable):
+    """The deadline of a call passed without an answer; the service may still be at work on it."""
+
+
 class RemoteError(Exception):
-    """A call to another service failed. `reason` is its error class in UPPER_SNAKE, or the status name;
-    `failure_kind` the word under FAILURE_KIND_KEY, if it sent one."""
+    """A service answered a call with an error that waiting does not remove.
+
+    `reason` is its error class in UPPER_SNAKE, or the status name; `failure_kind` is the word under
+    FAILURE_KIND_KEY, where the service sent one.
+    """
 
     def __init__(
         self, what: str, code: grpc.StatusCode, reason: str, message: str, failure_kind: str | None = None
@@ -30,10 +39,6 @@ class RemoteError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.code.name} {self.reason}: {self.message}"
-
-
-class RemoteUnavailable(RemoteError):
-    """The service cannot be reached or did not answer in time. Trying again later may work."""
 
 
 class RemoteNotFound(RemoteError):
@@ -52,9 +57,11 @@ class RemoteRefused(RemoteError):
     """The request is wrong as it stands. Trying again will not help."""
 
 
+_NOT_NOW: Final = {
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: CallTimedOut,
+}
 _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
-    grpc.StatusCode.UNAVAILABLE: RemoteUnavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: RemoteUnavailable,
     grpc.StatusCode.NOT_FOUND: RemoteNotFound,
     grpc.StatusCode.ABORTED: RemoteConflict,
     grpc.StatusCode.ALREADY_EXISTS: RemoteConflict,
@@ -69,7 +76,7 @@ _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
 
 
 class remote_errors:
-    """Turn gRPC's error into a RemoteError, by `with` or `async with`.
+    """Turn gRPC's error into Unavailable or a RemoteError, by `with` or `async with`.
 
     `with remote_errors("open episode"): await stub.Open(request)`
     """
@@ -84,7 +91,7 @@ class remote_errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises the RemoteError for a failed call; lets everything else pass."""
+        """Raises the typed error for a failed call; every other exception passes through."""
         if isinstance(error, grpc.aio.AioRpcError):
             raise remote_error(self._what, error) from error
 
@@ -98,15 +105,15 @@ class remote_errors:
         self.__exit__(kind, error, trace)
 
 
-def remote_error(what: str, error: grpc.aio.AioRpcError) -> RemoteError:
+def remote_error(what: str, error: grpc.aio.AioRpcError) -> Unavailable | RemoteError:
     """The typed error for a failed call that was about `what`."""
-    code = error.code()
+    code, message = error.code(), error.details() or ""
     details, failure = _trailing(error, DETAILS_KEY), _trailing(error, FAILURE_KIND_KEY)
-    reason = _reason_in(details) if isinstance(details, bytes) else None
+    reason = (_reason_in(details) if isinstance(details, bytes) else None) or code.name
+    if code in _NOT_NOW:
+        return _NOT_NOW[code](f"{what}: {code.name} {reason}: {message}")
     failure_kind = failure.decode("ascii", "replace") if isinstance(failure, bytes) else failure
-    return _CLASSES.get(code, RemoteError)(
-        what, code, reason or code.name, error.details() or "", failure_kind
-    )
+    return _CLASSES.get(code, RemoteError)(what, code, reason, message, failure_kind)
 
 
 def _trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:

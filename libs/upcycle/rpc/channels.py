@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+from opentelemetry import trace
 from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES, client_options
@@ -34,7 +35,7 @@ def connect(
     deadline; all others fail at once.
     """
     interceptors: list[grpc.aio.ClientInterceptor] = [
-        *aio_client_interceptors(),
+        *aio_client_interceptors(filter_=_belongs_to_a_trace),
         _UnaryCalls(default_timeout_s, frozenset(idempotent), api_key),
         _StreamUnaryCalls(default_timeout_s, api_key),
         _UnaryStreamCalls(api_key),
@@ -43,6 +44,11 @@ def connect(
     return grpc.aio.insecure_channel(
         address, options=client_options(max_message_bytes), interceptors=interceptors
     )
+
+
+def _belongs_to_a_trace(_: Details) -> bool:
+    """Calls of a loop that polls belong to no trace; a span of their own would say nothing."""
+    return trace.get_current_span().get_span_context().is_valid
 
 
 def _with_defaults(details: Details, api_key: str | None, timeout_s: float | None = None) -> Details:

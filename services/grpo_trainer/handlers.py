@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import BusUnavailable, CursorBeyondStream, Delivery
+from event_bus import CursorBeyondStream, Delivery
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec, Waiting
 from grpo_trainer.domain.spec import TrainingSpec
@@ -18,6 +18,7 @@ from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Stream(Protocol):
     async def stored(
         self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
     ) -> Sequence[Delivery[Any]]:
-        """Facts that the stream holds now, in order. Raises BusUnavailable."""
+        """Facts that the stream holds now, in order. Raises Unavailable."""
 
 
 class FactReader:
@@ -88,7 +89,7 @@ class FactReader:
         kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
         try:
             stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
-        except BusUnavailable as error:
+        except Unavailable as error:
             raise Waiting(f"the bus: {error}") from error
         facts: list[Fact] = []
 

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import Delivery, Later, Poison
+from event_bus import Delivery, PoisonMessage
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import (
     EpisodeTask,
@@ -22,6 +22,7 @@ from service_kit.idleness import SlotMeter
 from service_kit.telemetry import mark_failed
 from service_kit.waits import WaitLog
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,11 @@ class EpisodeHandler:
         self._waits = WaitLog(log, "episodes_wait")
 
     async def __call__(self, delivery: Delivery[EpisodeRequested]) -> None:
-        """Returns when the outcome is published. Raises Later for a named wait, Poison for no episode."""
+        """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
         try:
             task = wire.task_from_wire(delivery.message)
         except wire.MalformedRequest as error:
-            raise Poison(str(error)) from error
+            raise PoisonMessage(str(error)) from error
         with (
             self._meter.playing(),
             telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(),
@@ -115,7 +116,7 @@ class EpisodeHandler:
                 self._count("later")
                 telemetry.WAITS.labels(self._pool).inc()
                 self._waits.say(waiting_for)
-                raise Later(delay_s, waiting_for)
+                raise Unavailable(waiting_for, delay_s)
 
     def _count(self, outcome: str, kind: str = "") -> None:
         telemetry.EPISODES.labels(self._pool, outcome, kind).inc()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from event_bus import Delivery
-from event_bus.errors import BusUnavailable, EventTooLarge, UnknownEvent
+from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import Unpublishable, Waiting
 from grpo_trainer.domain.failures import Failure
@@ -19,6 +19,7 @@ from grpo_trainer.domain.trajectories import Settlement, StoredBody
 from grpo_trainer.ports import PublishedPolicy, SaidOfRun
 from upcycle.api.taskset.v1.events_pb2 import RunStopping
 from upcycle.api.training.v1.events_pb2 import GroupSettled
+from upcycle.errors import Unavailable
 
 
 class Bus(Protocol):
@@ -44,7 +45,7 @@ class BusFacts:
         event, event_id = fact
         try:
             await self._bus.publish(event, model=model, event_id=event_id)
-        except BusUnavailable as error:
+        except Unavailable as error:
             raise Waiting(f"the bus: {error}") from error
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
@@ -56,7 +57,7 @@ class BusFacts:
         kinds = (GroupSettled, RunStopping)
         try:
             found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
-        except BusUnavailable as error:
+        except Unavailable as error:
             raise Waiting(f"the bus: {error}") from error
         facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
         outcomes: dict[str, str] = {}

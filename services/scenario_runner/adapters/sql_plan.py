@@ -284,7 +284,7 @@ class SqlPlanUnit(SqlTasksets):
                 enqueue(self._sql, request, model=run.spec.policy.model, event_id=event_id)
                 if not is_held:
                     command_id = f"{event_id}/d1"
-                    enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=command_id)
+                    self._command(run, request, command_id)
 
     def dispatch_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         number = episode.num_dispatches + 1
@@ -293,7 +293,11 @@ class SqlPlanUnit(SqlTasksets):
         with self._trace_of(run):
             request = events.episode_requested(run, episode, task, split, self.now)
             event_id = f"episode.requested/{episode.episode_id}/d{number}"
-            enqueue_command(self._sql, request, pool=POOLS[run.spec.purpose], event_id=event_id)
+            self._command(run, request, event_id)
+
+    def _command(self, run: RunRecord, request: Message, event_id: str) -> None:
+        pool, model = POOLS[run.spec.purpose], run.spec.policy.model
+        enqueue_command(self._sql, request, pool=pool, model=model, event_id=event_id)
 
     def _tasks_of(self, episodes: Sequence[EpisodeRow]) -> dict[tuple[str, int], tuple[RunnableTask, Split]]:
         """By key of the taskset and position in it: what is played, and the side that it is on now."""

@@ -106,7 +106,7 @@ class World:
     async def ask(self, *requests: EpisodeRequested, pool: str = "train", again: str = "") -> None:
         """Plan episodes; `again` tells a re-dispatch apart."""
         for request in requests:
-            await self.bus.command(request, pool=pool, event_id=f"task/{request.episode_id}{again}")
+            await self.bus.command(request, pool=pool, model=MODEL, event_id=f"task/{request.episode_id}{again}")
 
     async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
         """The first `count` facts that samplers published."""

@@ -22,7 +22,7 @@ from tests.services.grpo_trainer.bench import (
 )
 from tests.services.grpo_trainer.crashes import Fuse, Killed, wired
 
-from event_bus.errors import BusUnavailable, EventTooLarge, NotProvisioned, UnknownEvent
+from event_bus.errors import EventTooLarge, NotProvisioned, UnknownEvent
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Diverged, LostRank
 from grpo_trainer.domain.failures import FailureKind, detail_of, kind_of
@@ -31,6 +31,7 @@ from grpo_trainer.runs.deps import Tools
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
+from upcycle.errors import Unavailable
 
 FAILED = f"session.failed/{RUN}"
 CLOSED = f"training/{MODEL}/{RUN}/closed.json"
@@ -243,7 +244,7 @@ class FailingBus:
         return tools
 
 
-GONE, BUG = BusUnavailable("gone"), ValueError("a bug in the client")
+GONE, BUG = Unavailable("gone"), ValueError("a bug in the client")
 
 
 @pytest.mark.parametrize("errors", [(GONE, GONE, GONE), (BUG,), (NotProvisioned("no stream"), GONE)])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
-from event_bus import BusUnavailable
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Waiting
 from grpo_trainer.domain.states import BasePolicy
@@ -49,7 +48,7 @@ def flaky(tools: Tools) -> Tools:
     names = {"put", "put_file", "put_if_absent", "get", "get_file", "read", "list", "delete"}
     for adapter in (tools.states, tools.bodies):
         vars(adapter)["_store"] = Flaky(vars(adapter)["_store"], away, names)
-    vars(tools.facts)["_bus"] = Flaky(vars(tools.facts)["_bus"], BusUnavailable("gone too"), {"publish"})
+    vars(tools.facts)["_bus"] = Flaky(vars(tools.facts)["_bus"], Unavailable("gone too"), {"publish"})
     return tools
 
 

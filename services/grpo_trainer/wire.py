@@ -13,7 +13,7 @@ from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tok
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, spec_of_run
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord, checkpoint_id
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
@@ -25,30 +25,9 @@ from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.run_config import RunConfigInvalid
+from upcycle.run_config import wire as run_config
 
-_PLAIN_FIELDS: Final = (
-    "steps",
-    "prompts_per_step",
-    "max_staleness",
-    "learning_rate",
-    "max_grad_norm",
-    "loss",
-    "advantage",
-    "checkpoint_every_steps",
-    "seed",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "aggregation",
-    "kl_estimator",
-    "kl_placement",
-    "lora_rank",
-    "lora_alpha",
-    "lora_targets",
-    "lr_schedule",
-    "warmup_steps",
-    "min_lr_fraction",
-)
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
@@ -59,19 +38,11 @@ def is_training(submitted: RunSubmitted) -> bool:
 
 def spec_from_wire(submitted: RunSubmitted) -> TrainingSpec:
     """What a training run asks for. Raises InvalidTrainingSpec."""
-    config = submitted.spec.training
-    given = {name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)}
-    if not submitted.spec.policy.model:
-        raise InvalidTrainingSpec(f"run {submitted.run_id} names no model")
-    return TrainingSpec(
-        run_id=submitted.run_id,
-        model=submitted.spec.policy.model,
-        group_size=submitted.spec.group_size,
-        loss_config=dict(config.loss_config),
-        held_out_taskset=submitted.spec.gate.taskset,
-        held_out_split=submitted.split == common.SPLIT_HELD_OUT,
-        **given,
-    )
+    try:
+        run = run_config.spec_from_wire(submitted.spec)
+    except RunConfigInvalid as error:
+        raise InvalidTrainingSpec(f"run {submitted.run_id}: {error}") from error
+    return spec_of_run(submitted.run_id, run, held_out_split=submitted.split == common.SPLIT_HELD_OUT)
 
 
 def graded_from_wire(

@@ -3,6 +3,7 @@ events.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from google.protobuf.message import Message
@@ -11,7 +12,14 @@ from scenario_runner import wire
 from scenario_runner.domain.drawn import ClaimCheck
 from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.plan import episode_seed
-from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord, RunState, Split
+from scenario_runner.domain.runs import (
+    Counts,
+    EpisodeRow,
+    GroupRow,
+    RunRecord,
+    RunState,
+    Split,
+)
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from upcycle.api.common.v1 import common_pb2
@@ -20,6 +28,7 @@ from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.run_config import wire as run_config
 
 REPORTED_BY = "scenario_runner"
 
@@ -28,7 +37,7 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
     """Fact run.submitted; id `run.submitted/<run_id>`."""
     return taskset_events.RunSubmitted(
         run_id=run.run_id,
-        spec=wire.spec_to_wire(run.spec),
+        spec=run_config.spec_to_wire(run.spec),
         taskset_digest=run.taskset_digest,
         split=wire.SPLITS[run.split],
         submitted_at=wire.moment(run.submitted_at),
@@ -101,12 +110,12 @@ def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_event
     return taskset_events.RunFinished(
         run_id=run.run_id,
         model=run.spec.policy.model,
-        purpose=wire.PURPOSES[run.spec.purpose],
+        purpose=run_config.PURPOSES[run.spec.purpose],
         state=wire.RUN_STATES[run.state],
         counts=wire.counts_to_wire(counts),
         taskset=run.spec.taskset,
         taskset_digest=run.taskset_digest,
-        policy=wire.policy_to_wire(run.spec.policy),
+        policy=run_config.policy_to_wire(run.spec.policy),
         finished_at=wire.moment(now),
     )
 
@@ -124,10 +133,10 @@ def episode_requested(
         member=episode.member,
         attempt=episode.attempt,
         group_size=run.spec.group_size,
-        purpose=wire.PURPOSES[run.spec.purpose],
+        purpose=run_config.PURPOSES[run.spec.purpose],
         split=wire.SPLITS[split],
-        policy=wire.policy_to_wire(run.spec.policy),
-        sampling=wire.sampling_to_wire(run.spec.sampling, seed=seed),
+        policy=run_config.policy_to_wire(run.spec.policy),
+        sampling=run_config.sampling_to_wire(replace(run.spec.sampling, seed=seed)),
         task_slug=task.slug,
         task_digest=task.digest,
         family=task.family,
@@ -148,7 +157,7 @@ def episode_failed(
         group_id=episode.group_id,
         member=episode.member,
         model=run.spec.policy.model,
-        purpose=wire.PURPOSES[run.spec.purpose],
+        purpose=run_config.PURPOSES[run.spec.purpose],
         kind=failure,
         detail=detail,
         reported_by=REPORTED_BY,

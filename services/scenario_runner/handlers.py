@@ -9,13 +9,13 @@ from google.protobuf.message import Message
 
 from event_bus import Delivery
 from scenario_runner import metrics
-from scenario_runner.domain.runs import Purpose
 from scenario_runner.events import fact_from
 from scenario_runner.ports import EpisodeBook, Plan, PlanUnit, QueueGauge
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, apply_facts, plan_more, sweep
 from upcycle.errors import Unavailable
+from upcycle.run_config import Purpose
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,16 @@ from scenario_runner.domain.environments import (
 )
 from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, SessionFact
 from scenario_runner.domain.learning import WithoutStep
-from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, PolicyChoice, Purpose, RunRecord, Split
+from scenario_runner.domain.runs import (
+    Counts,
+    EpisodeRow,
+    GroupRow,
+    RunRecord,
+    Split,
+)
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
+from upcycle.run_config import PolicyChoice, Purpose
 
 T = TypeVar("T")
 

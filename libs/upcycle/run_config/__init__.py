@@ -1,4 +1,4 @@
-"""Everything that a run has: one definition for the command line, files, the planner, the trainer, the docs."""
+"""Everything that a run has: one definition for command line, files, planner, trainer and docs."""
 
 from upcycle.run_config.limits import (
     MAX_GROUP_SIZE,

@@ -17,7 +17,6 @@ from pydantic_core import ArgsKwargs, PydanticCustomError
 from upcycle.run_config.limits import (
     ANY,
     MAX_GROUP_SIZE,
-    NOT_NEGATIVE,
     POSITIVE,
     Limit,
     OneOf,
@@ -48,7 +47,7 @@ Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
 
 def marked(name: str) -> str:
     """A field's name inside the text of a rule, until the reader's name for it is put in."""
-    return f"‹{name}›"
+    return f"{{{name}}}"
 
 
 def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
@@ -63,8 +62,8 @@ def _thinking(value: str) -> str:
         return ""
     if value.isascii() and value.isdigit():
         return (
-            f"{value!r} is a budget of tokens, and no engine here can end the thinking of a turn after so many "
-            f"tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
+            f"{value!r} is a budget of tokens, and no engine here can end the thinking of a turn after so "
+            f"many tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
         )
     return f"must be {ON} or {OFF}, got {value!r}"
 
@@ -151,12 +150,13 @@ class Training:
     aggregation: Annotated[str, OneOf(AGGREGATIONS, or_empty=True)] = ""
     """how token losses become one number; empty: `token_mean`, and `turn_mean` for the advantage m_grpo."""
     kl_estimator: str = "k3"
-    """of the divergence from the policy that the run began with; read where loss_config has kl_coefficient."""
+    """of the divergence from the policy that the run began with; read where loss_config has a
+    kl_coefficient: k1, k2, k3 or k3_plus."""
     kl_placement: str = "loss"
     """`loss`: the divergence is added to the loss; `reward`: it is taken from the advantages."""
     lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
-    """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the last
-    two need a limit of steps."""
+    """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the
+    last two need a limit of steps."""
     warmup_steps: Annotated[Whole, ANY] = 0
     """first steps, during which the learning rate rises evenly."""
     min_lr_fraction: Annotated[Number, Limit(0, 1)] = 0.0
@@ -232,7 +232,8 @@ class RunSpec:
     """One run: what plays, on which tasks, how it is sampled and, of a training run, how it trains."""
 
     taskset: Annotated[str, Text(1)]
-    """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json, .jsonl)."""
+    """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json or
+    .jsonl)."""
     purpose: Purpose
     """`train`, or `eval`."""
     policy: PolicyChoice

@@ -17,7 +17,7 @@ from upcycle.run_config.model import RULES, RunSpec
 from upcycle.run_config.names import Say
 
 T = TypeVar("T")
-_MARK: Final = re.compile(r"‹([a-z0-9_.]+)›")
+_MARK: Final = re.compile(r"\{([a-z0-9_.]+)\}")
 _WORDS: Final = {
     "int_type": "a whole number",
     "float_type": "a number",

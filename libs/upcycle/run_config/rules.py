@@ -28,8 +28,8 @@ def _loss(training: Training, say: Say) -> Iterator[str]:
     offered = sorted(set(LOSSES) - {SFT_LOSS})
     if training.loss == SFT_LOSS:
         yield (
-            f"{say('loss')} {SFT_LOSS!r} is the loss of SFT and compares no rollouts, a training run compares "
-            f"them: choose one of {', '.join(offered)}; conversations are trained on by `upcycle train --sft`"
+            f"{say('loss')} {SFT_LOSS!r} is the loss of SFT and compares no rollouts, which a training run "
+            f"does: choose one of {', '.join(offered)}; conversations are trained on by `upcycle train --sft`"
         )
     yield from loss_refusals(
         training.loss,
@@ -87,8 +87,7 @@ def _batch(spec: RunSpec, say: Say) -> Iterator[str]:
         )
     if size > MAX_TRAJECTORIES_PER_STEP:
         yield (
-            f"{prompts} * {say('group_size')} is {size}, limit {MAX_TRAJECTORIES_PER_STEP}: "
-            "lower one of them"
+            f"{prompts} * {say('group_size')} is {size}, limit {MAX_TRAJECTORIES_PER_STEP}: lower one of them"
         )
 
 

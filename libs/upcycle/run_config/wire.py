@@ -100,9 +100,7 @@ def _policy(message: common_pb2.PolicySelector) -> dict[str, Any]:
 def _given(message: Message) -> dict[str, Any]:
     """The fields of a message that were set, as plain values; zero is a value, absence is not."""
     return {
-        field.name: _plain(value)
-        for field, value in message.ListFields()
-        if not isinstance(value, Message)
+        field.name: _plain(value) for field, value in message.ListFields() if not isinstance(value, Message)
     }
 
 

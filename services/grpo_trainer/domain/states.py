@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from grpo_trainer.domain.offers import Ancestor, Lineage
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.steps import StepRecord, step_from_json
 from grpo_trainer.domain.trajectories import StoredBody
 
@@ -89,7 +89,7 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         raise ValueError(
             f"training state has schema {plain.get('schema_version')}, this trainer reads {SCHEMA_VERSION}"
         )
-    spec = TrainingSpec(**plain["spec"])
+    spec = training_spec(**plain["spec"])
     if spec.digest() != plain["config_digest"]:
         raise ValueError(f"training state of {spec.run_id} holds another configuration than its digest says")
     base = plain["base"]

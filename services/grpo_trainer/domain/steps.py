@@ -102,7 +102,7 @@ class StepPlan:
         """The record of this step. learned: metrics of the optimizer step."""
         members = [member for group in self.groups for member in group.members]
         staleness = Counter(self.version - member.effective_version for member in members)
-        is_final = self.spec.is_last(self.step)
+        is_final = self.spec.reached(self.step)
         metrics = {**learned, **self._metrics(learned)}
         metrics |= watched(
             self.before, metrics, step=self.step, target_steps=self.spec.steps, limits=self.limits

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import StoredBody
@@ -28,7 +28,7 @@ def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
 
     Raises InvalidTrainingSpec."""
     adapters = Lora() if lora is None else lora
-    return TrainingSpec(
+    return training_spec(
         run_id=interactive_run_id(model),
         model=model,
         group_size=2,

@@ -196,7 +196,7 @@ class TrainingSession:
 
     async def _train(self) -> None:
         trained = self.state
-        while trained is not None and not self.spec.is_last(trained.step) and not trained.stopped:
+        while trained is not None and not self.spec.reached(trained.step) and not trained.stopped:
             batch = await self._next_batch(trained.version)
             if batch is None:
                 break
@@ -210,7 +210,7 @@ class TrainingSession:
 
     async def _finish(self) -> None:
         state = self.state
-        if state is not None and not self.spec.is_last(state.step) and not self._overruled:
+        if state is not None and not self.spec.reached(state.step) and not self._overruled:
             await self._end_early(state)
         self.intake.retired = True
         await self._enter(Phase.FINISHED)

@@ -19,8 +19,7 @@ from event_bus.topology import (
 )
 from grpc_edge import Peer
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import Channel, NotFound, PolicyChoice, Purpose, RegistryAway
-from scenario_runner.wire import CHANNELS
+from scenario_runner.domain.runs import NotFound, RegistryAway
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -31,6 +30,8 @@ from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.run_config import Channel, PolicyChoice, Purpose
+from upcycle.run_config.wire import CHANNELS
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub

@@ -17,7 +17,13 @@ from scenario_runner.domain.drawn import (
     DrawTally,
     EndedGroup,
 )
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeState, Purpose, RunRecord, Split
+from scenario_runner.domain.runs import (
+    LIVELY_RUN_STATES,
+    EpisodeState,
+    RunRecord,
+    Split,
+)
+from upcycle.run_config import Purpose
 
 _OF_RUN = DRAW.c.run_id == sa.bindparam("run_id_")
 _DRAWS = sa.select(*(DRAW.c[name] for name in Draw.__slots__))

@@ -36,7 +36,6 @@ from scenario_runner.domain.runs import (
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
     Split,
@@ -45,6 +44,7 @@ from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.ports import PlanUnit
 from sql_store import Database, UtcDateTime, enqueue, enqueue_command
+from upcycle.run_config import Purpose
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,7 +9,14 @@ import sqlalchemy as sa
 from scenario_runner import wire
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.tables import EPISODE
-from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState, Split
+from scenario_runner.domain.runs import (
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    RunRecord,
+    RunState,
+    Split,
+)
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 
 

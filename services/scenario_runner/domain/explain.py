@@ -17,12 +17,11 @@ from scenario_runner.domain.learning import (
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     LIVELY_RUN_STATES,
-    Channel,
-    Purpose,
     RunState,
     RunView,
 )
 from scenario_runner.domain.sources import in_words
+from upcycle.run_config import Channel, Purpose
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from scenario_runner.domain.runs import Training
+from upcycle.run_config import Training
 
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10

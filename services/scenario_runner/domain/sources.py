@@ -5,8 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scenario_runner.domain.drawn import ClaimCheck, DrawState, DrawTally, EndedGroup, SourceReport
-from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, Purpose, RunRecord, Split
-from upcycle.run_config import MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
+from scenario_runner.domain.runs import (
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    RunRecord,
+    Split,
+)
+from upcycle.run_config import MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP, Purpose
 
 ALREADY_TRAINED = "already_trained"
 RUN_OVER = "run_over"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from scenario_runner.domain.drawn import Draw, DrawState, EndedGroup
 from scenario_runner.domain.facts import GroupSettled
-from scenario_runner.domain.runs import GroupRow, Purpose, RunRecord, Split
+from scenario_runner.domain.runs import GroupRow, RunRecord, Split
 from scenario_runner.domain.sources import (
     ALREADY_TRAINED,
     DrawRules,
@@ -21,6 +21,7 @@ from scenario_runner.domain.sources import (
     rewarded,
 )
 from scenario_runner.ports import PlanUnit
+from upcycle.run_config import Purpose
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from scenario_runner.domain.runs import (
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
 )
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.drawing import announce_released
+from upcycle.run_config import Purpose
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from scenario_runner.domain.explain import Feeding, PlanWaits, WaitReason, World, explain
-from scenario_runner.domain.runs import Purpose, RunView
+from scenario_runner.domain.runs import RunView
 from scenario_runner.ports import Plan, PlanUnit, Surroundings
 from scenario_runner.usecases.feeding import feeding_of
 from scenario_runner.usecases.submitting import find_run, view_of
+from upcycle.run_config import Purpose
 
 
 class ExplainRun:

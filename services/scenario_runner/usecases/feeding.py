@@ -10,12 +10,18 @@ from scenario_runner.domain import plan
 from scenario_runner.domain.drawn import DrawLoad, DrawState, DrawTally, SourceReport
 from scenario_runner.domain.explain import Feeding
 from scenario_runner.domain.learning import remedy_of_left_out
-from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, Purpose, RunRecord, RunState
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    Counts,
+    RunRecord,
+    RunState,
+)
 from scenario_runner.domain.sources import draws_online, in_words, outcomes, reports
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.drawing import offer
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules
+from upcycle.run_config import Purpose
 
 STOPPED_BECAUSE = "its evaluations are used up"
 

@@ -5,7 +5,12 @@ from collections.abc import Iterable
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
 from scenario_runner.domain.learning import nothing_to_learn
-from scenario_runner.domain.runs import LIVELY_RUN_STATES, EpisodeRow, EpisodeState, RunState
+from scenario_runner.domain.runs import (
+    LIVELY_RUN_STATES,
+    EpisodeRow,
+    EpisodeState,
+    RunState,
+)
 from scenario_runner.ports import PlanUnit
 from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
 

@@ -17,7 +17,6 @@ from scenario_runner.domain.runs import (
     EpisodeRow,
     EpisodeState,
     GroupRow,
-    Purpose,
     RunRecord,
     RunState,
 )
@@ -41,6 +40,7 @@ from scenario_runner.usecases.giving_up import (
     settled_without_step,
 )
 from scenario_runner.usecases.revisions import take_revision
+from upcycle.run_config import Purpose
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,9 @@ from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
     EpisodeRow,
     EpisodeState,
-    PolicyChoice,
-    Purpose,
     RunRecord,
-    RunSpec,
     RunState,
     Split,
-    Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.events import fact_from
@@ -32,6 +28,7 @@ from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
 from sql_store import Database, migrate
 from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.run_config import PolicyChoice, Purpose, RunSpec, Training
 
 T = TypeVar("T")
 RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)

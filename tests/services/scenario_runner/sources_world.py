@@ -15,14 +15,10 @@ from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Graded, GroupSettled
 from scenario_runner.domain.runs import (
     EpisodeRow,
-    PolicyChoice,
-    Purpose,
     RunRecord,
-    RunSpec,
     RunState,
     RunView,
     Split,
-    Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.events import fact_from
@@ -35,6 +31,7 @@ from scenario_runner.usecases.submitting import SubmitRun, TraceContext, find_ru
 from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.run_config import PolicyChoice, Purpose, RunSpec, Training
 
 BODY = ClaimCheck("trajectories/x.pb.zst", "a" * 64, 1234)
 NUM_TASKS = 6

@@ -16,7 +16,8 @@ from tests.services.scenario_runner.planning_world import (
 )
 
 from scenario_runner.domain.facts import Advanced, Fact, Failed
-from scenario_runner.domain.runs import EpisodeState, Purpose, RunState
+from scenario_runner.domain.runs import EpisodeState, RunState
+from upcycle.run_config import Purpose
 
 LIFE = ("pause", "resume", "pause", "resume", "stop", "halt", "give_up", "fall_silent")
 SLOW = ("tick", "open", "time_out", "time_out", "time_out")

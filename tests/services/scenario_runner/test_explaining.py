@@ -16,18 +16,14 @@ from scenario_runner.domain.explain import (
 )
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import (
-    Channel,
     Counts,
     EpisodeState,
-    PolicyChoice,
-    Purpose,
     RunRecord,
-    RunSpec,
     RunState,
     RunView,
     Split,
-    Training,
 )
+from upcycle.run_config import Channel, PolicyChoice, Purpose, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
 GONE = DurableFact(num_pending=40, num_unacknowledged=0, num_pulling=0)

@@ -32,7 +32,6 @@ from scenario_runner.domain.runs import (
     EpisodeState,
     InvalidRequest,
     RunRecord,
-    RunSpec,
     RunState,
     Split,
 )
@@ -43,6 +42,7 @@ from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.submitting import Runs
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2
+from upcycle.run_config import RunSpec
 
 TRAIN = Split.TRAIN
 

@@ -17,11 +17,8 @@ from scenario_runner.domain.runs import (
     GroupRow,
     InvalidRequest,
     NotFound,
-    PolicyChoice,
-    Purpose,
     Refused,
     RunRecord,
-    RunSpec,
     RunState,
     Split,
 )
@@ -30,7 +27,7 @@ from scenario_runner.events import group_offered
 from scenario_runner.usecases.ending import end_run
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
-from upcycle.run_config import MAX_TRAINABLE_GROUP
+from upcycle.run_config import MAX_TRAINABLE_GROUP, PolicyChoice, Purpose, RunSpec
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
 SOURCE = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)

@@ -12,11 +12,12 @@ from tests.services.scenario_runner.sources_world import Sources, eval_spec, set
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.drawn import SourceReport
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
-from scenario_runner.domain.runs import PolicyChoice, RunState, Split
+from scenario_runner.domain.runs import RunState, Split
 from scenario_runner.usecases.ending import end_run, stop_early
 from scenario_runner.usecases.feeding import draw_more
 from scenario_runner.usecases.planning import pause, resume
 from sql_store import Database
+from upcycle.run_config import PolicyChoice
 
 ONLY_EVALUATIONS = train_spec(sampling=False)
 

@@ -256,11 +256,11 @@ def test_zero_steps_mean_no_limit_and_absent_ones_the_default() -> None:
     asked = submission(steps=0, no_step_groups=7)
     spec = wire.spec_from_wire(asked)
     assert (spec.steps, spec.has_limit) == (0, False)
-    assert not any(spec.is_last(step) for step in (0, 1, 10**6))
+    assert not any(spec.reached(step) for step in (0, 1, 10**6))
     asked.spec.training.ClearField("steps")
     limited = wire.spec_from_wire(asked)
     assert limited.has_limit
-    assert [limited.is_last(step) for step in (0, 99, 100, 101)] == [False, False, True, True]
+    assert [limited.reached(step) for step in (0, 99, 100, 101)] == [False, False, True, True]
 
 
 def test_configurations_keep_the_digests_that_older_trainers_gave_them() -> None:

@@ -16,15 +16,8 @@ from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Se
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from scenario_runner.domain.plan import group_slots, groups_wanted
-from scenario_runner.domain.runs import (
-    PolicyChoice,
-    Purpose,
-    RunRecord,
-    RunSpec,
-    RunState,
-    Split,
-    Training,
-)
+from scenario_runner.domain.runs import RunRecord, RunState, Split
+from upcycle.run_config import PolicyChoice, Purpose, RunSpec, Training
 
 RUN, GROUP, PROMPTS, BOUND = "run-1", 2, 1, 1
 SPEC = TrainingSpec(RUN, "m", GROUP, prompts_per_step=PROMPTS, max_staleness=BOUND)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from chat_format import AssistantTurn, ChatFormat, assistant_message, tool_message
-from rollout_sampler.domain import Completion, OpenedEnvironment
+from environment_client import OpenedEnvironment
+from trajectory_body import prompt_message
 
 _UNREADABLE = (
     "Your last message could not be read: {error}. Send a well-formed tool call, or a plain final answer."
@@ -12,12 +13,12 @@ _UNREADABLE = (
 
 
 class Conversation:
-    """Grows by what the policy samples and what the environment replies; encodes no sampled text again."""
+    """Grows by what the policy samples and what the environment replies. Sampled text is never encoded again."""
 
     def __init__(self, chat: ChatFormat, environment: OpenedEnvironment) -> None:
         self._chat = chat
         self._tools = environment.tools
-        self._messages: list[dict[str, Any]] = [message.as_chat() for message in environment.prompt]
+        self._messages: list[dict[str, Any]] = [prompt_message(message) for message in environment.prompt]
         self.token_ids: list[int] = []
 
     def begin(self) -> list[int]:
@@ -26,11 +27,11 @@ class Conversation:
         self.token_ids.extend(ids)
         return ids
 
-    def read(self, completion: Completion) -> AssistantTurn:
-        """Take in a completion and say what it means; never raises."""
-        turn = self._chat.parse(completion.token_ids)
+    def read(self, sampled_ids: Sequence[int]) -> AssistantTurn:
+        """Append a completion and return what it means; never raises."""
+        turn = self._chat.parse(sampled_ids)
         self._messages.append(assistant_message(turn))
-        self.token_ids.extend(completion.token_ids)
+        self.token_ids.extend(sampled_ids)
         return turn
 
     def reply_with_results(self, contents: Sequence[str]) -> list[int]:
@@ -38,7 +39,7 @@ class Conversation:
         return self._reply([tool_message(content) for content in contents])
 
     def reply_with_error(self, error: str) -> list[int]:
-        """Ids that tell the policy why its last turn could not be read."""
+        """Ids of a user message that says why the last turn could not be read."""
         return self._reply([{"role": "user", "content": _UNREADABLE.format(error=error)}])
 
     def _reply(self, messages: list[dict[str, Any]]) -> list[int]:

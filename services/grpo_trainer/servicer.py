@@ -25,6 +25,7 @@ from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ STATUS_OF: Final[StatusTable] = {
     errors.HeadMoved: grpc.StatusCode.ABORTED,
     errors.LineageTaken: grpc.StatusCode.ABORTED,
     errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
-    errors.Waiting: grpc.StatusCode.UNAVAILABLE,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 _LONGEST_SILENCE_S: Final = 5.0
 

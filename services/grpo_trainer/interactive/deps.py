@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.interactive.inputs import ConversationInput, Sample, Split
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.protocol import AccumulatingLearner
@@ -32,7 +32,7 @@ class Trajectories(Protocol):
     """Stored trajectories by id."""
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
-        """Raises UnknownTrajectory; Waiting while the store is away."""
+        """Raises UnknownTrajectory; Unavailable while the store is away."""
 
 
 class TaskClaims(Protocol):
@@ -40,7 +40,7 @@ class TaskClaims(Protocol):
 
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
         """Make them training data for good; those that already are stay so. Raises HeldOutInput when one is
-        held out by now; InvalidInput; Waiting."""
+        held out by now; InvalidInput; Unavailable."""
 
 
 class Conversations(Protocol):
@@ -54,16 +54,16 @@ class Heads(Protocol):
     """Where a model's head is, and moving it."""
 
     async def head(self, model: str) -> Head:
-        """Raises UnknownModel; Waiting."""
+        """Raises UnknownModel; Unavailable."""
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
-        """Whether the registry has recorded the checkpoint. Raises Waiting."""
+        """Whether the registry has recorded the checkpoint. Raises Unavailable."""
 
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
     ) -> int | None:
-        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Waiting, also
-        until the registry holds the checkpoint."""
+        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Unavailable,
+        also until the registry holds the checkpoint."""
 
 
 class InteractiveStates(Protocol):
@@ -84,7 +84,7 @@ class InteractiveStates(Protocol):
     async def tensors(self, state: InteractiveState, path: Path) -> None:
         """Fetch the tensors of a state."""
 
-    def marker_of(self, state: InteractiveState) -> StoredBody:
+    def marker_of(self, state: InteractiveState) -> BlobRef:
         """Claim check of the marker of a committed state."""
 
     async def prune(self, model: str, *, newest: int) -> None:
@@ -93,7 +93,7 @@ class InteractiveStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InteractiveDeps:
-    """What interactive training works with. busy: says which run trains a model, if one does; Waiting:
+    """What interactive training works with. busy: says which run trains a model, if one does; Unavailable:
     not yet. stepped: hears of each durable step."""
 
     new_learner: Callable[[], AccumulatingLearner]

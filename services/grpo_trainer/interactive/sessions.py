@@ -10,18 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from grpo_trainer.domain.errors import (
-    BrokenArtifact,
-    InvalidInput,
-    RequestIdReused,
-    UnknownModel,
-    Waiting,
-)
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidInput, RequestIdReused, UnknownModel
 from grpo_trainer.interactive.claiming import RememberedClaims
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.state import InteractiveStep, InteractiveView, StepDone
 from grpo_trainer.patience import Patience
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +183,7 @@ class InteractiveSessions:
         try:
             for model in await patience.until_done(states.models):
                 await self._recall_one(model, patience)
-        except Waiting as error:
+        except Unavailable as error:
             log.warning("past_steps_unknown", extra={"error": str(error)})
 
     async def _recall_one(self, model: str, patience: Patience) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blob_store import BlobRef
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
-from grpo_trainer.domain.steps import checkpoint_id
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.learner.prepared import Adam
+from identities.entities import checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class InteractiveState:
     """
 
     session: SessionState
-    manifest: StoredBody
+    manifest: BlobRef
     digest: str
     request_id: str
     head_revision: int
@@ -93,7 +93,7 @@ def interactive_state_from_json(plain: Mapping[str, Any]) -> InteractiveState:
     """The state that `to_json` described. Raises ValueError, KeyError, TypeError where it is none."""
     return InteractiveState(
         session=state_from_json(plain["session"]),
-        manifest=StoredBody(**plain["manifest"]),
+        manifest=BlobRef(**plain["manifest"]),
         digest=plain["digest"],
         request_id=plain["request_id"],
         head_revision=plain["head_revision"],

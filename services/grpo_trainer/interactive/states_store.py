@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from blob_store import BlobStore
+from blob_store import BlobRef, BlobStore
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.adapters.step_folders import MARKER, step_folder
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.interactive.state import InteractiveState, interactive_state_from_json
 from identities import objects
 
@@ -54,7 +53,7 @@ class InteractiveStates:
         with object_store(f"tensors of step {state.session.step} of {state.session.spec.model}"):
             await step_folders.get_tensors(self._store, state.session.tensors, path)
 
-    def marker_of(self, state: InteractiveState) -> StoredBody:
+    def marker_of(self, state: InteractiveState) -> BlobRef:
         """See ports.InteractiveStates."""
         return step_folders.marker_of(_folder(state), state.to_json())
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from blob_store import BlobRef
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
@@ -144,7 +144,7 @@ async def announce_step(
     return recorded(state, marker, is_head=revision is not None), head
 
 
-def recorded(state: InteractiveState, marker: StoredBody, *, is_head: bool) -> StepDone:
+def recorded(state: InteractiveState, marker: BlobRef, *, is_head: bool) -> StepDone:
     """What the caller of the step is told. marker: claim check of the state."""
     session, record = state.session, state.session.last_step
     return StepDone(

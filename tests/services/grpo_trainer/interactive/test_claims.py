@@ -13,7 +13,7 @@ from tests.services.grpo_trainer.interactive.trainers import inline, passing, tr
 
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.policies import PlannerClaims
-from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup, Waiting
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup
 from grpo_trainer.interactive.inputs import Split, StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient
@@ -29,6 +29,7 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
+from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteRefused
 
 UNASSIGNED = Split.UNASSIGNED
@@ -137,9 +138,9 @@ class Store(TrajectoryServiceServicer):
             new_prompt_ids=[1, 2], sampled_ids=[3], sampled_logprobs=[-1.0], versions=versions
         )
         body = trajectory_pb2.TrajectoryBody(
-            trajectory_id=request.trajectory_id,
-            split=self.split,
-            task_digest="d",
+            episode=common_pb2.EpisodeIdentity(
+                trajectory_id=request.trajectory_id, split=self.split, task_digest="d"
+            ),
             temperature=1,
             turns=[turn],
         )
@@ -172,7 +173,7 @@ async def test_what_the_planner_says_is_told_by_type(services: tuple[Planner, St
         (grpc.StatusCode.FAILED_PRECONDITION, HeldOutInput),
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidInput),
         (grpc.StatusCode.UNIMPLEMENTED, InvalidInput),
-        (grpc.StatusCode.UNAVAILABLE, Waiting),
+        (grpc.StatusCode.UNAVAILABLE, Unavailable),
     ]
     for code, error in expected:
         planner.answer = code

@@ -98,8 +98,8 @@ async def trained(folder: Path, fuse: Fuse) -> tuple[World, Client]:
 
 def announced(versions: list[int]) -> set[str]:
     """Each version once, and none that no step is behind."""
-    published = {f"policy.published/{MODEL}/{version}" for version in versions}
-    return published | {f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}" for version in versions}
+    published = {f"policy.published/default/{MODEL}/{version}" for version in versions}
+    return published | {f"checkpoint.saved/default/ckpt-{MODEL}-v{version:08d}" for version in versions}
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -149,7 +149,7 @@ async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> Non
             done = await trainer.optim_step(f"o{step}", SGD_LIKE, keep_head=True)
             assert not done.is_head
     assert world.heads[MODEL].version == 0
-    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000002"]
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000002"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
 
 

@@ -68,7 +68,7 @@ async def test_a_client_trains_and_reads_what_came_of_it(world: World) -> None:
         assert passed.metrics["reward_mean"] == 0.5
         done = await client.optim_step(1e-3, weight_decay=0.1)
         assert (done.step, done.version, done.is_head) == (1, 1, True)
-        assert done.sampler_path == f"policy/{MODEL}/v00000001/manifest.json"
+        assert done.sampler_path == f"default/policies/{MODEL}/v00000001/manifest.json"
         assert done.state_path == f"{objects.interactive_session(MODEL)}/step-00000001/state.json"
         both = await client.step(trajectories(), learning_rate=1e-3, group_size=2, num_substeps=2)
         assert (both.step, both.num_datums) == (2, 4)

@@ -257,7 +257,7 @@ async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> No
         assert (done.step, done.version) == (3, 3)
         first, branch = await trainer.weights(1), await trainer.weights(3)
         assert distance(first, branch) < 1e-7
-    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000000"  # type: ignore[attr-defined]
 
 
@@ -316,7 +316,7 @@ async def test_what_trains_may_change_between_steps(world: World) -> None:
         one, two, three = [await trainer.weights(version) for version in (1, 2, 3)]
         assert distance(one, two) > 1e-6
         assert distance(two, three) > 1e-6
-    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000003"]
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000002"  # type: ignore[attr-defined]
 
 

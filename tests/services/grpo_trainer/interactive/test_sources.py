@@ -33,7 +33,7 @@ async def step(trainer: Any, number: int, *groups: Sequence[TrainingInput]) -> d
     for index, inputs in enumerate(groups):
         await trainer.forward_backward(f"f{number}-{index}", inputs, group_size=2)
     done = await trainer.optim_step(f"o{number}")
-    saved = trainer.world.recorder.events[f"checkpoint.saved/{done.checkpoint_id}"]
+    saved = trainer.world.recorder.events[f"checkpoint.saved/default/{done.checkpoint_id}"]
     return dict(saved.sources)
 
 

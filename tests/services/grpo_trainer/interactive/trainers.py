@@ -16,7 +16,7 @@ from blob_store import BlobRef
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies
 from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
-from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory, Waiting
+from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
@@ -37,6 +37,7 @@ from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from policy_files import load, manifest_ref
+from upcycle.errors import Unavailable
 
 SGD_LIKE = Adam(1e-2, beta1=0.0, beta2=0.0, eps=1.0, max_grad_norm=0.0)
 """With eps far above the gradients an update is nearly proportional to them: Adam hides no factor."""
@@ -64,7 +65,7 @@ class Registry:
         return Head(self.world.heads[model], self.revisions.get(model, 1))
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
-        return f"checkpoint.saved/{checkpoint_id}" in self.world.recorder.events
+        return f"checkpoint.saved/default/{checkpoint_id}" in self.world.recorder.events
 
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
@@ -81,9 +82,8 @@ class Registry:
     async def set_head(self, model: str, version: int) -> None:
         """As a person would."""
         ref: BlobRef = manifest_ref(await load(self.world.store, model, version))
-        from grpo_trainer import wire
 
-        self.world.heads[model] = BasePolicy(version, f"ckpt-{model}-v{version:08d}", wire.stored(ref))
+        self.world.heads[model] = BasePolicy(version, f"ckpt-{model}-v{version:08d}", ref)
         self.revisions[model] = self.revisions.get(model, 1) + 1
 
 
@@ -137,7 +137,7 @@ class Claims:
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
         if self.absences:
             self.absences -= 1
-            raise Waiting("the planner is away")
+            raise Unavailable("the planner is away")
         for digest in digests:
             if digest in self.held_out:
                 raise HeldOutInput(f"task {digest} is held out: it must never train")

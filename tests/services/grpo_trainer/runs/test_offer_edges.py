@@ -12,6 +12,9 @@ from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation
 from tests.services.grpo_trainer.learner.test_invariances import gradient, options
 from tests.services.grpo_trainer.surroundings import START, Policies
 
+from blob_store import BlobRef
+from episodes import GroupOutcome
+from episodes import GroupReason as Reason
 from grpo_math.packing import TrainingRow
 from grpo_trainer import wire
 from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
@@ -21,7 +24,7 @@ from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.trajectories import Outcome, Reason, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.learner.protocol import BatchGroup, BatchMember
 from grpo_trainer.learner.rows import batch_rows
 from identities.objects import policy_manifest
@@ -31,6 +34,8 @@ from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 # The fact, word for word
+
+TRAINED, RELEASED = GroupOutcome.TRAINED, GroupOutcome.RELEASED
 
 
 async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: World) -> None:
@@ -67,13 +72,16 @@ async def test_only_an_offer_of_split_train_may_train(world: World, split: commo
 @pytest.mark.parametrize(
     ("settlement", "event_id"),
     [
-        (Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3), "group.settled/run-2-g00001"),
         (
-            Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
+            Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3),
+            "group.settled/run-2-g00001",
+        ),
+        (
+            Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
             f"group.settled/{RUN}/run-2-g00001",
         ),
         (
-            Settlement("run-2-g00001", Outcome.RELEASED, Reason.VERSION, ("e",), source_run_id="run-2"),
+            Settlement("run-2-g00001", RELEASED, Reason.VERSION, ("e",), source_run_id="run-2"),
             f"group.settled/{RUN}/run-2-g00001",
         ),
     ],
@@ -166,7 +174,7 @@ async def published(
 
 def base_of(manifest: PolicyManifest) -> BasePolicy:
     ref = manifest_ref(manifest)
-    return BasePolicy(manifest.version, "", StoredBody(ref.key, ref.sha256, ref.size_bytes))
+    return BasePolicy(manifest.version, "", BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
 
 async def test_ancestors_are_found_through_parents_newest_first(world: World) -> None:

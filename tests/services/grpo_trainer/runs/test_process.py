@@ -63,7 +63,7 @@ async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupt
         found = await around.weights(STEPS, tmp_path)
     assert_all_trained_once(facts)
     async with Trainer(reference):
-        await reference.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
+        await reference.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
     assert distance(await reference.weights(STEPS), found) <= rounding
 
 

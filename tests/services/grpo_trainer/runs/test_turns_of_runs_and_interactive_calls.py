@@ -69,7 +69,7 @@ async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: Wor
             assert (await stepping).version == 1
             with pytest.raises(ModelBusy, match=RUN):
                 await late
-            await world.published(f"policy.published/{MODEL}/2")
+            await world.published(f"policy.published/default/{MODEL}/2")
             assert trainer.sessions.get(RUN).failure == ""
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
 
@@ -88,7 +88,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world)
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
         async with asyncio.timeout(20):
             while trainer.sessions.get(SECOND).phase is not Phase.FINISHED:
                 await asyncio.sleep(0.01)

@@ -32,8 +32,9 @@ from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, To
 from grpo_trainer.runs.deps import Tools
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
+from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, fetch, load, manifest_ref, publish
-from trajectory_body import body_key, pack
+from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset

@@ -29,8 +29,9 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.runs.session import Phase
 from grpo_trainer.telemetry import TrainerInstruments
+from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, load, manifest_ref, publish
-from trajectory_body import body_key, pack
+from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events

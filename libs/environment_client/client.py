@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import grpc.aio
@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # only the stubs know the asynchronous classes
 
 log = logging.getLogger(__name__)
 
+_FIRST_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTimeouts:
@@ -37,9 +40,7 @@ class EnvironmentTimeouts:
 
 
 class EnvironmentClient:
-    """A component: the first call connects, `stop` closes all channels."""
-
-    name = "environments"
+    """The first call connects, `stop` closes all channels."""
 
     def __init__(self, address: str = "", timeouts: EnvironmentTimeouts | None = None) -> None:
         """address: where episodes are opened; each lease then names the replica that holds it."""
@@ -48,17 +49,10 @@ class EnvironmentClient:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, EnvironmentServiceAsyncStub] = {}
 
-    async def start(self) -> None:
-        """Return at once: a replica that is away is reported by the call that needs it."""
-
     async def stop(self) -> None:
         """Close all channels; calls in flight get a second to end."""
         for channel in self._channels.values():
             await channel.close(grace=1.0)
-
-    def ready(self) -> str | None:
-        """None: episodes wait one by one for a replica that is away, the service does not."""
-        return None
 
     async def open_episode(self, episode_id: str) -> OpenedEnvironment:
         """Start the scenario of a planned episode. Raises EpisodeNotPlanned, Unavailable, EpisodeBroken."""
@@ -78,7 +72,8 @@ class EnvironmentClient:
             return await retry(
                 lambda: self._call_tool_once(lease, call),
                 budget_s=self._timeouts.unreachable_s,
-                what=f"tool {call.name}",
+                first_pause_s=_FIRST_RETRY_S,
+                max_pause_s=_MAX_RETRY_S,
             )
         except ReplicaUnreachable as error:
             raise EnvironmentLost(f"{lease.address} is unreachable: {error}") from error

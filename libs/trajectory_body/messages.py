@@ -1,4 +1,4 @@
-"""Prompts and turns as messages in the form of OpenAI's API, which graders, exports and chat templates read."""
+"""Prompts and turns as messages in the form of OpenAI's API: for graders, exports and chat templates."""
 
 from collections.abc import Iterable
 from typing import Any

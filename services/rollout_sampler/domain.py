@@ -1,4 +1,4 @@
-"""An episode as the sampler plays it: what is asked for, what it may cost, and how the sampler's part ends."""
+"""An episode as the sampler plays it: what is asked for, what it may cost, how the sampler's part ends."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -87,7 +87,7 @@ def new_body(
 def sampled_turn(
     new_prompt_ids: Sequence[int], completion: Completion, token_texts: Sequence[str]
 ) -> trajectory_pb2.Turn:
-    """A turn with everything that the engine sampled; what it means and what the tools answered comes later."""
+    """A turn with all that the engine sampled; its meaning and the tools' answers are filled in later."""
     return trajectory_pb2.Turn(
         new_prompt_ids=new_prompt_ids,
         sampled_ids=completion.token_ids,
@@ -113,7 +113,9 @@ def end_body(body: trajectory_pb2.TrajectoryBody, ended_at: datetime, engine_id:
     body.engine_id = engine_id
 
 
-def recorded_to_wire(body: trajectory_pb2.TrajectoryBody, ref: BlobRef) -> trajectory_events.TrajectoryRecorded:
+def recorded_to_wire(
+    body: trajectory_pb2.TrajectoryBody, ref: BlobRef
+) -> trajectory_events.TrajectoryRecorded:
     """The fact that the body is stored; equal for every sampler that finds the same body."""
     return trajectory_events.TrajectoryRecorded(
         episode=body.episode,

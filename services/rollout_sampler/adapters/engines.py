@@ -31,9 +31,7 @@ DigestOf = Callable[[str, int], Awaitable[str]]
 
 
 class LeasedEngines:
-    """A component: the first request connects, `stop` closes all connections."""
-
-    name = "engines"
+    """The first request connects, `stop` closes all connections."""
 
     def __init__(self, leases: EngineLeases, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
         self._leases = leases
@@ -43,17 +41,10 @@ class LeasedEngines:
         self._in_flight: Counter[str] = Counter()
         self._suspect_until: dict[str, float] = {}
 
-    async def start(self) -> None:
-        """Return at once: episodes wait one by one for an engine."""
-
     async def stop(self) -> None:
         """Close all connections."""
         for client in self._clients.values():
             await client.close()
-
-    def ready(self) -> str | None:
-        """None: an episode without an engine waits, the service does not."""
-        return None
 
     async def sample(
         self, wanted: PolicyWanted, prompt_ids: Sequence[int], sampling: SamplingParams
@@ -120,7 +111,9 @@ class LeasedEngines:
         finally:
             self._in_flight[choice.base_url] -= 1
 
-    async def _stamped(self, choice: EngineChoice, completion: Completion, wanted: PolicyWanted) -> Completion:
+    async def _stamped(
+        self, choice: EngineChoice, completion: Completion, wanted: PolicyWanted
+    ) -> Completion:
         """The completion with the engine's name and the digest of each version. Raises EngineUnavailable."""
         versions = {span.version for span in completion.version_spans}
         if wanted.pinned_version is not None and versions != {wanted.pinned_version}:

@@ -78,9 +78,7 @@ class EngineLeases:
         return response.engines
 
 
-def choices_among(
-    leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWanted
-) -> list[EngineChoice]:
+def choices_among(leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWanted) -> list[EngineChoice]:
     """The engines among `leases` that can sample what is wanted."""
     found = []
     for lease in leases:

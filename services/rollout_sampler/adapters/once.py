@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """Remembers the newest `max_kept` results. A failure is raised in the callers that wait now, and forgotten."""
+    """Remembers the newest `max_kept` results. A failure reaches those who wait now and is forgotten."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept

@@ -24,6 +24,7 @@ _FORMAT_FILES: Final = frozenset(
 _KEPT_MANIFESTS: Final = 64
 _KEPT_FORMATS: Final = 8
 
+
 @dataclass(frozen=True, slots=True)
 class PolicyFormat:
     """Tokenizer and template of a policy, and the text of each of its tokens alone."""
@@ -44,11 +45,7 @@ class PolicyFiles:
     async def chat_format(self, model: str, version: int) -> PolicyFormat:
         """Tokenizer and template of a version; versions with the same files share one."""
         manifest = await self._manifest(model, version)
-        refs = {
-            file.name: blob_from_wire(file.blob)
-            for file in manifest.files
-            if file.name in _FORMAT_FILES
-        }
+        refs = {file.name: blob_from_wire(file.blob) for file in manifest.files if file.name in _FORMAT_FILES}
         digest = _digest(refs)
         return await self._formats(digest, lambda: self._load_format(digest, refs))
 

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 
-
 from blob_store import BlobRef, BlobStore
 from episodes import EpisodeBroken, EpisodeFailure, EpisodeIdentity
 from identities import objects
@@ -11,7 +10,6 @@ from rollout_sampler.domain import Recorded
 from trajectory_body import MalformedBody, pack, unpack
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 from upcycle.errors import Unavailable
-
 
 
 class StoredTrajectories:
@@ -27,7 +25,7 @@ class StoredTrajectories:
         return None if data is None else await asyncio.to_thread(_decoded, identity, key, data)
 
     async def store_first(self, identity: EpisodeIdentity, body: TrajectoryBody) -> Recorded:
-        """Store the body unless another sampler was faster; returns the body that is stored. Raises Unavailable."""
+        """Store the body unless another sampler was faster; returns what is stored. Raises Unavailable."""
         key = _key_of(identity)
         ref = await self._store.put_if_absent(key, pack(body))
         if ref is not None:

@@ -13,7 +13,7 @@ _UNREADABLE = (
 
 
 class Conversation:
-    """Grows by what the policy samples and what the environment replies. Sampled text is never encoded again."""
+    """Grows by what the policy samples and what the environment replies; never encodes sampled text again."""
 
     def __init__(self, chat: ChatFormat, environment: OpenedEnvironment) -> None:
         self._chat = chat

@@ -84,7 +84,7 @@ class PlayEpisode:
                 await self._deps.environments.close(environment.lease)
 
     def _time_left_s(self, task: EpisodeTask) -> float:
-        """The planner sends the command again at the deadline: stop before, but give a late start some time."""
+        """The planner sends the command again at the deadline: stop before it, but give a late start time."""
         if task.deadline is None:
             return self._limits.episode_s
         left_s = (task.deadline - self._now()).total_seconds()

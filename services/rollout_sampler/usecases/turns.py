@@ -58,7 +58,7 @@ class EpisodePlayer:
         self._engine_id = ""
 
     async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> str:
-        """Append the turns, and say why the episode ended and what was answered (nothing when a budget cut it).
+        """Append the turns; set the stop reason and the answer, which stays empty when a budget cut it.
 
         Returns the engine that sampled last. Raises Unavailable, EpisodeBroken, and ContextOverflow where not
         even the first prompt fits.
@@ -87,7 +87,7 @@ class EpisodePlayer:
     async def _turn(
         self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str
     ) -> Turn | None:
-        """One turn, or None when the episode's tokens are spent. A completion cut by length calls no tools."""
+        """One turn; None when the episode's tokens are spent. A completion cut by length calls no tools."""
         if self._task.budget.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()

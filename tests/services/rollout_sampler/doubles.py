@@ -46,7 +46,7 @@ Script = Callable[[str, dict[str, Any]], Awaitable[str] | str]
 
 
 @dataclass
-class Engine:
+class EngineDouble:
     """Speaks vLLM's /inference/v1/generate; what it writes comes from a script."""
 
     chat: ChatFormat
@@ -113,10 +113,10 @@ class Engine:
 
 
 @dataclass
-class Registry:
+class RegistryDouble:
     """Lists the engines that are in `engines`."""
 
-    engines: list[Engine] = field(default_factory=list)
+    engines: list[EngineDouble] = field(default_factory=list)
     calls: int = 0
     address: str = ""
     _server: grpc.aio.Server | None = None
@@ -150,7 +150,7 @@ class Registry:
 Tool = Callable[[dict[str, Any]], str]
 
 
-class Fleet(service_pb2_grpc.EnvironmentServiceServicer):
+class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     """One scenario for every episode; remembers leases, calls and closes."""
 
     def __init__(self, tools: dict[str, Tool] | None = None, question: str = "Why is checkout down?") -> None:

@@ -10,10 +10,10 @@ import orjson
 from environment_client.errors import EnvironmentLost, EpisodeNotPlanned, ReplicaUnreachable
 from environment_client.types import Lease, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
-from grpc_edge import FAILURE_KIND_KEY
-from grpc_edge.errors import DETAILS_KEY
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.errors import Unavailable
+from upcycle.rpc import FAILURE_KIND_KEY
+from upcycle.rpc.errors import DETAILS_KEY
 
 _NOT_PLANNED: Final = "not_planned"
 _KINDS: Final[Mapping[grpc.StatusCode, str]] = {grpc.StatusCode.DEADLINE_EXCEEDED: EpisodeFailure.TIMEOUT}

@@ -14,6 +14,7 @@ import pytest
 from tests.services.rollout_sampler.conftest import Testbed, until
 from tests.services.rollout_sampler.doubles import EngineDouble, never, tool_call
 
+from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, Topology
 from event_bus.provision import provision
 from event_bus.topology import UPCYCLE
@@ -203,7 +204,7 @@ async def test_an_episode_that_nobody_waits_for_is_forgotten(bed: Testbed) -> No
     assert (len(bed.events), len(engine.requests)) == (1, 1)
 
 
-async def test_a_full_or_absent_fleet_is_waited_for(bed: Testbed) -> None:
+async def test_an_episode_waits_for_a_free_environment_slot(bed: Testbed) -> None:
     await bed.engine(lambda _, __: "ok")
     bed.environments.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, "64 of 64 slots are taken")
     await bed.sampler()

@@ -24,7 +24,7 @@ from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from grpo_trainer.wire import graded_from_wire
 from local_stack.nats import NatsServer
-from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN, SPLIT_TRAIN, BlobRef, VersionSpan
+from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN, SPLIT_TRAIN, BlobRef, EpisodeIdentity, VersionSpan
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 RUN: Final = "run-benchmark"
@@ -85,17 +85,20 @@ def _fact(group: int, member: int) -> TrajectoryGraded:
     episode_id = f"{group_id}-e{member:03d}-a0"
     reward = 1.0 if group % 5 == 0 else float(member % 2)
     return TrajectoryGraded(
-        trajectory_id=f"traj-{episode_id}",
-        episode_id=episode_id,
-        run_id=RUN,
-        group_id=group_id,
-        member=member,
-        group_size=GROUP,
-        model=MODEL,
-        purpose=PURPOSE_TRAIN,
-        split=SPLIT_TRAIN,
-        task_slug=f"task-{group}",
-        task_digest=f"{group:064x}",
+        episode=EpisodeIdentity(
+            tenant="default",
+            trajectory_id=f"traj-{episode_id}",
+            episode_id=episode_id,
+            run_id=RUN,
+            group_id=group_id,
+            member=member,
+            group_size=GROUP,
+            model=MODEL,
+            purpose=PURPOSE_TRAIN,
+            split=SPLIT_TRAIN,
+            task_slug=f"task-{group}",
+            task_digest=f"{group:064x}",
+        ),
         body=BlobRef(key=f"trajectory/{RUN}/{episode_id}", sha256=f"{member:064x}", size_bytes=4096),
         sampled_by=VersionSpan(oldest=group // PROMPTS, newest=group // PROMPTS),
         reward=reward,
@@ -155,7 +158,9 @@ async def _stream(folder: Path, facts: Sequence[TrajectoryGraded]) -> AsyncItera
 
         async def publish(fact: TrajectoryGraded) -> None:
             async with slots:
-                await bus.publish(fact, model=MODEL, event_id=f"trajectory.graded/{fact.trajectory_id}")
+                await bus.publish(
+                    fact, model=MODEL, event_id=f"trajectory.graded/{fact.episode.trajectory_id}"
+                )
 
         try:
             await asyncio.gather(*(publish(fact) for fact in facts))

@@ -21,12 +21,11 @@ from benchmarks.figures import Figure, Limit
 from benchmarks.options import Options
 from benchmarks.stacks import MODEL, POLICY_DIR
 from benchmarks.trainer import record
-from blob_store import BlobStore, S3BlobStore
+from blob_store import BlobRef, BlobStore, S3BlobStore
 from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.patience import Patience
@@ -221,7 +220,7 @@ class _SilentInstruments:
 async def _tools(store: S3BlobStore, scratch: Path) -> Tools:
     manifest = await publish(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
     ref = manifest_ref(manifest)
-    head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", StoredBody(ref.key, ref.sha256, ref.size_bytes))
+    head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", BlobRef(ref.key, ref.sha256, ref.size_bytes))
     unused: Any = None
     return Tools(
         new_learner=unused,

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from local_demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
 from local_stack import Stack
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PURPOSE_TRAIN, PolicySelector
 from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
 from upcycle.cli import watching
-from upcycle.demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
 from upcycle.platform import Addresses, Platform
 
 __all__ = ["HELD_OUT_TASKSET", "MODEL", "TRAIN_TASKSET"]

@@ -1,8 +1,10 @@
 """One class per reaction of a caller.
 
 A store that did not do it within the retry budget raises upcycle.errors.Unavailable, a full one
-service_kit.StoreFull.
+service_kit.StoreFull, which is an Unavailable too.
 """
+
+from upcycle.errors import Unavailable
 
 
 class BlobError(Exception):
@@ -17,9 +19,9 @@ class CorruptBlob(BlobError):
     """The key holds other bytes than the reference promises. Final: do not use them."""
 
 
-class StoreDenied(BlobError):
-    """The credentials are wrong or do not allow this."""
+class StoreDenied(BlobError, Unavailable):
+    """The credentials are wrong or do not allow this. Work waits until an operator mends them."""
 
 
-class BucketMissing(BlobError):
-    """The bucket was never created: provisioning did not run."""
+class BucketMissing(BlobError, Unavailable):
+    """The bucket was never created: provisioning did not run. Work waits until it does."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from blob_store.errors import CorruptBlob
+from upcycle.api.common.v1 import common_pb2
 
 _CHUNK_BYTES: Final = 1024 * 1024
 MAX_KEY_BYTES: Final = 1024
@@ -35,6 +36,16 @@ class BlobRef:
                 f"{self.key}: expected {self.size_bytes} bytes with sha256 {self.sha256}, "
                 f"found {found.size_bytes} bytes with sha256 {found.sha256}"
             )
+
+
+def to_wire(ref: BlobRef) -> common_pb2.BlobRef:
+    """The reference as events carry it."""
+    return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
+
+
+def from_wire(message: common_pb2.BlobRef) -> BlobRef:
+    """What `to_wire` made."""
+    return BlobRef(message.key, message.sha256, message.size_bytes)
 
 
 def ref_of_bytes(key: str, data: bytes) -> BlobRef:

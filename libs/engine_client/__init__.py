@@ -18,16 +18,16 @@ from engine_client.labels import (
     unproven_label,
     version_of_label,
 )
-from engine_client.types import FinishReason, Generation, SamplingParams, TokenSpan
+from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan
 
 __all__ = [
+    "Completion",
     "ContextOverflow",
     "EngineClient",
     "EngineError",
     "EngineRejected",
     "EngineUnavailable",
     "FinishReason",
-    "Generation",
     "GenerationAborted",
     "MalformedReply",
     "SamplingParams",

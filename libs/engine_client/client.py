@@ -15,7 +15,7 @@ from engine_client import replies
 from engine_client.errors import EngineRejected, EngineUnavailable
 from engine_client.labels import parse_label, pinned_version
 from engine_client.transport import Transport
-from engine_client.types import Generation, SamplingParams
+from engine_client.types import Completion, SamplingParams
 
 _ADMIN_S: Final = 120.0
 _PROOF_S: Final = 15.0
@@ -49,7 +49,7 @@ class EngineClient:
 
     async def generate(
         self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float = 120.0
-    ) -> Generation:
+    ) -> Completion:
         """Sample one completion of `prompt_ids`. Cancelling the call aborts the request in the engine.
 
         Raises ContextOverflow, EngineRejected, GenerationAborted, EngineUnavailable.
@@ -166,21 +166,19 @@ class EngineClient:
 
     async def _generate_exactly(
         self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, timeout_s: float
-    ) -> Generation:
+    ) -> Completion:
         body = {
             "model": model,
             "token_ids": list(prompt_ids),
             "sampling_params": {**self._sampling(sampling), "skip_special_tokens": False, "logprobs": 0},
         }
         reply = await self._http.post("/inference/v1/generate", body, timeout_s=timeout_s)
-        parsed = replies.generate_choice(reply)
-        labels = {label for label, _, _ in parsed.spans}
-        versions = {label: await self._proven_version(label) for label in sorted(labels)}
-        return replies.generation(parsed, versions, exact=True)
+        versions = {label: await self._proven_version(label) for label in replies.weight_labels(reply)}
+        return replies.generated(reply, versions)
 
     async def _generate_by_completions(
         self, model: str, prompt_ids: Sequence[int], sampling: SamplingParams, timeout_s: float
-    ) -> Generation:
+    ) -> Completion:
         """For engines without /inference/v1/generate: versions are known only before and after."""
         before = await self._version_now(model)
         body = {
@@ -191,14 +189,8 @@ class EngineClient:
             "return_token_ids": True,
         }
         reply = await self._http.post("/v1/completions", body, timeout_s=timeout_s)
-        parsed = replies.completions_choice(reply)
         after = await self._version_now(model)
-        older = min(before, after)
-        return replies.generation(
-            parsed._replace(spans=[("served", 0, len(parsed.token_ids))]),
-            {"served": older},
-            exact=before == after,
-        )
+        return replies.completed(reply, min(before, after), exact=before == after)
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         return {

@@ -1,12 +1,17 @@
 """How an engine can fail its caller; one class per reaction."""
 
+from upcycle.errors import Unavailable
+
 
 class EngineError(Exception):
     """Base of this package's errors."""
 
 
-class EngineUnavailable(EngineError):
-    """No usable answer: not reachable, too slow, dying, or without proven weights. Try again or elsewhere."""
+class EngineUnavailable(EngineError, Unavailable):
+    """No usable answer: not reachable, too slow, dying, or without proven weights. Try again or elsewhere.
+
+    An engine's supervisor tells it apart from other services that are away; others treat it as Unavailable.
+    """
 
 
 class GenerationAborted(EngineUnavailable):

@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from engine_client.errors import GenerationAborted, MalformedReply
-from engine_client.types import FinishReason, Generation, TokenSpan
+from engine_client.types import Completion, FinishReason, TokenSpan
 
-
-class Choice(NamedTuple):
-    """One choice as it came, before its version labels are understood."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    spans: list[tuple[str, int, int]]
-    num_cached_tokens: int
+_GENERATE: Final = "/inference/v1/generate"
+_COMPLETIONS: Final = "/v1/completions"
 
 
 def mapping(reply: Any, path: str) -> dict[str, Any]:
@@ -30,62 +23,92 @@ def lacks_generate(message: str) -> bool:
     return "scale-out" in message.lower() or message == "Not Found"
 
 
-def generate_choice(reply: Any) -> Choice:
-    """Choice 0 of /inference/v1/generate."""
-    choice = _first_choice(reply, "/inference/v1/generate")
+def weight_labels(reply: Any) -> list[str]:
+    """The labels that /inference/v1/generate stamped on the tokens of choice 0. Raises GenerationAborted."""
+    return sorted({label for label, _, _ in _label_spans(_sampled_choice(reply, _GENERATE))})
+
+
+def generated(reply: Any, versions: Mapping[str, int]) -> Completion:
+    """Choice 0 of /inference/v1/generate. versions: of each of its `weight_labels`."""
+    choice = _sampled_choice(reply, _GENERATE)
     try:
-        content = choice["logprobs"]["content"]
-        spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
-        logprobs = [float(entry["logprob"]) for entry in content]
+        logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedReply(
-            f"/inference/v1/generate left out logprobs or weight_versions: {error}"
-        ) from error
-    return _checked(choice, logprobs, spans, reply)
+        raise MalformedReply(f"{_GENERATE} left out logprobs: {error}") from error
+    spans = [TokenSpan(versions[label], start, end) for label, start, end in _label_spans(choice)]
+    return _completion(reply, choice, logprobs, _merged(spans), exact=True)
 
 
-def completions_choice(reply: Any) -> Choice:
+def completed(reply: Any, version: int, *, exact: bool) -> Completion:
     """Choice 0 of /v1/completions with return_token_ids and logprobs; it says nothing about versions."""
-    choice = _first_choice(reply, "/v1/completions")
+    choice = _sampled_choice(reply, _COMPLETIONS)
     try:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedReply(f"/v1/completions left out logprobs: {error}") from error
-    return _checked(choice, logprobs, [], reply)
+        raise MalformedReply(f"{_COMPLETIONS} left out logprobs: {error}") from error
+    return _completion(reply, choice, logprobs, (TokenSpan(version, 0, len(logprobs)),), exact=exact)
 
 
-def generation(choice: Choice, versions: Mapping[str, int], *, exact: bool) -> Generation:
-    """A choice with its labels understood. Raises GenerationAborted, MalformedReply."""
+def _sampled_choice(reply: Any, path: str) -> dict[str, Any]:
+    choice = _first_choice(reply, path)
+    reason = choice.get("finish_reason")
+    if reason == "abort":
+        raise GenerationAborted("the engine aborted the request; it produced no completion")
+    if reason not in ("stop", "length"):
+        raise MalformedReply(f"finish_reason is {reason!r}, expected stop, length or abort")
+    return choice
+
+
+def _label_spans(choice: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    try:
+        return [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedReply(f"{_GENERATE} left out weight_versions: {error}") from error
+
+
+def _merged(spans: Sequence[TokenSpan]) -> tuple[TokenSpan, ...]:
+    """Neighbours of one version as one span."""
     merged: list[TokenSpan] = []
-    for label, start, end in choice.spans:
-        version = versions[label]
-        if merged and merged[-1].version == version:
-            merged[-1] = TokenSpan(version, merged[-1].start, end)
+    for span in spans:
+        if merged and merged[-1].version == span.version:
+            merged[-1] = TokenSpan(span.version, merged[-1].start, span.end)
         else:
-            merged.append(TokenSpan(version, start, end))
-    edges = [0, *(span.end for span in merged)]
-    if [span.start for span in merged] != edges[:-1] or edges[-1] != len(choice.token_ids):
-        raise MalformedReply(f"version spans {choice.spans} do not cover {len(choice.token_ids)} tokens")
-    return Generation(
-        token_ids=tuple(choice.token_ids),
-        logprobs=tuple(choice.logprobs),
-        finish_reason=FinishReason(choice.finish_reason),
-        version_spans=tuple(merged),
+            merged.append(span)
+    return tuple(merged)
+
+
+def _completion(
+    reply: Any, choice: Mapping[str, Any], logprobs: list[float], spans: tuple[TokenSpan, ...], *, exact: bool
+) -> Completion:
+    token_ids = choice.get("token_ids")
+    if not isinstance(token_ids, list) or not token_ids or len(token_ids) != len(logprobs):
+        raise MalformedReply(f"{len(logprobs)} logprobs for token_ids {str(token_ids)[:60]}")
+    if not all(math.isfinite(value) for value in logprobs):
+        raise MalformedReply("a sampled token has no finite logprob; the served weights are broken")
+    edges = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != edges[:-1] or edges[-1] != len(token_ids):
+        raise MalformedReply(f"version spans {spans} do not cover {len(token_ids)} tokens")
+    details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+    return Completion(
+        token_ids=tuple(map(int, token_ids)),
+        logprobs=tuple(logprobs),
+        finish_reason=FinishReason(choice["finish_reason"]),
+        version_spans=spans,
         spans_are_exact=exact,
-        num_cached_tokens=choice.num_cached_tokens,
+        num_cached_tokens=int(details.get("cached_tokens") or 0),
     )
 
 
 def prompt_logprobs(reply: Any, token_ids: Sequence[int]) -> list[float]:
     """`prompt_logprobs` of a completion: entry i holds, among others, the prompt's own token i."""
-    choice = _first_choice(reply, "/v1/completions")
+    choice = _first_choice(reply, _COMPLETIONS)
     try:
         entries = choice["prompt_logprobs"][1:]
         found = [
             float(entry[str(token)]["logprob"]) for entry, token in zip(entries, token_ids[1:], strict=True)
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedReply(f"/v1/completions left out prompt_logprobs: {error}") from error
+        raise MalformedReply(f"{_COMPLETIONS} left out prompt_logprobs: {error}") from error
     return found
 
 
@@ -122,22 +145,3 @@ def _first_choice(reply: Any, path: str) -> dict[str, Any]:
         raise MalformedReply(f"{path} answered no choices")
     first: dict[str, Any] = choices[0]
     return first
-
-
-def _checked(
-    choice: Mapping[str, Any], logprobs: list[float], spans: list[tuple[str, int, int]], reply: Any
-) -> Choice:
-    reason = choice.get("finish_reason")
-    if reason == "abort":
-        raise GenerationAborted("the engine aborted the request; it produced no completion")
-    if reason not in ("stop", "length"):
-        raise MalformedReply(f"finish_reason is {reason!r}, expected stop, length or abort")
-    token_ids = choice.get("token_ids")
-    if not isinstance(token_ids, list) or not token_ids or len(token_ids) != len(logprobs):
-        raise MalformedReply(f"{len(logprobs)} logprobs for token_ids {str(token_ids)[:60]}")
-    if not all(math.isfinite(value) for value in logprobs):
-        raise MalformedReply("a sampled token has no finite logprob; the served weights are broken")
-    details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
-    return Choice(
-        [int(t) for t in token_ids], logprobs, reason, spans, int(details.get("cached_tokens") or 0)
-    )

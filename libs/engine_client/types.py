@@ -1,6 +1,7 @@
 """What goes into a generation and what comes out of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -51,8 +52,8 @@ class TokenSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One sampled completion, token for token."""
+class Completion:
+    """One sampled completion, token for token; nothing else lies between engine JSON and stored turn."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -65,3 +66,7 @@ class Generation:
     """False: the engine cannot say where the version changed; one span carries the older version."""
     num_cached_tokens: int = 0
     """Prompt tokens that the engine did not have to compute again (0 where it does not say)."""
+    engine_id: str = ""
+    """Lease of the engine that sampled it; empty unless the caller fills it in."""
+    weights_digests: Mapping[int, str] = field(default_factory=dict)
+    """Digest of the weights of each version in `version_spans`; empty unless the caller fills it in."""

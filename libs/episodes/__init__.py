@@ -1,6 +1,7 @@
 """What every service says about an episode in the same words: identity, policy, failures, ends of groups."""
 
 from episodes.endings import EpisodeFailure, GroupOutcome, GroupReason, SessionFailure
+from episodes.failures import EpisodeBroken
 from episodes.identity import (
     Channel,
     EpisodeIdentity,
@@ -13,6 +14,7 @@ from episodes.identity import (
 
 __all__ = [
     "Channel",
+    "EpisodeBroken",
     "EpisodeFailure",
     "EpisodeIdentity",
     "GroupOutcome",

@@ -7,13 +7,7 @@ from typing import Final
 from identities.entities import trajectory_id
 from identities.tenants import DEFAULT_TENANT
 from upcycle.api.common.v1 import common_pb2
-
-
-class Purpose(StrEnum):
-    """Who asked for an episode."""
-
-    TRAIN = "train"
-    EVAL = "eval"
+from upcycle.run_config import Channel, Purpose
 
 
 class Split(StrEnum):
@@ -22,14 +16,6 @@ class Split(StrEnum):
     TRAIN = "train"
     HELD_OUT = "held_out"
     UNASSIGNED = "unassigned"
-
-
-class Channel(StrEnum):
-    """Which weights of a model an engine follows."""
-
-    LATEST = "latest"
-    HEAD = "head"
-    CANDIDATE = "candidate"
 
 
 class MalformedIdentity(ValueError):

@@ -1,8 +1,8 @@
 """How often a message was answered and how often it failed, kept in a stream of one note per message.
 
-The server only counts deliveries. A `Later`, a drain and a failure are deliveries alike there, and so is a
-process that died over the message; the note tells them apart, across restarts and replicas. Written only
-when a message is handed back, read only when one comes again.
+The server counts deliveries only. It cannot tell a handler that raised `Unavailable`, a drain, a failure and
+a process that died while handling apart. The note does, across restarts and replicas. It is written when a
+message is nacked and read when one is redelivered.
 """
 
 import json
@@ -16,8 +16,9 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from event_bus.errors import BusUnavailable
 from event_bus.topology import ATTEMPTS
+from identities import subjects
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _WRITE_TIMEOUT_S: Final = 5.0
@@ -44,7 +45,7 @@ class AttemptNotes:
         self._jetstream = jetstream
 
     async def read(self, raw: Msg) -> Attempts:
-        """The note of a message; a first delivery has none. Raises BusUnavailable."""
+        """The note of a message; a first delivery has none. Raises Unavailable."""
         if raw.metadata.num_delivered == 1:
             return Attempts()
         try:
@@ -52,7 +53,7 @@ class AttemptNotes:
         except NotFoundError:
             return Attempts()
         except NatsError as error:
-            raise BusUnavailable(f"cannot read the attempts of {_subject(raw)}: {error!r}") from error
+            raise Unavailable(f"cannot read the attempts of {_subject(raw)}: {error!r}") from error
         kept = json.loads(note.data or b"{}")
         return Attempts(int(kept.get("answered", 0)), int(kept.get("failures", 0)))
 
@@ -69,4 +70,5 @@ class AttemptNotes:
 
 def _subject(raw: Msg) -> str:
     where = raw.metadata
-    return f"up.attempt.{where.stream}.{where.consumer}.{where.sequence.stream}"
+    tenant = subjects.tenant_of(raw.subject)
+    return subjects.attempt(where.consumer, where.stream, where.sequence.stream, tenant)

@@ -17,11 +17,12 @@ from nats.errors import Error as NatsError
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import Delivery
-from event_bus.errors import BusError, Later, MalformedEvent, Poison
-from event_bus.incoming import Decoder, heartbeats, retry_delay_s
+from event_bus.errors import BusError, MalformedEvent, PoisonMessage
+from event_bus.incoming import Decoder, heartbeats, retry_after_s, retry_delay_s
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.slots import Outlets
 from event_bus.topology import ConsumerSpec
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _MARGIN_S: Final = 0.25
@@ -111,7 +112,7 @@ class BatchConsumer:
     async def _handle(self, raws: Sequence[Msg]) -> float:
         try:
             pairs = await self._decoded(raws)
-        except BusError as error:  # the dead letters are out of reach, so nothing of this batch may pass
+        except (BusError, Unavailable) as error:  # no dead letter was stored: nothing may pass
             _LOG.error("dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)})
             return await self._failed(raws)
         return await self._run(pairs) if pairs else 0.0
@@ -122,7 +123,7 @@ class BatchConsumer:
             try:
                 pairs.append((raw, self._decoder.delivery(raw)))
             except MalformedEvent as error:
-                await self._bury(raw, str(error))
+                await self._dead_letter(raw, str(error))
         return pairs
 
     async def _run(self, pairs: Sequence[Pair]) -> float:
@@ -140,10 +141,10 @@ class BatchConsumer:
                     asyncio.timeout(self._spec.handler_timeout_s),
                 ):
                     await self._handler([delivery for _, delivery in pairs])
-        except Later as later:
+        except Unavailable as unavailable:
             metrics.POSTPONED.labels(durable).inc()
-            return await self._give_back(raws, later.delay_s)
-        except Poison as poison:
+            return await self._give_back(raws, retry_after_s(unavailable, self._out.timings))
+        except PoisonMessage as poison:
             return await self._isolate(pairs, poison)
         except Exception as error:
             metrics.FAILED.labels(durable, type(error).__name__).inc()
@@ -154,12 +155,12 @@ class BatchConsumer:
             await self._ack(raw)
         return 0.0
 
-    async def _isolate(self, pairs: Sequence[Pair], poison: Poison) -> float:
+    async def _isolate(self, pairs: Sequence[Pair], poison: PoisonMessage) -> float:
         """One message of the batch is poison: the handler gets each alone, in order, to say which."""
         if len(pairs) == 1:
             try:
-                await self._bury(pairs[0][0], poison.reason)
-            except BusError as error:
+                await self._dead_letter(pairs[0][0], poison.reason)
+            except (BusError, Unavailable) as error:
                 _LOG.error(
                     "dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)}
                 )
@@ -192,9 +193,9 @@ class BatchConsumer:
         except NatsError as error:  # unheard: it comes again, and projections are idempotent
             _LOG.warning("ack_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)})
 
-    async def _bury(self, raw: Msg, reason: str) -> None:
+    async def _dead_letter(self, raw: Msg, reason: str) -> None:
         _LOG.error(
             "dead_lettered", extra={"consumer": self._spec.durable, "subject": raw.subject, "reason": reason}
         )
-        await dead_letters.bury(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
+        await dead_letters.store(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
         await raw.term()

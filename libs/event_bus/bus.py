@@ -27,8 +27,9 @@ from event_bus.incoming import Decoder, InFlight
 from event_bus.provision import consumer_config
 from event_bus.publisher import Publisher
 from event_bus.slots import Outlets, SlotConsumer
-from event_bus.subjects import event_subject, task_subject, token
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
+from identities import subjects
+from identities.tenants import DEFAULT_TENANT
 from service_kit.groups import BusSettings
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class EventBus:
         """Give each message of a durable to `handler`, at most `slots` at once in this process. Before
         `start`.
 
-        Return acknowledges; `Later` and `Poison` say what they say; any other exception comes again with a
+        Return acknowledges; any other exception comes again with a
         growing delay and goes to the dead letters after `spec.max_deliver` failures.
         """
         self._bind(spec)
@@ -82,7 +83,7 @@ class EventBus:
         """Give the messages of a durable to `handler` in stream order, up to `batch_size` at a time. Before
         `start`.
 
-        An exception hands the whole batch back, delayed; nothing newer is read before it. `Poison` makes
+        An exception hands the whole batch back, delayed; nothing newer is read before it. `PoisonMessage` makes
         the messages come one by one, and the one that raises it alone goes to the dead letters.
         """
         self._bind(spec)
@@ -116,7 +117,7 @@ class EventBus:
         self._loops.append((f"follow-{reading.reader}", loop))
 
     async def start(self) -> None:
-        """Connect, check that streams and durables are there, begin to consume. Raises BusUnavailable,
+        """Connect, check that streams and durables are there, begin to consume. Raises Unavailable,
         NotProvisioned, OutdatedDurable.
         """
         if self._started:
@@ -150,28 +151,27 @@ class EventBus:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connection.close()
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> PubAck:
+    async def publish(
+        self, event: Message, *, model: str, event_id: str, tenant: str = DEFAULT_TENANT
+    ) -> PubAck:
         """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing.
 
-        Raises EventTooLarge, UnknownEvent; BusUnavailable after at least 15 s of trying.
+        Raises EventTooLarge, UnknownEvent; Unavailable after at least 15 s of trying.
         """
-        return await self.publish_encoded(codec.encoded(event), model=model, event_id=event_id)
+        subject = self._topology.fact_subject(type(event), model, tenant)
+        return await self.publish_encoded(codec.encoded(event), EVENTS, subject, event_id=event_id)
 
-    async def command(self, command: Message, *, pool: str, event_id: str) -> PubAck:
+    async def command(
+        self, command: Message, *, pool: str, model: str, event_id: str, tenant: str = DEFAULT_TENANT
+    ) -> PubAck:
         """Queue a command for one worker of `pool`. Raises QueueFull at once; else like `publish`."""
-        return await self.command_encoded(codec.encoded(command), pool=pool, event_id=event_id)
+        subject = self._topology.command_subject(type(command), pool, model, tenant)
+        return await self.publish_encoded(codec.encoded(command), TASKS, subject, event_id=event_id)
 
-    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck:
-        """`publish` of a fact that was encoded when it was stored."""
-        subject = event_subject(self._topology.verb_of(event.message_type), model)
-        headers = codec.headers_for(event.message_type, event_id)
-        return await self._publisher.publish(subject, event.payload, headers, stream=EVENTS)
-
-    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck:
-        """`command` of a message that was encoded when it was stored."""
-        subject = task_subject(self._topology.kind_of(command.message_type), pool)
-        headers = codec.headers_for(command.message_type, event_id)
-        return await self._publisher.publish(subject, command.payload, headers, stream=TASKS)
+    async def publish_encoded(self, message: Encoded, stream: str, subject: str, *, event_id: str) -> PubAck:
+        """`publish` or `command` of a message that was encoded, and given its subject, when it was stored."""
+        headers = codec.headers_for(message.message_type, event_id)
+        return await self._publisher.publish(subject, message.payload, headers, stream=stream)
 
     def replay(
         self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None
@@ -190,16 +190,16 @@ class EventBus:
         """Every fact of these types after `after_sequence` that the stream holds now, in stream order: those
         about a model, or all.
 
-        Kept in memory at once, so ask for few. Raises BusUnavailable.
+        Kept in memory at once, so ask for few. Raises Unavailable.
         """
         reading = self._reading(events, model)
         return await replays.stored(reading, after_sequence, self._connection, self._timings)
 
     async def last(self, event: type[M], *, model: str) -> Delivery[M] | None:
-        """The newest fact of a type about `model`, None when there is none. Raises BusUnavailable,
+        """The newest fact of a type about `model`, None when there is none. Raises Unavailable,
         MalformedEvent.
         """
-        subject = event_subject(self._topology.verb_of(event), model)
+        subject = self._topology.fact_subject(event, model)
         found: Delivery[Any] | None = await replays.last(
             self._connection.jetstream(), subject, Decoder({subject: event})
         )
@@ -239,8 +239,9 @@ class EventBus:
     def _reading(self, events: Sequence[type[Message]], model: str | None) -> replays.Reading:
         if not events:
             raise UnknownEvent("replay needs at least one event type")
-        about = "*" if model is None else token(model)
-        types = {f"up.evt.{self._topology.verb_of(event)}.{about}": event for event in events}
+        # A model is known by its slug within a tenant; without one, all facts of all tenants are read.
+        tenant = None if model is None else DEFAULT_TENANT
+        types = {subjects.fact(self._topology.verb_of(event), model, tenant): event for event in events}
         return replays.Reading(tuple(types), Decoder(types), self._client_name)
 
     async def _replayed(self, reading: replays.Reading, after_sequence: int) -> AsyncIterator[Delivery[Any]]:

@@ -17,10 +17,11 @@ from nats.js.errors import NotFoundError
 
 from event_bus import metrics
 from event_bus.delivery import BusTimings
-from event_bus.errors import BusUnavailable, NotProvisioned, OutdatedDurable
+from event_bus.errors import NotProvisioned, OutdatedDurable
 from event_bus.pulls import PatientSubscription
 from event_bus.topology import ConsumerSpec, StreamSpec
 from service_kit.groups import BusSettings
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 EXIT_CONNECTION_CLOSED: Final = 70
@@ -72,9 +73,9 @@ class BusConnection:
         return self._client is not None and self._client.is_connected
 
     def jetstream(self) -> JetStreamContext:
-        """The JetStream API. Raises BusUnavailable before `open` and after `close`."""
+        """The JetStream API. Raises Unavailable before `open` and after `close`."""
         if self._jetstream is None:
-            raise BusUnavailable(f"{self._client_name} is not connected to NATS: start the EventBus first")
+            raise Unavailable(f"{self._client_name} is not connected to NATS: start the EventBus first")
         return self._jetstream
 
     def on_reconnect(self, call: Callable[[], None]) -> None:
@@ -86,12 +87,12 @@ class BusConnection:
         return self._epoch
 
     async def open(self) -> None:
-        """Connect within the bound. Raises BusUnavailable."""
+        """Connect within the bound. Raises Unavailable."""
         try:
             async with asyncio.timeout(self._timings.connect_s):
                 await self.broker.connect()
         except (TimeoutError, NatsError, OSError) as error:
-            raise BusUnavailable(
+            raise Unavailable(
                 f"no NATS at {self._settings.url} within {self._timings.connect_s:g} s ({error!r}): "
                 "is nats-server up, is UPCYCLE_BUS_URL right?"
             ) from error

@@ -1,4 +1,4 @@
-"""Dead letters: the message as it was, on `up.dlq.<its subject>`, with headers that say why it is there."""
+"""Dead letters: the message as it was, on `up.<tenant>.dlq.<its subject>`, with headers that say why."""
 
 from typing import Final
 
@@ -7,6 +7,7 @@ from nats.aio.msg import Msg
 from event_bus import codec, metrics
 from event_bus.publisher import Publisher
 from event_bus.topology import DLQ, MAX_EVENT_BYTES
+from identities import subjects
 
 REASON: Final = "Upcycle-Reason"
 STREAM: Final = "Upcycle-Stream"
@@ -18,7 +19,7 @@ _MAX_REASON: Final = 1000
 _SERVER_HEADERS: Final = "Nats-"
 
 
-async def bury(publisher: Publisher, raw: Msg, *, consumer: str, reason: str) -> None:
+async def store(publisher: Publisher, raw: Msg, *, consumer: str, reason: str) -> None:
     """Store the dead letter. The caller terminates the message after that, so that it is in one place at
     least.
     """
@@ -36,7 +37,7 @@ async def bury(publisher: Publisher, raw: Msg, *, consumer: str, reason: str) ->
         DELIVERIES: str(where.num_delivered),
     }
     await publisher.publish(
-        f"up.dlq.{raw.subject}", raw.data, headers, stream=DLQ, limit=MAX_EVENT_BYTES + 8 * 1024
+        subjects.dead_letter(raw.subject), raw.data, headers, stream=DLQ, limit=MAX_EVENT_BYTES + 8 * 1024
     )
     metrics.DEAD_LETTERED.labels(consumer).inc()
 

@@ -56,5 +56,7 @@ class BusTimings:
     """Delay before the second attempt of a failed message; doubles with each failure."""
     max_retry_s: float = 30.0
     """Largest such delay."""
+    unavailable_s: float = 2.0
+    """Delay after an Unavailable of a handler that names none."""
     close_s: float = 5.0
     """Closing the connection at stop."""

@@ -1,5 +1,5 @@
-"""Everything that the bus refuses or cannot do, one class per reaction; and the two words a handler may
-raise.
+"""What the bus refuses or cannot do, one class per reaction. While NATS does not answer, the bus raises
+`upcycle.errors.Unavailable`.
 """
 
 from collections.abc import Collection
@@ -7,10 +7,6 @@ from collections.abc import Collection
 
 class BusError(Exception):
     """Base of every error of this package."""
-
-
-class BusUnavailable(BusError):
-    """NATS did not answer within the whole retry budget; the same call may succeed later."""
 
 
 class QueueFull(BusError):
@@ -53,22 +49,8 @@ class MalformedEvent(BusError):
     """The bytes are not the message that their subject promises."""
 
 
-class Later(Exception):
-    """A handler cannot do the work now. The message comes again after `delay_s`; this counts as no
-    failure.
-    """
-
-    def __init__(self, delay_s: float, reason: str) -> None:
-        super().__init__(delay_s, reason)
-        self.delay_s = delay_s
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"later, in {self.delay_s:g} s: {self.reason}"
-
-
-class Poison(Exception):
-    """A handler will never be able to do the work. The message goes to the dead letters with `reason`."""
+class PoisonMessage(Exception):
+    """A handler can never process this message. The bus stores it as a dead letter with `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

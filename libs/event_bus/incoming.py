@@ -16,6 +16,9 @@ from event_bus import codec
 from event_bus.delivery import BusTimings, Delivery
 from event_bus.errors import MalformedEvent
 from event_bus.topology import ConsumerSpec, Topology
+from identities import subjects
+from identities.errors import InvalidIdentity
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BEATS_PER_ACK_WAIT: Final = 3
@@ -29,8 +32,7 @@ class Decoder:
     """Turns raw messages into deliveries; the subject decides the type."""
 
     def __init__(self, types: Mapping[str, type[Message]]) -> None:
-        # Facts and commands end in a model or pool; the head before it names the type.
-        self._types = {subject.rpartition(".")[0]: kind for subject, kind in types.items()}
+        self._types = {subjects.parse(subject).kind: message_type for subject, message_type in types.items()}
 
     @classmethod
     def of(cls, topology: Topology, spec: ConsumerSpec) -> "Decoder":
@@ -53,10 +55,11 @@ class Decoder:
 
     def message(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Message:
         """The message alone. Raises MalformedEvent with the reason."""
-        kind = self._types.get(subject.rpartition(".")[0])
-        if kind is None:
-            raise MalformedEvent(f"nothing is known about subject {subject!r}")
-        return codec.decode(kind, payload, headers)
+        try:
+            message_type = self._types[subjects.parse(subject).kind]
+        except (InvalidIdentity, KeyError) as error:
+            raise MalformedEvent(f"nothing is known about subject {subject!r}") from error
+        return codec.decode(message_type, payload, headers)
 
 
 @asynccontextmanager
@@ -83,6 +86,11 @@ async def _beat(raws: Sequence[Msg], every_s: float) -> None:
 def retry_delay_s(failures: int, timings: BusTimings) -> float:
     """Delay before the next attempt of a message that failed `failures` >= 1 times."""
     return float(min(timings.max_retry_s, timings.first_retry_s * 2.0 ** min(failures - 1, 30)))
+
+
+def retry_after_s(error: Unavailable, timings: BusTimings) -> float:
+    """Delay before a handler that raised Unavailable gets its message again."""
+    return timings.unavailable_s if error.retry_after_s is None else max(0.0, error.retry_after_s)
 
 
 class InFlight:

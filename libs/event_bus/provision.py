@@ -18,10 +18,11 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from event_bus.errors import BusUnavailable, ProvisionRefused
+from event_bus.errors import ProvisionRefused
 from event_bus.topology import UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
 from service_kit.groups import BusSettings
 from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _MAX_WAITING: Final = 512
@@ -80,7 +81,7 @@ async def provision(
     settings: BusSettings | str, *, topology: Topology = UPCYCLE, replicas: int = 1
 ) -> Provisioned:
     """Apply `topology` to the server at `settings` (or a plain URL). Raises ProvisionRefused,
-    BusUnavailable.
+    Unavailable.
     """
     where = BusSettings(url=settings) if isinstance(settings, str) else settings
     client = await _connect(where)
@@ -94,7 +95,7 @@ async def provision(
     except APIError as error:
         raise ProvisionRefused(f"{where.url} refuses the topology: {error}") from error
     except NatsError as error:
-        raise BusUnavailable(f"{where.url} stopped answering while it was provisioned: {error!r}") from error
+        raise Unavailable(f"{where.url} stopped answering while it was provisioned: {error!r}") from error
     finally:
         await client.close()
     return done
@@ -114,7 +115,7 @@ async def _connect(where: BusSettings) -> Client:
                 error_cb=_quietly,
             )
     except (TimeoutError, NatsError, OSError) as error:
-        raise BusUnavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
+        raise Unavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
 
 
 async def _quietly(error: Exception) -> None:
@@ -198,7 +199,7 @@ def main() -> None:
         sys.exit(EXIT_SETTINGS)
     try:
         done = asyncio.run(provision(settings, replicas=replicas))
-    except (ProvisionRefused, BusUnavailable) as error:
+    except (ProvisionRefused, Unavailable) as error:
         sys.exit(f"upcycle-provision: {error}")
     report = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged}
     sys.stdout.write(json.dumps(report) + "\n")

@@ -13,9 +13,10 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 
 from event_bus import codec, metrics, tracing
 from event_bus.delivery import BusTimings, PubAck
-from event_bus.errors import BusError, BusUnavailable, EventTooLarge, QueueFull
-from event_bus.subjects import template_of
+from event_bus.errors import BusError, EventTooLarge, QueueFull
 from event_bus.topology import MAX_EVENT_BYTES
+from identities import subjects
+from upcycle.errors import Unavailable
 
 _STREAM_IS_FULL: Final = 10077
 _MESSAGE_TOO_LARGE: Final = 10054
@@ -53,15 +54,15 @@ class Publisher:
         stream: str,
         limit: int = MAX_EVENT_BYTES,
     ) -> PubAck:
-        """Raises EventTooLarge and QueueFull at once, BusUnavailable when the budget is spent."""
-        event_id, template = headers[codec.EVENT_ID], template_of(subject)
+        """Raises EventTooLarge and QueueFull at once, Unavailable when the budget is spent."""
+        event_id, template = headers[codec.EVENT_ID], subjects.template_of(subject)
         outgoing = dict(headers)
         started = time.monotonic()
         with tracing.publishing(subject, event_id, outgoing):
             codec.check_size(subject, payload, outgoing, limit=limit)
             try:
                 ack = await self._until_acked(subject, payload, outgoing, stream)
-            except BusError as error:
+            except (BusError, Unavailable) as error:
                 metrics.PUBLISH_FAILED.labels(template, type(error).__name__).inc()
                 raise
         metrics.PUBLISHED_S.labels(template).observe(time.monotonic() - started)
@@ -79,14 +80,14 @@ class Publisher:
                 if isinstance(error, ServiceUnavailableError) and error.err_code == _STREAM_IS_FULL:
                     raise QueueFull(_full(stream, subject, error)) from error
                 if time.monotonic() + pause_s >= deadline:
-                    raise BusUnavailable(
+                    raise Unavailable(
                         f"stream {stream} did not confirm {headers[codec.EVENT_ID]!r} on {subject} "
                         f"within {self._timings.publish_budget_s:g} s (last: {error!r}); "
                         "publish again with the same id"
                     ) from error
             except APIError as error:
                 raise _refusal(stream, subject, error) from error
-            metrics.PUBLISH_RETRIES.labels(template_of(subject)).inc()
+            metrics.PUBLISH_RETRIES.labels(subjects.template_of(subject)).inc()
             await asyncio.sleep(pause_s)
             pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 

@@ -23,12 +23,13 @@ from nats.js.errors import NotFoundError
 from event_bus import codec, dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery
-from event_bus.errors import BusError, BusUnavailable, CursorBeyondStream, Later, MalformedEvent, Poison
-from event_bus.incoming import Decoder, retry_delay_s
+from event_bus.errors import BusError, CursorBeyondStream, MalformedEvent, PoisonMessage
+from event_bus.incoming import Decoder, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.slots import Outlets
 from event_bus.topology import EVENTS
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BATCH: Final = 200
@@ -102,8 +103,8 @@ async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
 
 async def _keep_dead(publisher: Publisher, raw: Msg, reader: str, reason: str) -> None:
     try:
-        await dead_letters.bury(publisher, raw, consumer=f"replay-{reader}", reason=reason)
-    except BusError as error:  # the fact itself stays in its stream
+        await dead_letters.store(publisher, raw, consumer=f"replay-{reader}", reason=reason)
+    except (BusError, Unavailable) as error:  # the fact itself stays in its stream
         _LOG.error("dead_letter_not_stored", extra={"reader": reader, "error": str(error)})
 
 
@@ -150,14 +151,14 @@ async def _create(reading: Reading, cursor: int, jetstream: JetStreamContext) ->
 async def stored(
     reading: Reading, after_sequence: int, connection: BusConnection, timings: BusTimings
 ) -> list[Delivery[Any]]:
-    """Every matching fact after `after_sequence` that the stream holds now. Raises BusUnavailable."""
+    """Every matching fact after `after_sequence` that the stream holds now. Raises Unavailable."""
     deadline = time.monotonic() + timings.publish_budget_s
     while True:
         try:
             found = await _all_pending(reading, after_sequence, connection.jetstream(), timings)
-        except (NatsError, BusUnavailable) as error:
+        except (NatsError, Unavailable) as error:
             if time.monotonic() > deadline:
-                raise BusUnavailable(
+                raise Unavailable(
                     f"{reading.reader} cannot read facts after {after_sequence} of stream {EVENTS} within "
                     f"{timings.publish_budget_s:g} s: {error!r}"
                 ) from error
@@ -175,7 +176,7 @@ async def stored(
 async def _all_pending(
     reading: Reading, after_sequence: int, jetstream: JetStreamContext, timings: BusTimings
 ) -> list[Msg]:
-    """As many messages as the server counts when it makes the consumer. Raises BusUnavailable for fewer."""
+    """As many messages as the server counts when it makes the consumer. Raises Unavailable for fewer."""
     info = await _create(reading, after_sequence, jetstream)
     wanted, found = info.num_pending or 0, list[Msg]()
     subscription = await jetstream.pull_subscribe_bind(str(info.name), stream=EVENTS)
@@ -184,10 +185,10 @@ async def _all_pending(
             batch = await fetched(subscription, min(_BATCH, wanted - len(found)), timings.pull_s)
             for raw in batch:
                 if raw.metadata.sequence.consumer != len(found) + 1:
-                    raise BusUnavailable(f"delivery {len(found) + 1} of {wanted} was lost on its way")
+                    raise Unavailable(f"delivery {len(found) + 1} of {wanted} was lost on its way")
                 found.append(raw)
             if not batch:
-                raise BusUnavailable(f"{len(found)} of {wanted} facts came within {timings.pull_s:g} s")
+                raise Unavailable(f"{len(found)} of {wanted} facts came within {timings.pull_s:g} s")
     finally:
         await unsubscribe(subscription)
         await _forget(str(info.name), jetstream)
@@ -202,13 +203,13 @@ async def _forget(consumer: str, jetstream: JetStreamContext) -> None:
 
 
 async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> Delivery[Any] | None:
-    """The newest fact on one subject. Raises BusUnavailable, MalformedEvent."""
+    """The newest fact on one subject. Raises Unavailable, MalformedEvent."""
     try:
         raw = await jetstream.get_last_msg(EVENTS, subject)
     except NotFoundError:
         return None
     except NatsError as error:
-        raise BusUnavailable(f"cannot read the newest fact on {subject}: {error!r}") from error
+        raise Unavailable(f"cannot read the newest fact on {subject}: {error!r}") from error
     headers = raw.headers or {}
     return Delivery(
         message=decoder.message(subject, raw.data or b"", headers),
@@ -257,10 +258,10 @@ class Follower:
                 # Of its own, so that a stop can wait for it instead of cutting it off.
                 self._in_flight.track(handling)
                 await asyncio.shield(handling)
-        except Later as later:
+        except Unavailable as unavailable:
             metrics.POSTPONED.labels(self._reader).inc()
-            return later.delay_s
-        except Poison as poison:
+            return retry_after_s(unavailable, self._timings)
+        except PoisonMessage as poison:
             self._leave_behind(delivery, poison.reason)
         except Exception as error:
             self._failures += 1

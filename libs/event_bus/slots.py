@@ -1,7 +1,7 @@
 """One message at a time: decode, run the handler under heartbeats in its span, then say exactly one word to
 the server.
 
-The acknowledgement is entirely ours (FastStream's policy is MANUAL): return acks, `Later` and failures nak
+The acknowledgement is entirely ours (FastStream's policy is MANUAL): return acks, `Unavailable` and failures nak
 with a delay, what is hopeless goes to the dead letters and is terminated only after it is stored there.
 """
 
@@ -18,10 +18,11 @@ from nats.errors import Error as NatsError
 from event_bus import codec, dead_letters, metrics, tracing
 from event_bus.attempts import AttemptNotes, Attempts
 from event_bus.delivery import BusTimings, Delivery
-from event_bus.errors import BusError, Later, MalformedEvent, Poison
-from event_bus.incoming import Decoder, InFlight, heartbeats, retry_delay_s
+from event_bus.errors import BusError, MalformedEvent, PoisonMessage
+from event_bus.incoming import Decoder, InFlight, heartbeats, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.topology import ConsumerSpec
+from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 MAX_UNANSWERED: Final = 10
@@ -103,7 +104,7 @@ class SlotConsumer:
     async def _judge(self, raw: Msg) -> Verdict:
         try:
             attempts = await self._out.notes.read(raw)
-        except BusError as error:
+        except (BusError, Unavailable) as error:
             _LOG.warning("attempts_unknown", extra={"consumer": self._spec.durable, "error": str(error)})
             return Again(_BUS_TROUBLE_DELAY_S, None)
         num_delivered = raw.metadata.num_delivered
@@ -143,10 +144,13 @@ class SlotConsumer:
             ):
                 async with heartbeats([raw], self._spec.ack_wait_s), asyncio.timeout(limit_s):
                     await self._handler(delivery)
-        except Later as later:
+        except Unavailable as unavailable:
             metrics.POSTPONED.labels(durable).inc()
-            return Again(max(0.0, later.delay_s), replace(attempts, answered=attempts.answered + 1))
-        except Poison as poison:
+            return Again(
+                retry_after_s(unavailable, self._out.timings),
+                replace(attempts, answered=attempts.answered + 1),
+            )
+        except PoisonMessage as poison:
             return Dead(poison.reason)
         except Exception as error:
             return self._after_failure(raw, delivery, attempts, error)
@@ -183,11 +187,11 @@ class SlotConsumer:
                         await self._out.notes.write(raw, attempts)
                     await raw.nak(delay=delay_s or None)
                 case Dead(reason):
-                    await self._bury(raw, reason)
+                    await self._dead_letter(raw, reason)
         except NatsError as error:  # unheard: the message comes again after ack_wait
             _LOG.warning("verdict_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)})
 
-    async def _bury(self, raw: Msg, reason: str) -> None:
+    async def _dead_letter(self, raw: Msg, reason: str) -> None:
         where = raw.metadata.sequence.stream
         _LOG.error(
             "dead_lettered",
@@ -199,8 +203,8 @@ class SlotConsumer:
             },
         )
         try:
-            await dead_letters.bury(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
-        except BusError as error:
+            await dead_letters.store(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
+        except (BusError, Unavailable) as error:
             _LOG.error("dead_letter_not_stored", extra={"sequence": where, "error": str(error)})
             await raw.nak(delay=_BUS_TROUBLE_DELAY_S)
             return

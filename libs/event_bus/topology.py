@@ -1,7 +1,6 @@
 """Streams, durables and subjects as data. `provision` applies them; services only bind to them.
 
-Commands go to `up.task.<kind>.<pool>`, facts to `up.evt.<entity>.<verb>.<model>`, dead letters to
-`up.dlq.<subject they had>`; what handlers already tried is noted under `up.attempt.>`.
+`identities.subjects` says how the addresses look. A durable reads the messages of all tenants.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,9 @@ from enum import StrEnum
 from google.protobuf.message import Message
 
 from event_bus.errors import UnknownEvent
+from identities import subjects
+from identities.durables import durable
+from identities.tenants import DEFAULT_TENANT
 from upcycle.api.registry.v1 import events_pb2 as registry
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as training
@@ -104,9 +106,19 @@ class Topology:
         for event in spec.events:
             if spec.stream == TASKS:
                 for pool in spec.pools:
-                    yield f"up.task.{self.kind_of(event)}.{pool}", event
+                    yield subjects.command(self.kind_of(event), pool, None, tenant=None), event
             else:
-                yield f"up.evt.{self.verb_of(event)}.*", event
+                yield subjects.fact(self.verb_of(event), None, tenant=None), event
+
+    def fact_subject(self, event: type[Message], model: str, tenant: str = DEFAULT_TENANT) -> str:
+        """Where a fact about `model` is published. Raises UnknownEvent, InvalidIdentity."""
+        return subjects.fact(self.verb_of(event), model, tenant)
+
+    def command_subject(
+        self, command: type[Message], pool: str, model: str, tenant: str = DEFAULT_TENANT
+    ) -> str:
+        """Where a command for a worker of `pool` is published. Raises UnknownEvent, InvalidIdentity."""
+        return subjects.command(self.kind_of(command), pool, model, tenant)
 
 
 def _look_up(table: Mapping[type[Message], str], key: type[Message], what: str) -> str:
@@ -152,7 +164,7 @@ COMMAND_SUBJECTS: Mapping[type[Message], str] = {taskset.EpisodeRequested: "epis
 STREAMS = (
     StreamSpec(
         TASKS,
-        ("up.task.>",),
+        (subjects.all_tasks(),),
         keep=Keep.UNTIL_ACKED,
         max_bytes=1024 * _MIB,
         max_msgs=200_000,
@@ -161,23 +173,23 @@ STREAMS = (
     ),
     StreamSpec(
         EVENTS,
-        ("up.evt.>",),
+        (subjects.all_facts(),),
         max_bytes=4096 * _MIB,
         max_age_s=30 * DAY_S,
         description="facts, in the order in which they became durable",
     ),
     StreamSpec(
         DLQ,
-        ("up.dlq.>",),
+        (subjects.all_dead_letters(),),
         max_bytes=1024 * _MIB,
         max_age_s=30 * DAY_S,
         # The message as it was, plus the headers that say why it is here.
         max_msg_bytes=MAX_EVENT_BYTES + 8 * 1024,
-        description="messages that nobody could handle, each with its reason",
+        description="messages that their consumer gave up, each with its reason",
     ),
     StreamSpec(
         ATTEMPTS,
-        ("up.attempt.>",),
+        (subjects.all_attempts(),),
         max_bytes=64 * _MIB,
         max_age_s=7 * DAY_S,
         max_msg_bytes=4096,
@@ -192,13 +204,13 @@ STREAMS = (
         ),
         max_bytes=64 * _MIB,
         max_age_s=30 * DAY_S,
-        description="what the server itself says about messages that were given up",
+        description="the server's advisories about messages that were given up",
     ),
 )
 
 SCENARIO_RUNNER_PLAN = ConsumerSpec(
     EVENTS,
-    "scenario-runner-plan",
+    durable("scenario-runner", "plan"),
     (
         trajectory.TrajectoryGraded,
         taskset.EpisodeFailed,
@@ -213,15 +225,25 @@ SCENARIO_RUNNER_PLAN = ConsumerSpec(
     max_ack_pending=200,
 )
 ROLLOUT_SAMPLER_TRAIN = ConsumerSpec(
-    TASKS, "rollout-sampler-train", (taskset.EpisodeRequested,), pools=("train",), max_ack_pending=1024
+    TASKS,
+    durable("rollout-sampler", "train"),
+    (taskset.EpisodeRequested,),
+    pools=("train",),
+    max_ack_pending=1024,
 )
 ROLLOUT_SAMPLER_EVAL = ConsumerSpec(
-    TASKS, "rollout-sampler-eval", (taskset.EpisodeRequested,), pools=("eval",), max_ack_pending=1024
+    TASKS,
+    durable("rollout-sampler", "eval"),
+    (taskset.EpisodeRequested,),
+    pools=("eval",),
+    max_ack_pending=1024,
 )
-REWARD_GRADER = ConsumerSpec(EVENTS, "reward-grader", (trajectory.TrajectoryRecorded,), max_ack_pending=512)
+REWARD_GRADER = ConsumerSpec(
+    EVENTS, durable("reward-grader"), (trajectory.TrajectoryRecorded,), max_ack_pending=512
+)
 TRAJECTORY_STORE_LEDGER = ConsumerSpec(
     EVENTS,
-    "trajectory-store-ledger",
+    durable("trajectory-store", "ledger"),
     (
         taskset.RunSubmitted,
         taskset.RunFinished,
@@ -239,7 +261,10 @@ TRAJECTORY_STORE_LEDGER = ConsumerSpec(
     max_ack_pending=200,
 )
 CHECKPOINT_REGISTRY = ConsumerSpec(
-    EVENTS, "checkpoint-registry", (training.CheckpointSaved, taskset.RunFinished), max_ack_pending=64
+    EVENTS,
+    durable("checkpoint-registry"),
+    (training.CheckpointSaved, taskset.RunFinished),
+    max_ack_pending=64,
 )
 
 UPCYCLE = Topology(

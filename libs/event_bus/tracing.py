@@ -9,8 +9,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from event_bus.errors import Later
-from event_bus.subjects import template_of
+from identities import subjects
+from upcycle.errors import Unavailable
 
 _TRACER = trace.get_tracer("upcycle.event_bus")
 _SYSTEM: Mapping[str, AttributeValue] = {"messaging.system": "nats"}
@@ -19,7 +19,7 @@ _SYSTEM: Mapping[str, AttributeValue] = {"messaging.system": "nats"}
 @contextmanager
 def publishing(subject: str, event_id: str, headers: dict[str, str]) -> Iterator[Span]:
     """Span of one publish; writes its context into `headers`."""
-    template = template_of(subject)
+    template = subjects.template_of(subject)
     attributes: dict[str, AttributeValue] = {
         **_SYSTEM,
         "messaging.operation.type": "send",
@@ -40,7 +40,7 @@ def processing(
     subject: str, headers: Mapping[str, str], *, consumer: str, event_id: str, num_delivered: int
 ) -> Iterator[Span]:
     """Span of handling one message, child of the publish that its headers name."""
-    template = template_of(subject)
+    template = subjects.template_of(subject)
     attributes: dict[str, AttributeValue] = {
         **_SYSTEM,
         "messaging.operation.type": "process",
@@ -100,7 +100,7 @@ def mark_failed(error: Exception) -> None:
 def _marking_failure() -> Iterator[None]:
     try:
         yield
-    except Later:  # asked to wait, which is no failure
+    except Unavailable:  # asked to wait, which is no failure
         raise
     except Exception as error:
         mark_failed(error)

@@ -34,7 +34,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         statuses: full name of a service -> the statuses of the errors that its methods raise.
         """
-        self._statuses: Mapping[str, StatusTable] = {} if statuses is None else statuses
+        self._statuses = {} if statuses is None else statuses
         self._default_deadline_s = default_deadline_s
         self._api_keys = api_keys
 

@@ -10,12 +10,15 @@ from grpc_reflection.v1alpha import reflection
 from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
 from grpc_edge.guard import OPEN_SERVICES, Guard
-from grpc_edge.limits import MAX_MESSAGE_BYTES, server_options
+from grpc_edge.limits import server_options
 from grpc_edge.status import StatusTable
 from service_kit.deadlines import deadline
+from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 
 T = TypeVar("T")
 
+_POLLED: Final = ("Get", "List", "Watch", "Explain", "Renew")
+"""How the names of methods begin that are called again and again and change nothing but a lease."""
 _BIND_HINT: Final = "is the port taken? choose another grpc_port"
 
 
@@ -125,4 +128,8 @@ class GrpcServer:
 
 
 def _is_traced(details: grpc.HandlerCallDetails) -> bool:
-    return not details.method.startswith(OPEN_SERVICES)
+    """A call that brings its trace, or one that changes something and so begins a trace; no polling."""
+    if details.method.startswith(OPEN_SERVICES):
+        return False
+    name = details.method.rpartition("/")[2]
+    return "traceparent" in dict(details.invocation_metadata) or not name.startswith(_POLLED)

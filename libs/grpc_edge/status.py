@@ -17,11 +17,11 @@ import grpc.aio
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from grpc_edge.errors import DETAILS_KEY, ERROR_DOMAIN, FAILURE_KIND_KEY, RemoteUnavailable
 from grpc_edge.limits import MAX_STATUS_MESSAGE_CHARS
 from service_kit.deadlines import DeadlineExceeded
 from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
+from upcycle.rpc.errors import DETAILS_KEY, ERROR_DOMAIN, FAILURE_KIND_KEY
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ StatusTable = Mapping[type[Exception], grpc.StatusCode]
 
 EVERYWHERE: Final[StatusTable] = {
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    RemoteUnavailable: grpc.StatusCode.UNAVAILABLE,
     StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
 }

@@ -7,6 +7,7 @@
 <tenant>/captures/<model>/<day>/...               production traffic, where capture is switched on
 """
 
+import re
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -15,6 +16,16 @@ from identities.tenants import DEFAULT_TENANT
 
 MANIFEST: Final = "manifest.json"
 """Last part of a version's manifest key."""
+
+
+_VERSION: Final = re.compile(r"v(\d{8,18})")
+
+
+class PolicyFolder(NamedTuple):
+    """What the folder of a published version says."""
+
+    model: str
+    version: int
 
 
 class TrainingFolder(NamedTuple):
@@ -36,9 +47,14 @@ def trajectory_body(run_id: str, episode_id: str, tenant: str = DEFAULT_TENANT) 
     return f"{_part(tenant, 'tenant')}/trajectories/{run}/{episode}.pb.zst"
 
 
+def policies(tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of the published versions of all models, with the slash."""
+    return f"{_part(tenant, 'tenant')}/policies/"
+
+
 def policy_versions(model: str, tenant: str = DEFAULT_TENANT) -> str:
     """Prefix of all versions of a model, with the slash."""
-    return f"{_part(tenant, 'tenant')}/policies/{_part(model, 'model slug')}/"
+    return f"{policies(tenant)}{_part(model, 'model slug')}/"
 
 
 def policy_version(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
@@ -51,6 +67,14 @@ def policy_version(model: str, version: int, tenant: str = DEFAULT_TENANT) -> st
 def policy_manifest(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
     """Where the manifest of a version lies: that it is there means that the version is complete."""
     return f"{policy_version(model, version, tenant)}/{MANIFEST}"
+
+
+def parse_policy_version(key: str) -> PolicyFolder | None:
+    """The version that a key below `policies` belongs to; None for a key that belongs to none."""
+    match key.split("/"):
+        case [_, "policies", model, version, _, *_] if found := _VERSION.fullmatch(version):
+            return PolicyFolder(unquote(model), int(found[1]))
+    return None
 
 
 def training_states(tenant: str = DEFAULT_TENANT) -> str:

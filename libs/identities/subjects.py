@@ -51,14 +51,18 @@ def name_of(encoded: str) -> str:
     return unquote(encoded)
 
 
-def fact(verb: str, model: str | None, tenant: str = DEFAULT_TENANT) -> str:
-    """Subject of a fact. verb: `entity.verb`; model: None for a filter over all models."""
-    return f"{_ROOT}.{token(tenant)}.{_EVENT}.{verb}.{ANY if model is None else token(model)}"
+def _token_or_any(name: str | None) -> str:
+    return ANY if name is None else token(name)
 
 
-def command(kind: str, pool: str, model: str | None, tenant: str = DEFAULT_TENANT) -> str:
-    """Subject of a command. model: None for a filter over all models."""
-    return f"{_ROOT}.{token(tenant)}.{_TASK}.{kind}.{token(pool)}.{ANY if model is None else token(model)}"
+def fact(verb: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+    """Subject of a fact. verb: `entity.verb`; model, tenant: None for a filter over all."""
+    return f"{_ROOT}.{_token_or_any(tenant)}.{_EVENT}.{verb}.{_token_or_any(model)}"
+
+
+def command(kind: str, pool: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+    """Subject of a command. model, tenant: None for a filter over all."""
+    return f"{_ROOT}.{_token_or_any(tenant)}.{_TASK}.{kind}.{token(pool)}.{_token_or_any(model)}"
 
 
 def dead_letter(subject: str) -> str:
@@ -110,8 +114,16 @@ def parse(subject: str) -> Address:
     raise InvalidIdentity(f"{subject!r} is no subject of a fact or a command")
 
 
+def tenant_of(subject: str) -> str:
+    """The tenant in any of our subjects; the default tenant for a subject that is not ours."""
+    root, _, rest = subject.partition(".")
+    return name_of(rest.partition(".")[0]) if root == _ROOT and rest else DEFAULT_TENANT
+
+
 def template_of(subject: str) -> str:
     """The low-cardinality name of a subject, for spans and metrics: tenant and model are placeholders."""
+    if subject.startswith(f"{_ROOT}.") and f".{_DEAD}.{_ROOT}." in subject:
+        return f"{_ROOT}.{{tenant}}.{_DEAD}.{template_of(original(subject))}"
     parts = subject.split(".")
     if len(parts) != 6 or parts[0] != _ROOT or parts[2] not in (_EVENT, _TASK):
         return subject

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from grpc_edge import connect, remote_errors
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.rpc import connect, remote_errors
 from upcycle.uploading import import_parts
 
 

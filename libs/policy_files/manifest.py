@@ -4,15 +4,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from urllib.parse import quote
 
 from google.protobuf import json_format
 
 from blob_store import BlobRef
+from identities import objects
+from identities.errors import InvalidIdentity
 from policy_files.errors import InvalidManifest
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 
-MANIFEST_NAME = "manifest.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _MAX_FILES = 4096
 _TOKENIZER_FILES = frozenset(
@@ -36,20 +36,6 @@ def policy_digest(sha256_of: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode("utf-8")).hexdigest()
 
 
-def version_prefix(model: str, version: int) -> str:
-    """Key prefix of everything that a version owns: `policy/<model>/v<8 digits>`."""
-    if not model:
-        raise InvalidManifest("the model slug is empty")
-    if version < 0:
-        raise InvalidManifest(f"version is {version}; versions count from 0, the base model")
-    return f"policy/{quote(model, safe='')}/v{version:08d}"
-
-
-def manifest_key(model: str, version: int) -> str:
-    """Where the manifest of a version lies; that it is there means that the version is complete."""
-    return f"{version_prefix(model, version)}/{MANIFEST_NAME}"
-
-
 def manifest_bytes(manifest: PolicyManifest) -> bytes:
     """Canonical JSON: equal manifests have equal bytes, so a repeated publish stores the same object."""
     plain = json_format.MessageToDict(manifest, preserving_proto_field_name=True)
@@ -59,7 +45,7 @@ def manifest_bytes(manifest: PolicyManifest) -> bytes:
 def manifest_ref(manifest: PolicyManifest) -> BlobRef:
     """The claim check of a published manifest, for events."""
     data = manifest_bytes(manifest)
-    key = manifest_key(manifest.model, manifest.version)
+    key = objects.policy_manifest(manifest.model, manifest.version)
     return BlobRef(key=key, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
@@ -86,7 +72,10 @@ def _is_of_tokenizer(name: str) -> bool:
 def check_manifest(manifest: PolicyManifest) -> None:
     """Raises InvalidManifest where names are unsafe, required files lack, or digest and files disagree."""
     what = f"manifest of {manifest.model!r} v{manifest.version}"
-    version_prefix(manifest.model, manifest.version)
+    try:
+        objects.policy_version(manifest.model, manifest.version)
+    except InvalidIdentity as error:
+        raise InvalidManifest(str(error)) from error
     if not 0 < len(manifest.files) <= _MAX_FILES:
         raise InvalidManifest(f"{what} lists {len(manifest.files)} files, expected 1..{_MAX_FILES}")
     names = [file.name for file in manifest.files]
@@ -105,8 +94,8 @@ def _check_name(name: str) -> None:
     parts = name.split("/")
     if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise InvalidManifest(f"file name {name!r} is not a plain relative path")
-    if name == MANIFEST_NAME:
-        raise InvalidManifest(f"{MANIFEST_NAME} is reserved for the manifest itself")
+    if name == objects.MANIFEST:
+        raise InvalidManifest(f"{objects.MANIFEST} is reserved for the manifest itself")
 
 
 def _check_required(names: Iterable[str], what: str) -> None:

@@ -11,15 +11,13 @@ from datetime import datetime
 from pathlib import Path
 
 from blob_store import BlobRef, BlobStore, ref_of_file
+from identities import objects
 from policy_files.errors import InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
 from policy_files.manifest import (
-    MANIFEST_NAME,
     check_manifest,
     manifest_bytes,
     manifest_from_bytes,
-    manifest_key,
     policy_digest,
-    version_prefix,
 )
 from policy_files.weights import tensors_of_directory
 from upcycle.api.common.v1.common_pb2 import BlobRef as BlobRefMessage
@@ -90,9 +88,10 @@ def _manifest(facts: PolicyFacts, digest: str) -> PolicyManifest:
 
 async def load(store: BlobStore, model: str, version: int) -> PolicyManifest:
     """The stored manifest of a version, checked. Raises UnknownPolicy, InvalidManifest."""
-    data = await store.read(manifest_key(model, version))
+    key = objects.policy_manifest(model, version)
+    data = await store.read(key)
     if data is None:
-        raise UnknownPolicy(f"no policy {model!r} v{version} is published ({manifest_key(model, version)})")
+        raise UnknownPolicy(f"no policy {model!r} v{version} is published ({key})")
     return manifest_from_bytes(data)
 
 
@@ -100,7 +99,7 @@ async def _store_file(
     store: BlobStore, path: Path, manifest: PolicyManifest, name: str, sha256: str
 ) -> BlobRefMessage:
     # The content is in the key: a half-published attempt with other bytes cannot clobber this one.
-    key = f"{version_prefix(manifest.model, manifest.version)}/{sha256[:16]}/{name}"
+    key = f"{objects.policy_version(manifest.model, manifest.version)}/{sha256[:16]}/{name}"
     ref = await store.put_file(key, path)
     if ref.sha256 != sha256:
         raise InvalidPolicyDir(f"{path} changed while it was being published")
@@ -108,18 +107,18 @@ async def _store_file(
 
 
 async def _commit(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest:
-    key = manifest_key(manifest.model, manifest.version)
+    key = objects.policy_manifest(manifest.model, manifest.version)
     ref: BlobRef | None = await store.put_if_absent(key, manifest_bytes(manifest))
     if ref is not None:
         return manifest
     published = await _already_published(store, manifest)
     if published is None:
-        raise UnknownPolicy(f"{key} was there a moment ago and is gone; who deletes published policies?")
+        raise UnknownPolicy(f"{key} was deleted while it was being published; publish again")
     return published
 
 
 async def _already_published(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest | None:
-    data = await store.read(manifest_key(manifest.model, manifest.version))
+    data = await store.read(objects.policy_manifest(manifest.model, manifest.version))
     if data is None:
         return None
     published = manifest_from_bytes(data)
@@ -138,6 +137,6 @@ def _hash_directory(directory: Path) -> Mapping[str, str]:
     shas: dict[str, str] = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if path.is_file() and path.suffix in _SUFFIXES and name != MANIFEST_NAME:
+        if path.is_file() and path.suffix in _SUFFIXES and name != objects.MANIFEST:
             shas[name] = ref_of_file(name, path).sha256
     return shas

@@ -84,14 +84,15 @@ def usage(name: str, settings_cls: type[BaseSettings]) -> str:
         f"Set by environment variables, or by a dotenv file that {prefix}SETTINGS_FILE names:",
     ]
     for variable, field in variables(settings_cls).items():
-        lines.append(f"  {variable} = {_default(field)}")
+        lines.append(f"  {variable} = {shown_default(field)}")
         if field.description:
             lines.append(f"      {' '.join(field.description.split())}")
     lines.append("Options: --help, --version. SIGTERM drains, a second one exits at once.")
     return "\n".join(lines)
 
 
-def _default(field: FieldInfo) -> str:
+def shown_default(field: FieldInfo) -> str:
+    """The default of a setting as `--help` shows it; a secret is never shown."""
     default: Any = field.get_default(call_default_factory=False)
     if default is PydanticUndefined or field.is_required():
         return "(required)" if field.is_required() else "(computed)"

@@ -6,6 +6,7 @@ gRPC, NATS, HTTP and the logs, marked as not sampled.
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Span, Status, StatusCode
 
@@ -21,12 +22,13 @@ from service_kit.semconv import ERROR_TYPE
 
 log = logging.getLogger(__name__)
 
+_EXPORTERS: Final = ("otlp", "console", "none")
 MIN_LINKS: Final = 4096
 """A training step links to each of its trajectories; the SDK keeps 128 by default, silently."""
 
 
-class UnknownProtocol(ValueError):
-    """OTEL_EXPORTER_OTLP_PROTOCOL asks for something that is not installed."""
+class UnknownExporter(ValueError):
+    """OTEL_TRACES_EXPORTER or OTEL_EXPORTER_OTLP_PROTOCOL asks for something that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,19 @@ def setup_telemetry(service: str) -> Telemetry:
 
 
 def _exporter() -> SpanExporter | None:
-    """OTLP when the standard variables name an endpoint and do not switch traces off."""
+    """The console, or OTLP when an endpoint is named; None when traces are switched off or go nowhere.
+
+    Raises UnknownExporter.
+    """
     env = os.environ
-    wanted = env.get("OTEL_TRACES_EXPORTER", "otlp")
-    endpoint = env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if wanted == "none" or not endpoint or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    wanted = env.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if wanted not in _EXPORTERS:
+        raise UnknownExporter(f"OTEL_TRACES_EXPORTER={wanted!r}: expected one of {', '.join(_EXPORTERS)}")
+    if wanted == "none" or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if wanted == "console":
+        return ConsoleSpanExporter(out=sys.stdout)
+    if not (env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
         return None
     protocol = (
         env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
@@ -86,7 +96,7 @@ def _otlp(protocol: str) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
         return OverGrpc()
-    raise UnknownProtocol(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected http/protobuf or grpc")
+    raise UnknownExporter(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}: expected http/protobuf or grpc")
 
 
 def mark_failed(span: Span, kind: str, detail: str) -> None:

@@ -14,8 +14,8 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table,
 from sqlalchemy.dialects import postgresql, sqlite
 
 from event_bus import codec
-from event_bus.subjects import event_subject, task_subject
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, Topology
+from identities.tenants import DEFAULT_TENANT
 from sql_store.columns import UtcDateTime
 from sql_store.database import give_notice
 
@@ -29,7 +29,7 @@ def outbox_table(metadata: MetaData) -> Table:
         metadata,
         Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
         Column("lane", Text, nullable=False, comment="stream: order holds within one"),
-        Column("address", Text, nullable=False, comment="model of a fact, pool of a command"),
+        Column("subject", Text, nullable=False, comment="where the bus takes it"),
         Column("event_id", Text, nullable=False, unique=True),
         Column("schema", Text, nullable=False),
         Column("payload", Text, nullable=False),
@@ -49,34 +49,44 @@ _INSERTS: Final = {
 
 
 def enqueue(
-    connection: Connection, event: Message, *, model: str, event_id: str, topology: Topology = UPCYCLE
+    connection: Connection,
+    event: Message,
+    *,
+    model: str,
+    event_id: str,
+    tenant: str = DEFAULT_TENANT,
+    topology: Topology = UPCYCLE,
 ) -> None:
     """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing.
 
     Raises UnknownEvent and EventTooLarge here, where the transaction can still be refused.
     """
-    subject = event_subject(topology.verb_of(type(event)), model)
-    _store(connection, event, lane=EVENTS, address=model, event_id=event_id, subject=subject)
+    subject = topology.fact_subject(type(event), model, tenant)
+    _store(connection, event, lane=EVENTS, event_id=event_id, subject=subject)
 
 
 def enqueue_command(
-    connection: Connection, command: Message, *, pool: str, event_id: str, topology: Topology = UPCYCLE
+    connection: Connection,
+    command: Message,
+    *,
+    pool: str,
+    model: str,
+    event_id: str,
+    tenant: str = DEFAULT_TENANT,
 ) -> None:
     """Store a command for one worker of `pool`, like `enqueue`."""
-    subject = task_subject(topology.kind_of(type(command)), pool)
-    _store(connection, command, lane=TASKS, address=pool, event_id=event_id, subject=subject)
+    subject = UPCYCLE.command_subject(type(command), pool, model, tenant)
+    _store(connection, command, lane=TASKS, event_id=event_id, subject=subject)
 
 
-def _store(
-    connection: Connection, message: Message, *, lane: str, address: str, event_id: str, subject: str
-) -> None:
+def _store(connection: Connection, message: Message, *, lane: str, event_id: str, subject: str) -> None:
     payload = codec.encode(message)
     trace: dict[str, str] = {}
     propagate.inject(trace)
     codec.check_size(subject, payload, {**codec.headers_for(type(message), event_id), **trace})
     row: dict[str, Any] = {
         "lane": lane,
-        "address": address,
+        "subject": subject,
         "event_id": event_id,
         "schema": message.DESCRIPTOR.full_name,
         "payload": payload.decode(),

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, delete, func, literal, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
-from event_bus.errors import BusError, BusUnavailable, QueueFull
+from event_bus.errors import BusError, QueueFull
 from event_bus.topology import EVENTS, TASKS
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, TABLE_NAME
@@ -39,9 +39,9 @@ WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet publishe
 class Bus(Protocol):
     """What the relay needs of an EventBus."""
 
-    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck: ...
-
-    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck: ...
+    async def publish_encoded(
+        self, message: Encoded, stream: str, subject: str, *, event_id: str
+    ) -> PubAck: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Row:
 
     id: int
     lane: str
-    address: str
+    subject: str
     event_id: str
     schema: str
     payload: str
@@ -138,7 +138,7 @@ class OutboxRelay:
             for row in rows:
                 try:
                     await self._publish(row)
-                except (BusUnavailable, QueueFull) as error:
+                except (Unavailable, QueueFull) as error:
                     _LOG.warning(
                         "outbox_waits",
                         extra={"lane": row.lane, "event_id": row.event_id, "error": str(error)},
@@ -156,10 +156,7 @@ class OutboxRelay:
         message = Encoded(symbol_database.Default().GetSymbol(row.schema), row.payload.encode())
         token = context.attach(propagate.extract(json.loads(row.trace)))
         try:
-            if row.lane == TASKS:
-                await self._bus.command_encoded(message, pool=row.address, event_id=row.event_id)
-            else:
-                await self._bus.publish_encoded(message, model=row.address, event_id=row.event_id)
+            await self._bus.publish_encoded(message, row.lane, row.subject, event_id=row.event_id)
         finally:
             context.detach(token)
         RELAYED.labels(row.lane).inc()

@@ -1,6 +1,15 @@
-"""Stored trajectory bodies: protobuf in one zstd frame, at a key that follows from the episode."""
+"""Stored trajectory bodies: protobuf in one zstd frame, and their messages in the form of OpenAI's API."""
 
-from trajectory_body.codec import MAX_PLAIN_BYTES, MalformedBody, body_key, pack, unpack
-from trajectory_body.messages import tool_calls, turn_messages
+from trajectory_body.codec import MAX_PLAIN_BYTES, MalformedBody, pack, unpack
+from trajectory_body.messages import body_messages, prompt_message, tool_calls, turn_messages
 
-__all__ = ["MAX_PLAIN_BYTES", "MalformedBody", "body_key", "pack", "tool_calls", "turn_messages", "unpack"]
+__all__ = [
+    "MAX_PLAIN_BYTES",
+    "MalformedBody",
+    "body_messages",
+    "pack",
+    "prompt_message",
+    "tool_calls",
+    "turn_messages",
+    "unpack",
+]

@@ -2,7 +2,6 @@
 
 import threading
 from typing import Final
-from urllib.parse import quote
 
 import zstandard
 from google.protobuf.message import DecodeError
@@ -18,11 +17,6 @@ _OF_THREAD: Final = threading.local()
 
 class MalformedBody(ValueError):
     """The bytes are not a trajectory body; reading them again will not help."""
-
-
-def body_key(run_id: str, episode_id: str) -> str:
-    """Where the body of an episode is stored, written at most once."""
-    return f"trajectories/{quote(run_id, safe='')}/{quote(episode_id, safe='')}.pb.zst"
 
 
 def pack(body: TrajectoryBody) -> bytes:

@@ -1,9 +1,9 @@
-"""Turns as messages in the form of OpenAI's API, which graders, exports and chat templates read."""
+"""Prompts and turns as messages in the form of OpenAI's API: for graders, exports and chat templates."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, Turn
+from upcycle.api.trajectory.v1.trajectory_pb2 import Message, ToolCall, TrajectoryBody, Turn
 
 
 def tool_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
@@ -18,13 +18,31 @@ def tool_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
     ]
 
 
+def prompt_message(message: Message) -> dict[str, Any]:
+    """One message of the scenario's prompt, without the fields that it leaves empty."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = tool_calls(message.tool_calls)
+    if message.tool_call_id:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.name:
+        shown["name"] = message.name
+    return shown
+
+
 def turn_messages(turn: Turn) -> list[dict[str, Any]]:
-    """What the policy said, then what each of its tools answered."""
-    said: dict[str, Any] = {"role": "assistant", "content": turn.text}
+    """The assistant's message, then one message per tool result."""
+    assistant: dict[str, Any] = {"role": "assistant", "content": turn.text}
     if turn.tool_calls:
-        said["tool_calls"] = tool_calls(turn.tool_calls)
-    answers = [
+        assistant["tool_calls"] = tool_calls(turn.tool_calls)
+    results = [
         {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
         for result in turn.tool_results
     ]
-    return [said, *answers]
+    return [assistant, *results]
+
+
+def body_messages(body: TrajectoryBody) -> list[dict[str, Any]]:
+    """The whole conversation: the prompt, then every turn."""
+    prompt = [prompt_message(message) for message in body.prompt]
+    return prompt + [message for turn in body.turns for message in turn_messages(turn)]

@@ -215,8 +215,8 @@ async def register(platform: "Platform", taskset: Taskset, *, exact: bool = True
     Raises RemoteConflict for a name of another split or environment, RemoteRefused for a task that is on the
     other side (held out, or training data); both say what to change.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2
+    from upcycle.rpc import remote_errors
 
     with remote_errors(f"register taskset {taskset.name!r}"):
         request = service_pb2.RegisterTasksetRequest(taskset=taskset.to_wire())
@@ -237,8 +237,8 @@ async def connected(runtime: "Platform | Addresses | None") -> AsyncIterator["Pl
 
 
 async def _submit(platform: "Platform", spec: "RunSpec") -> str:
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2
+    from upcycle.rpc import remote_errors
 
     with remote_errors(f"submit a run of {spec.policy.model!r}"):
         request = service_pb2.SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
@@ -246,8 +246,8 @@ async def _submit(platform: "Platform", spec: "RunSpec") -> str:
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
+    from upcycle.rpc import remote_errors
 
     with remote_errors(f"watch {run_id}"):
         try:
@@ -290,8 +290,8 @@ async def _with_trajectory(platform: "Platform", run: Run, limit: asyncio.Semaph
 
 
 async def _read_body(platform: "Platform", trajectory_id: str) -> "TrajectoryBody":
-    from grpc_edge import RemoteNotFound, remote_errors
     from upcycle.api.trajectory.v1 import service_pb2
+    from upcycle.rpc import RemoteNotFound, remote_errors
 
     request = service_pb2.GetTrajectoryRequest(trajectory_id=trajectory_id)
     async with asyncio.timeout(INDEX_WAIT_S):

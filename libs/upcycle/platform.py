@@ -109,11 +109,11 @@ class Platform:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        from grpc_edge import connect  # imported here: grpc takes 100 ms that `--help` need not pay
         from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
         from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
         from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
         from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+        from upcycle.rpc import connect  # imported here: grpc takes 100 ms that `--help` need not pay
 
         peers = self.addresses.peers
 

@@ -17,7 +17,7 @@ from checkpoint_registry.domain.errors import (
 from checkpoint_registry.ports import Judge
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
-from event_bus import Delivery, Later, Poison
+from event_bus import Delivery, PoisonMessage
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
@@ -40,7 +40,7 @@ class RegistryHandlers:
         try:
             await self._dispatch(delivery.message)
         except (PeerUnavailable, Unavailable) as error:
-            raise Later(_RETRY_S, str(error)) from error
+            raise Unavailable(str(error), _RETRY_S) from error
 
     async def _dispatch(self, message: Message) -> None:
         if isinstance(message, CheckpointSaved):
@@ -48,13 +48,13 @@ class RegistryHandlers:
         elif isinstance(message, RunFinished):
             await self._on_run_finished(message)
         else:
-            raise Poison(f"{type(message).__name__} is nothing that the registry consumes")
+            raise PoisonMessage(f"{type(message).__name__} is nothing that the registry consumes")
 
     async def _on_checkpoint_saved(self, event: CheckpointSaved, traceparent: str) -> None:
         try:
             await self._gate.record(wire.candidate_from_wire(event), traceparent)
         except (InvalidRequest, UnknownModel, CheckpointConflict) as error:
-            raise Poison(str(error)) from error
+            raise PoisonMessage(str(error)) from error
         self._judge.wake([event.model])
 
     async def _on_run_finished(self, event: RunFinished) -> None:
@@ -64,7 +64,7 @@ class RegistryHandlers:
         try:
             await self._evidence.collect(event.run_id)
         except PeerRefused as error:
-            raise Poison(str(error)) from error
+            raise PoisonMessage(str(error)) from error
         self._judge.wake([event.model])
 
 

@@ -5,9 +5,10 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Protocol
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.evidence import Evaluation
 from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, JobPhase, Judgement, RequestState
-from checkpoint_registry.domain.models import BlobAddress, Checkpoint, EngineLease, HeadMove, Model
+from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
 from checkpoint_registry.domain.retention import PublishedVersion
 from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
 
@@ -134,7 +135,7 @@ class Upload(Protocol):
     async def add(self, name: str, data: bytes) -> None:
         """Appends to the file. Raises InvalidRequest on a bad name or too many bytes."""
 
-    async def publish(self, model: str) -> tuple[BlobAddress, str]:
+    async def publish(self, model: str) -> tuple[BlobRef, str]:
         """Stores the files as version 0 of the model: manifest address and digest. Raises InvalidRequest."""
 
 
@@ -144,7 +145,7 @@ class PolicyStore(Protocol):
     def upload(self) -> AbstractAsyncContextManager[Upload]:
         """A private staging area, removed on exit."""
 
-    async def fork(self, manifest: BlobAddress, model: str) -> tuple[BlobAddress, str]:
+    async def fork(self, manifest: BlobRef, model: str) -> tuple[BlobRef, str]:
         """Version 0 of `model` out of another model's files, without copying them."""
 
 

@@ -6,18 +6,17 @@ from datetime import UTC, datetime
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.errors import InvalidRequest
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateSpec, Judgement
 from checkpoint_registry.domain.models import (
-    BlobAddress,
     Checkpoint,
     CheckpointState,
     EngineLease,
     HeadMove,
     LeaseRequest,
     Model,
-    checkpoint_id_of,
 )
 from checkpoint_registry.domain.runs import (
     EpisodeOutcome,
@@ -26,6 +25,7 @@ from checkpoint_registry.domain.runs import (
     RunView,
     TasksetView,
 )
+from identities import entities
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
@@ -53,14 +53,14 @@ def timestamp(moment: datetime) -> Timestamp:
     return message
 
 
-def blob_to_wire(blob: BlobAddress) -> common_pb2.BlobRef:
+def blob_to_wire(blob: BlobRef) -> common_pb2.BlobRef:
     """Claim check to protobuf."""
     return common_pb2.BlobRef(key=blob.key, sha256=blob.sha256, size_bytes=blob.size_bytes)
 
 
-def blob_from_wire(blob: common_pb2.BlobRef) -> BlobAddress:
+def blob_from_wire(blob: common_pb2.BlobRef) -> BlobRef:
     """Claim check from protobuf."""
-    return BlobAddress(blob.key, blob.sha256, blob.size_bytes)
+    return BlobRef(blob.key, blob.sha256, blob.size_bytes)
 
 
 def model_to_wire(model: Model) -> registry_pb2.Model:
@@ -116,7 +116,7 @@ def move_to_wire(move: HeadMove) -> registry_pb2.HeadMove:
 
 def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoint:
     """A saved checkpoint. Raises InvalidRequest when it contradicts itself."""
-    expected = checkpoint_id_of(event.model, event.version)
+    expected = entities.checkpoint_id(event.model, event.version)
     if event.checkpoint_id != expected:
         raise InvalidRequest(
             f"checkpoint.saved names {event.checkpoint_id!r}, model and version say {expected!r}"

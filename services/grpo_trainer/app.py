@@ -16,13 +16,13 @@ from grpo_trainer.adapters.policies import (
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.interactive.conversations import ChatConversations
-from grpo_trainer.interactive.deps import HandTools
+from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads
-from grpo_trainer.interactive.models import Models
+from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.interactive.stored_trajectories import IDEMPOTENT as READ_AGAIN
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
-from grpo_trainer.interactive.telemetry import stepped_by_hand
+from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
@@ -125,16 +125,16 @@ def _run_tools(
     )
 
 
-def _hand_tools(
+def _interactive_deps(
     settings: GrpoTrainerSettings,
     tools: Tools,
     sessions: Sessions,
     thread: LearnerThread,
     blobs: S3BlobStore,
     peers: _Peers,
-) -> HandTools:
-    """What training by hand works with; facts and folders are those of the runs."""
-    return HandTools(
+) -> InteractiveDeps:
+    """The dependencies of interactive training; facts and the work folder are those of the runs."""
+    return InteractiveDeps(
         new_learner=lambda: InteractiveLearner(thread),
         trajectories=PlatformTrajectories(peers.trajectories, train_parse_errors=settings.train_parse_errors),
         claims=PlannerClaims(peers.tasksets),
@@ -144,7 +144,7 @@ def _hand_tools(
         policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
         facts=tools.facts,
         busy=sessions.trainer_of,
-        stepped=stepped_by_hand,
+        stepped=record_step,
         now=utc_now,
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
@@ -165,8 +165,8 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
         tools, leave_s=settings.spot_grace_s / 2, by_hand=lambda model: models.is_working_on(model)
     )
     reader = FactReader(bus, sessions)
-    hand_tools = _hand_tools(settings, tools, sessions, thread, blobs, peers)
-    models = Models(hand_tools, leave_s=settings.spot_grace_s / 2)
+    interactive_deps = _interactive_deps(settings, tools, sessions, thread, blobs, peers)
+    models = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, models)
     service.add(_LearnerComponent(thread))
     service.add(bus)

@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import BusUnavailable, CursorBeyondStream, Delivery
+from event_bus import CursorBeyondStream, Delivery
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import InvalidTrainingSpec, Waiting
+from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
 from grpo_trainer.runs.sessions import Sessions
@@ -41,7 +41,7 @@ class Stream(Protocol):
     async def stored(
         self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
     ) -> Sequence[Delivery[Any]]:
-        """Facts that the stream holds now, in order. Raises BusUnavailable."""
+        """Facts that the stream holds now, in order. Raises Unavailable."""
 
 
 class FactReader:
@@ -86,10 +86,7 @@ class FactReader:
     async def recall(self, spec: TrainingSpec, after: int) -> list[Fact]:
         """See reopening.Recall."""
         kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
-        try:
-            stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
-        except BusUnavailable as error:
-            raise Waiting(f"the bus: {error}") from error
+        stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
         facts: list[Fact] = []
 
         def keep(run_id: str, fact: Fact) -> None:
@@ -130,7 +127,7 @@ def _route(delivery: Delivery[Any], put: Callable[[str, Fact], None]) -> None:
     event, sequence = delivery.message, delivery.sequence
     match event:
         case TrajectoryGraded():
-            put(event.run_id, wire.graded_from_wire(event, sequence, delivery.headers))
+            put(event.episode.run_id, wire.graded_from_wire(event, sequence, delivery.headers))
         case taskset.GroupShortened():
             put(event.run_id, GroupShortened(event.group_id, event.expected_members, sequence))
         case taskset.GroupOffered():

@@ -1,4 +1,4 @@
-"""Waiting for what is away: again and again, with a name, and not for ever."""
+"""Unavailable for what is away: again and again, with a name, and not for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from grpo_trainer.domain.errors import Waiting
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 
 
 class Patience:
-    """Repeats a call while it raises Waiting. `waiting_for` says what for, None when it is not waiting."""
+    """Repeats a call while it raises Unavailable. `waiting_for`: None when nothing is awaited."""
 
     def __init__(
         self, *, budget_s: float = 900.0, first_pause_s: float = 0.2, max_pause_s: float = 5.0
     ) -> None:
-        """budget_s: after so long the last Waiting is raised, and the process may be restarted."""
+        """budget_s: after so long the last Unavailable is raised, and the process may be restarted."""
         self._budget_s = budget_s
         self._first_pause_s = first_pause_s
         self._max_pause_s = max_pause_s
         self.waiting_for: str | None = None
 
     async def until_done(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of the first call that is not answered by Waiting."""
+        """The result of the first call that is not answered by Unavailable."""
         began, pause_s = time.monotonic(), self._first_pause_s
         while True:
             try:
                 result = await call()
                 self.waiting_for = None
                 return result
-            except Waiting as error:
+            except Unavailable as error:
                 if time.monotonic() - began > self._budget_s:
                     raise
                 if self.waiting_for is None:

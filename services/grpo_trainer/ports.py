@@ -8,12 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from blob_store import BlobRef
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import Settlement, StoredBody
+from grpo_trainer.domain.trajectories import Settlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +23,21 @@ class PublishedPolicy:
 
     version: int
     digest: str
-    manifest: StoredBody
+    manifest: BlobRef
 
 
 class Policies(Protocol):
     """Published policy versions, and the heads that sessions begin from."""
 
     async def head(self, model: str) -> BasePolicy:
-        """The promoted version. Raises InvalidTrainingSpec for an unknown model; Waiting."""
+        """The promoted version. Raises InvalidTrainingSpec for an unknown model; Unavailable."""
 
     async def newest_version(self, model: str) -> int:
         """Largest version that was ever published."""
 
     async def ancestors(self, base: BasePolicy, limit: int) -> tuple[Ancestor, ...]:
         """The versions that the base was trained from, newest first, at most `limit`, as far as their
-        manifests are kept. Raises Waiting."""
+        manifests are kept. Raises Unavailable."""
 
     async def fetch(self, base: BasePolicy) -> Path:
         """A HF directory with exactly these weights."""
@@ -75,10 +76,10 @@ class Facts(Protocol):
         spec: TrainingSpec,
         record: StepRecord,
         policy: PublishedPolicy,
-        state: StoredBody,
+        state: BlobRef,
         sources: Mapping[str, int],
     ) -> None:
         """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
 
     async def failed(self, failure: Failure) -> None:
-        """A session ended without success. Raises Waiting; Unpublishable where no repeat can help."""
+        """A session ended without success. Raises Unavailable; Unpublishable where no repeat can help."""

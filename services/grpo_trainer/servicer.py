@@ -1,4 +1,4 @@
-"""TrainingService: what the trainer is doing, what it can do, and training by hand."""
+"""TrainingService: what the trainer is doing, what it can do, and interactive training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from grpo_math.objective import LOSSES
 from grpo_trainer import views
 from grpo_trainer.domain import errors
 from grpo_trainer.interactive import wire
-from grpo_trainer.interactive.calls import ModelByHand
-from grpo_trainer.interactive.models import Models
+from grpo_trainer.interactive.session import InteractiveSession
+from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.runs.sessions import Sessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ STATUS_OF: Final[StatusTable] = {
     errors.HeadMoved: grpc.StatusCode.ABORTED,
     errors.LineageTaken: grpc.StatusCode.ABORTED,
     errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
-    errors.Waiting: grpc.StatusCode.UNAVAILABLE,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 _LONGEST_SILENCE_S: Final = 5.0
 
@@ -54,7 +55,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TrainingServicer(TrainingServiceServicer):
     """See proto/upcycle/api/training/v1/service.proto."""
 
-    def __init__(self, sessions: Sessions, models: Models) -> None:
+    def __init__(self, sessions: Sessions, models: InteractiveSessions) -> None:
         self._sessions = sessions
         self._models = models
 
@@ -68,7 +69,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
     ) -> pb.ListSessionsResponse:
-        """Every run that this trainer knows, refused ones included, and every model trained by hand."""
+        """Every run that this trainer knows, refused ones included, and every interactive session."""
         async with domain_errors_as_status(context, STATUS_OF):
             return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._models.sessions()))
 
@@ -76,7 +77,7 @@ class TrainingServicer(TrainingServiceServicer):
         self, request: pb.WatchSessionRequest, context: Context
     ) -> AsyncIterator[pb.WatchSessionResponse]:
         """The session now, then at each change of its phase, and every few seconds; ends with the session,
-        and of a model trained by hand with the caller."""
+        of an interactive session with the call."""
         async with domain_errors_as_status(context, STATUS_OF):
             view = self._view(request.run_id)
             yield pb.WatchSessionResponse(session=view)
@@ -92,19 +93,19 @@ class TrainingServicer(TrainingServiceServicer):
         return views.find(self._sessions, run_id, self._models.sessions())
 
     def _changed(self, view: training.TrainingSession) -> asyncio.Condition:
-        if view.kind == training.SESSION_KIND_BY_HAND:
+        if view.kind == training.SESSION_KIND_INTERACTIVE:
             return self._models.changed
         return self._sessions.get(view.run_id).changed
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
-        """Names that a training configuration, or a pass by hand, may use."""
+        """Names that a training configuration, or an interactive pass, may use."""
         async with domain_errors_as_status(context, STATUS_OF):
             if request.model:
                 await self._models.tools.heads.head(request.model)
             return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
 
     async def _once(
-        self, request: Any, work: Callable[[ModelByHand], Awaitable[T]], *, remember: bool = True
+        self, request: Any, work: Callable[[InteractiveSession], Awaitable[T]], *, remember: bool = True
     ) -> T:
         """What a request about a model gives, whichever time it is sent."""
         return await self._models.once(

@@ -44,7 +44,7 @@ class GrpoTrainerSettings(ServiceSettings):
     keep_states: int = Field(2, ge=1)
     """Newest training states kept per run, beside those that a checkpoint names."""
     max_open_models: int = Field(4, ge=1)
-    """Models that stay in memory between calls of training by hand; beyond it, idle ones are closed."""
+    """Models that stay in memory between interactive calls; when more are open, idle ones are closed."""
     spot_grace_s: float = Field(30.0, gt=0)
     """Seconds in which the process leaves after SIGTERM, or after SIGUSR1, a spot machine's notice. A step
     that is not durable after half of it is abandoned, and taken again wherever the run resumes."""

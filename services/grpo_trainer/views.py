@@ -10,9 +10,10 @@ from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import FailedRun
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.interactive.state import HandSession, hand_run_id
+from grpo_trainer.interactive.state import InteractiveView
 from grpo_trainer.runs.session import Phase, TrainingSession
 from grpo_trainer.runs.sessions import Sessions
+from identities.entities import interactive_run_id
 from upcycle.api.training.v1 import training_pb2 as training
 
 _STATES: Final = {
@@ -27,16 +28,18 @@ FINAL: Final = (training.SESSION_STATE_FINISHED, training.SESSION_STATE_FAILED)
 """States after which nothing comes."""
 
 
-def find(sessions: Sessions, run_id: str, by_hand: Sequence[HandSession] = ()) -> training.TrainingSession:
+def find(
+    sessions: Sessions, run_id: str, interactive: Sequence[InteractiveView] = ()
+) -> training.TrainingSession:
     """The session of a run, or of a model in interactive training. Raises UnknownSession."""
-    for view in every(sessions, by_hand):
+    for view in every(sessions, interactive):
         if view.run_id == run_id:
             return view
     raise UnknownSession(f"no training session for run {run_id!r}; `ListSessions` names those that exist")
 
 
 def steps(
-    sessions: Sessions, run_id: str, count: int, by_hand: Sequence[HandSession] = ()
+    sessions: Sessions, run_id: str, count: int, interactive: Sequence[InteractiveView] = ()
 ) -> list[training.StepPoint]:
     """What the newest `count` steps of a session of this process measured, oldest first."""
     points = [
@@ -47,9 +50,9 @@ def steps(
     ]
     points += [
         _point(step.step, step.version, step.metrics, {})
-        for hand in by_hand
-        if hand_run_id(hand.model) == run_id
-        for step in hand.steps
+        for view in interactive
+        if interactive_run_id(view.model) == run_id
+        for step in view.steps
     ]
     return points[max(0, len(points) - count) :]
 
@@ -60,13 +63,13 @@ def _point(
     return training.StepPoint(step=step, version=version, metrics=wire.metrics_to_wire(metrics, staleness))
 
 
-def every(sessions: Sessions, by_hand: Sequence[HandSession] = ()) -> list[training.TrainingSession]:
+def every(sessions: Sessions, interactive: Sequence[InteractiveView] = ()) -> list[training.TrainingSession]:
     """All sessions: runs of earlier processes, of this one, those that failed, and interactive ones."""
     limits = sessions.alarm_limits
     past = [_past(state, limits) for state in sessions.past]
     present = [_present(session, limits) for session in sessions.all]
     failed = [_failed(run, limits) for run in sessions.failed]
-    return [*past, *present, *failed, *map(_by_hand, by_hand)]
+    return [*past, *present, *failed, *map(_interactive, interactive)]
 
 
 def _failed(run: FailedRun, limits: AlarmLimits) -> training.TrainingSession:
@@ -82,12 +85,12 @@ def _failed(run: FailedRun, limits: AlarmLimits) -> training.TrainingSession:
     return view
 
 
-def _by_hand(session: HandSession) -> training.TrainingSession:
+def _interactive(session: InteractiveView) -> training.TrainingSession:
     state = training.SESSION_STATE_STEPPING if session.is_working else training.SESSION_STATE_WAITING
     view = training.TrainingSession(
-        run_id=hand_run_id(session.model),
+        run_id=interactive_run_id(session.model),
         model=session.model,
-        kind=training.SESSION_KIND_BY_HAND,
+        kind=training.SESSION_KIND_INTERACTIVE,
         state=training.SESSION_STATE_FAILED if session.failure else state,
         version=session.version,
         failure=session.failure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -13,10 +13,12 @@ from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tok
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, spec_of_run
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.steps import StepRecord, checkpoint_id
-from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
+from identities import events as event_ids
+from identities.entities import checkpoint_id
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.taskset.v1.events_pb2 import GroupOffered, RunSubmitted
@@ -25,30 +27,9 @@ from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.run_config import RunConfigInvalid
+from upcycle.run_config import wire as run_config
 
-_PLAIN_FIELDS: Final = (
-    "steps",
-    "prompts_per_step",
-    "max_staleness",
-    "learning_rate",
-    "max_grad_norm",
-    "loss",
-    "advantage",
-    "checkpoint_every_steps",
-    "seed",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "aggregation",
-    "kl_estimator",
-    "kl_placement",
-    "lora_rank",
-    "lora_alpha",
-    "lora_targets",
-    "lr_schedule",
-    "warmup_steps",
-    "min_lr_fraction",
-)
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 
@@ -59,71 +40,76 @@ def is_training(submitted: RunSubmitted) -> bool:
 
 def spec_from_wire(submitted: RunSubmitted) -> TrainingSpec:
     """What a training run asks for. Raises InvalidTrainingSpec."""
-    config = submitted.spec.training
-    given = {name: getattr(config, name) for name in _PLAIN_FIELDS if config.HasField(name)}
-    if not submitted.spec.policy.model:
-        raise InvalidTrainingSpec(f"run {submitted.run_id} names no model")
-    return TrainingSpec(
-        run_id=submitted.run_id,
-        model=submitted.spec.policy.model,
-        group_size=submitted.spec.group_size,
-        loss_config=dict(config.loss_config),
-        held_out_taskset=submitted.spec.gate.taskset,
-        held_out_split=submitted.split == common.SPLIT_HELD_OUT,
-        **given,
-    )
+    try:
+        run = run_config.spec_from_wire(submitted.spec)
+    except RunConfigInvalid as error:
+        raise InvalidTrainingSpec(f"run {submitted.run_id}: {error}") from error
+    return spec_of_run(submitted.run_id, run, held_out_split=submitted.split == common.SPLIT_HELD_OUT)
 
 
 def graded_from_wire(
     message: TrajectoryGraded, sequence: int, headers: Mapping[str, str]
 ) -> GradedTrajectory:
     """A graded trajectory as the assembler sees it."""
-    return _graded(message, message, sequence, trace_headers(headers))
+    episode = message.episode
+    asked_to_train = episode.purpose == common.PURPOSE_TRAIN and episode.split == common.SPLIT_TRAIN
+    return GradedTrajectory(
+        trajectory_id=episode.trajectory_id,
+        episode_id=episode.episode_id,
+        run_id=episode.run_id,
+        group_id=episode.group_id,
+        member=episode.member,
+        group_size=episode.group_size,
+        task_digest=episode.task_digest,
+        may_train=asked_to_train,
+        sequence=sequence,
+        trace_headers=trace_headers(headers),
+        **_sampled(message),
+    )
 
 
 def offer_from_wire(message: GroupOffered, sequence: int, headers: Mapping[str, str]) -> OfferedGroup:
     """A group of an evaluation as the assembler sees it."""
-    trace = trace_headers(headers)
+    of_group: dict[str, Any] = {
+        "run_id": message.source_run_id,
+        "group_id": message.group_id,
+        "group_size": message.group_size,
+        "task_digest": message.task_digest,
+        "may_train": message.split == common.SPLIT_TRAIN,
+        "sequence": sequence,
+        "trace_headers": trace_headers(headers),
+        "offered": True,
+    }
+    members = (
+        GradedTrajectory(
+            trajectory_id=one.trajectory_id,
+            episode_id=one.episode_id,
+            member=one.member,
+            **of_group,
+            **_sampled(one),
+        )
+        for one in message.members
+    )
     return OfferedGroup(
         group_id=message.group_id,
         source_run_id=message.source_run_id,
         group_size=message.group_size,
         before_start=message.before_start,
-        members=tuple(_graded(message, one, sequence, trace) for one in message.members),
+        members=tuple(members),
         sequence=sequence,
     )
 
 
-def _graded(
-    group: TrajectoryGraded | GroupOffered,
-    member: TrajectoryGraded | OfferedTrajectory,
-    sequence: int,
-    trace: Mapping[str, str],
-) -> GradedTrajectory:
-    """One rollout. group: the fact about it, or about its group; what that says holds for every member."""
-    if isinstance(group, GroupOffered):
-        offered, run_id, was_asked_to_train = True, group.source_run_id, True
-    else:
-        offered, run_id, was_asked_to_train = False, group.run_id, group.purpose == common.PURPOSE_TRAIN
-    return GradedTrajectory(
-        trajectory_id=member.trajectory_id,
-        episode_id=member.episode_id,
-        run_id=run_id,
-        group_id=group.group_id,
-        member=member.member,
-        group_size=group.group_size,
-        reward=member.reward,
-        success=member.success,
-        body=body_from_wire(member.body),
-        oldest_version=member.sampled_by.oldest,
-        newest_version=member.sampled_by.newest,
-        task_digest=group.task_digest,
-        may_train=was_asked_to_train and group.split == common.SPLIT_TRAIN,
-        sequence=sequence,
-        trace_headers=trace,
-        cut_off=member.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
-        offered=offered,
-    )
+def _sampled(message: TrajectoryGraded | OfferedTrajectory) -> dict[str, Any]:
+    """What both facts say about a rollout in the same fields."""
+    return {
+        "reward": message.reward,
+        "success": message.success,
+        "body": ref_from_wire(message.body),
+        "oldest_version": message.sampled_by.oldest,
+        "newest_version": message.sampled_by.newest,
+        "cut_off": message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
+    }
 
 
 def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -131,29 +117,19 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
 
 
-def body_from_wire(ref: common.BlobRef) -> StoredBody:
+def ref_from_wire(message: common.BlobRef) -> BlobRef:
     """A claim check."""
-    return StoredBody(ref.key, ref.sha256, ref.size_bytes)
+    return BlobRef(message.key, message.sha256, message.size_bytes)
+
+
+def ref_to_wire(ref: BlobRef) -> common.BlobRef:
+    """A claim check on the wire."""
+    return common.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
 
 
 def base_from_wire(checkpoint: registry.Checkpoint) -> BasePolicy:
     """A checkpoint as the base of further training."""
-    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, body_from_wire(checkpoint.manifest))
-
-
-def blob_ref(body: StoredBody) -> BlobRef:
-    """A claim check, as the store takes it."""
-    return BlobRef(body.key, body.sha256, body.size_bytes)
-
-
-def stored(ref: BlobRef) -> StoredBody:
-    """A claim check, as the domain keeps it."""
-    return StoredBody(ref.key, ref.sha256, ref.size_bytes)
-
-
-def ref_to_wire(body: StoredBody) -> common.BlobRef:
-    """A claim check on the wire."""
-    return common.BlobRef(key=body.key, sha256=body.sha256, size_bytes=body.size_bytes)
+    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, ref_from_wire(checkpoint.manifest))
 
 
 def tokens_from_body(
@@ -168,8 +144,16 @@ def tokens_from_body(
         graded.task_digest,
         graded.may_train,
     )
-    trains = _offered_body_trains(body) if graded.offered else _own_body_trains(body)
-    holds = (body.trajectory_id, body.run_id, body.group_id, body.member, body.task_digest, trains)
+    trains = _offered_body_trains(body.episode) if graded.offered else _own_body_trains(body.episode)
+    episode = body.episode
+    holds = (
+        episode.trajectory_id,
+        episode.run_id,
+        episode.group_id,
+        episode.member,
+        episode.task_digest,
+        trains,
+    )
     if said != holds:
         raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
     tokens = tokens_of_body(body, train_parse_errors=train_parse_errors)
@@ -182,21 +166,21 @@ def tokens_from_body(
     return tokens
 
 
-def _own_body_trains(body: trajectory.TrajectoryBody) -> bool:
-    return body.purpose == common.PURPOSE_TRAIN and body.split == common.SPLIT_TRAIN
+def _own_body_trains(episode: common.EpisodeIdentity) -> bool:
+    return episode.purpose == common.PURPOSE_TRAIN and episode.split == common.SPLIT_TRAIN
 
 
-def _offered_body_trains(body: trajectory.TrajectoryBody) -> bool:
+def _offered_body_trains(episode: common.EpisodeIdentity) -> bool:
     """A task that was unassigned when it was evaluated may be one to train on since: the offer says so."""
-    was_allowed = body.split in (common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED)
-    return body.purpose == common.PURPOSE_EVAL and was_allowed
+    was_allowed = episode.split in (common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED)
+    return episode.purpose == common.PURPOSE_EVAL and was_allowed
 
 
 def tokens_of_body(body: trajectory.TrajectoryBody, *, train_parse_errors: bool) -> EpisodeTokens:
     """The rows of a stored episode, as it is. Raises UnusableTrajectory where arrays disagree."""
     turns = [_turn(turn) for turn in body.turns]
     return episode_tokens(
-        body.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
+        body.episode.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
     )
 
 
@@ -226,9 +210,8 @@ def group_settled(
         settled_at=_timestamp(at),
         source_run_id=settlement.source_run_id,
     )
-    # One group may be offered to several runs, one after the other: each of them settles it once.
-    about = f"{spec.run_id}/{settlement.group_id}" if settlement.source_run_id else settlement.group_id
-    return event, f"group.settled/{about}"
+    drawn_by = spec.run_id if settlement.source_run_id else None
+    return event, event_ids.group_settled(settlement.group_id, drawn_by=drawn_by)
 
 
 def metrics_to_wire(values: Mapping[str, float], staleness: Mapping[int, int]) -> training.TrainingMetrics:
@@ -248,11 +231,11 @@ def step_completed(spec: TrainingSpec, record: StepRecord) -> tuple[events.StepC
         completed_at=_timestamp(record.completed_at),
         traceparent=record.traceparent,
     )
-    return event, f"step.completed/{spec.run_id}/{record.step}"
+    return event, event_ids.step_completed(spec.run_id, record.step)
 
 
 def policy_published(
-    spec: TrainingSpec, *, version: int, step: int, digest: str, manifest: StoredBody, at: datetime
+    spec: TrainingSpec, *, version: int, step: int, digest: str, manifest: BlobRef, at: datetime
 ) -> tuple[events.PolicyPublished, str]:
     """The fact, and its event id."""
     event = events.PolicyPublished(
@@ -265,7 +248,7 @@ def policy_published(
         target_steps=spec.steps,
         published_at=_timestamp(at),
     )
-    return event, f"policy.published/{spec.model}/{version}"
+    return event, event_ids.policy_published(spec.model, version)
 
 
 def checkpoint_saved(
@@ -273,8 +256,8 @@ def checkpoint_saved(
     record: StepRecord,
     *,
     digest: str,
-    manifest: StoredBody,
-    state: StoredBody,
+    manifest: BlobRef,
+    state: BlobRef,
     sources: Mapping[str, int],
 ) -> tuple[events.CheckpointSaved, str]:
     """The fact, and its event id."""
@@ -294,7 +277,7 @@ def checkpoint_saved(
         saved_at=_timestamp(record.completed_at),
         sources=sources,
     )
-    return event, f"checkpoint.saved/{identity}"
+    return event, event_ids.of_checkpoint("saved", identity)
 
 
 def session_failed(failure: Failure) -> tuple[events.SessionFailed, str]:
@@ -307,7 +290,7 @@ def session_failed(failure: Failure) -> tuple[events.SessionFailed, str]:
         step=failure.step,
         failed_at=_timestamp(failure.failed_at),
     )
-    return event, f"session.failed/{failure.run_id}"
+    return event, event_ids.session_failed(failure.run_id)
 
 
 def canary_rows(rows: Iterable[tuple[list[int], list[float]]]) -> tuple[training.CanaryRow, ...]:

@@ -10,14 +10,6 @@ from pathlib import Path
 from blob_store import BlobRef
 
 
-class Channel(StrEnum):
-    """What moves a keeper's engine from version to version."""
-
-    LATEST = "latest"
-    HEAD = "head"
-    CANDIDATE = "candidate"
-
-
 class EngineState(StrEnum):
     """What the lease says about the engine."""
 

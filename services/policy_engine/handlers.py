@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
+from episodes import Channel
 from event_bus import Delivery
 from policy_engine import wire
-from policy_engine.domain import Channel
 from policy_engine.usecases.pins import PinRequests
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
 from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted

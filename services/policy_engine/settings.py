@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from policy_engine.domain import Channel
+from episodes import Channel
 from service_kit.groups import BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
 

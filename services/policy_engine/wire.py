@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import BlobRef
+from episodes import Channel
+from episodes.identity import CHANNEL_NUMBERS
 from policy_engine.domain import (
     CanaryRow,
-    Channel,
     EngineState,
     LeaseFacts,
     Reloaded,
@@ -22,11 +23,6 @@ from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
-_CHANNELS = {
-    Channel.LATEST: common_pb2.CHANNEL_LATEST,
-    Channel.HEAD: common_pb2.CHANNEL_HEAD,
-    Channel.CANDIDATE: common_pb2.CHANNEL_CANDIDATE,
-}
 _STATES = {
     EngineState.STARTING: registry_pb2.ENGINE_STATE_STARTING,
     EngineState.READY: registry_pb2.ENGINE_STATE_READY,
@@ -42,7 +38,7 @@ class Identity:
     def __init__(self, engine_id: str, model: str, channel: Channel, kind: str) -> None:
         self.engine_id = engine_id
         self.model = model
-        self.channel = _CHANNELS[channel]
+        self.channel = CHANNEL_NUMBERS[channel]
         self.kind = kind
 
 

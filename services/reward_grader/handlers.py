@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import Delivery, EventTooLarge, Later, Poison
+from event_bus import Delivery, EventTooLarge, PoisonMessage
 from reward_grader import telemetry, wire
 from reward_grader.domain import (
     CannotGrade,
@@ -22,6 +22,7 @@ from reward_grader.domain import (
 from service_kit.telemetry import mark_failed
 from service_kit.waits import WaitLog
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ class RecordHandler:
         self._waits = WaitLog(log, "trajectories_wait")
 
     async def __call__(self, delivery: Delivery[TrajectoryRecorded]) -> None:
-        """Returns when the outcome is published. Raises Later for a named wait, Poison for no trajectory."""
+        """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
         recorded = delivery.message
         try:
             task = wire.task_from_wire(recorded, delivery.published_at)
         except wire.MalformedEvent as error:
-            raise Poison(str(error)) from error
+            raise PoisonMessage(str(error)) from error
         with telemetry.GRADE_S.time(), telemetry.grading_span(task) as span:
             outcome = await self._outcome(task, delivery.num_delivered)
             match outcome:
@@ -77,7 +78,7 @@ class RecordHandler:
                 case GradeLater(delay_s, waiting_for):
                     self._count("later")
                     self._waits.say(waiting_for)
-                    raise Later(delay_s, waiting_for)
+                    raise Unavailable(waiting_for, delay_s)
 
     async def _outcome(self, task: GradingTask, num_delivered: int) -> GradeOutcome:
         try:
@@ -103,7 +104,7 @@ class RecordHandler:
                 return
             except EventTooLarge:
                 log.warning("reward_tree_cut", extra={"trajectory_id": recorded.trajectory_id})
-        raise Poison(f"{recorded.trajectory_id} is too large to be announced, even without subscores")
+        raise PoisonMessage(f"{recorded.trajectory_id} is too large to be announced, even without subscores")
 
     async def _announce_failure(self, recorded: TrajectoryRecorded, failure: CannotGrade) -> None:
         self._count("failed", failure.kind)

@@ -1,68 +1,49 @@
 """Builds the rollout sampler; nothing connects before it is started."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from blob_store import BlobStore, S3BlobStore
+from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
 from grpc_edge import Peer
-from rollout_sampler.adapters.bodies import BlobBodies
 from rollout_sampler.adapters.engines import LeasedEngines
-from rollout_sampler.adapters.fleet import FleetTimings, GrpcEnvironments
-from rollout_sampler.adapters.leases import Leases
-from rollout_sampler.adapters.policies import EngineFormats, PolicyFiles
+from rollout_sampler.adapters.leases import EngineLeases
+from rollout_sampler.adapters.policies import PolicyFiles
+from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import EpisodeHandler
 from rollout_sampler.settings import SamplerSettings
-from rollout_sampler.usecases import Outside, PlayEpisode, PlayLimits
+from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
+from rollout_sampler.usecases.turns import PlayLimits
 from service_kit import Component, Service, run_main, utc_now
+from service_kit.component import Closing
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 
-class _Closing:
-    """A component for adapters that only have to be closed."""
-
-    def __init__(self, name: str, close: Callable[[], Awaitable[None]]) -> None:
-        self.name = name
-        self._close = close
-
-    async def start(self) -> None:
-        """Nothing: the first use connects."""
-
-    async def stop(self) -> None:
-        """Let the connections go."""
-        await self._close()
-
-    def ready(self) -> str | None:
-        """Peers that are away are named waits of single episodes."""
-        return None
-
-
 def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
-    """The use case, and the connections it holds. Needs a running event loop."""
+    """The use case, and the connections that the service closes. Needs a running event loop."""
     registry = Peer("registry", settings.peers.registry)
-    leases = Leases(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
-    files = PolicyFiles(store, settings.cache_dir)
-    engines = LeasedEngines(leases, files.digest, turn_timeout_s=settings.turn_timeout_s)
-    timings = FleetTimings(
+    leases = EngineLeases(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
+    policies = PolicyFiles(store, settings.cache_dir)
+    engines = LeasedEngines(leases, policies.weights_digest, turn_timeout_s=settings.turn_timeout_s)
+    timeouts = EnvironmentTimeouts(
         open_s=settings.open_timeout_s,
         tool_s=settings.tool_timeout_s,
-        patience_s=settings.environment_patience_s,
+        unreachable_s=settings.environment_patience_s,
     )
-    environments = GrpcEnvironments(settings.peers.environments, timings)
-    formats = EngineFormats(files, engines.version_now)
-    outside = Outside(environments, engines, formats, BlobBodies(store))
-    play = PlayEpisode(outside, _limits(settings), now=utc_now, new_nonce=lambda: secrets.token_hex(4))
-    held = (registry, _Closing("engines", engines.stop), _Closing("environments", environments.stop))
-    return play, held
+    environments = EnvironmentClient(settings.peers.environments, timeouts)
+    deps = SamplerDeps(environments, engines, policies, StoredTrajectories(store))
+    play = PlayEpisode(deps, _limits(settings), now=utc_now, new_nonce=lambda: secrets.token_hex(4))
+    return play, (registry, Closing("engines", engines.stop), Closing("environments", environments.stop))
 
 
 def build_app(settings: SamplerSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("rollout_sampler", settings)
     store = service.add(S3BlobStore(settings.s3))
-    play, held = build_play(settings, store)
-    for component in held:
+    play, connections = build_play(settings, store)
+    for component in connections:
         service.add(component)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)

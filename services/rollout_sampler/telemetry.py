@@ -1,4 +1,4 @@
-"""Spans by the GenAI conventions, and the sampler's metrics. No prompt or completion text leaves this way."""
+"""Spans by the GenAI conventions, and the sampler's metrics. Neither carries prompt or completion text."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,8 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
-from rollout_sampler.domain import Completion, EpisodeTask
+from engine_client import Completion
+from rollout_sampler.domain import EpisodeTask
 
 _tracer = trace.get_tracer("upcycle.rollout_sampler")
 
@@ -34,12 +35,12 @@ def agent_span(task: EpisodeTask) -> Iterator[Span]:
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.agent.name": task.policy.model,
-        "gen_ai.conversation.id": task.trajectory_id,
+        "gen_ai.conversation.id": task.identity.trajectory_id,
         "gen_ai.request.model": task.policy.model,
-        "upcycle.run.id": task.run_id,
-        "upcycle.group.id": task.group_id,
-        "upcycle.episode.id": task.episode_id,
-        "upcycle.task.slug": task.task_slug,
+        "upcycle.run.id": task.identity.run_id,
+        "upcycle.group.id": task.identity.group_id,
+        "upcycle.episode.id": task.identity.episode_id,
+        "upcycle.task.slug": task.identity.task_slug,
     }
     name = f"invoke_agent {task.policy.model}"
     with _tracer.start_as_current_span(name, kind=SpanKind.INTERNAL, attributes=attributes) as span:
@@ -52,7 +53,7 @@ def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> Iterator[Span]:
     attributes: dict[str, str | int | float] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.conversation.id": task.trajectory_id,
+        "gen_ai.conversation.id": task.identity.trajectory_id,
         "gen_ai.request.model": task.policy.model,
         "gen_ai.request.temperature": task.budget.temperature,
         "gen_ai.request.top_p": task.budget.top_p,
@@ -65,12 +66,12 @@ def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> Iterator[Span]:
 
 
 def describe_completion(span: Span, model: str, completion: Completion, num_prompt_tokens: int) -> None:
-    """What an engine answered: the weights that were really used, and how much they wrote."""
-    versions = completion.versions
+    """What an engine answered: the weights that sampled, and how many tokens."""
+    versions = completion.version_spans
     span.set_attributes(
         {
             "gen_ai.response.model": f"{model}@v{versions[-1].version}",
-            "gen_ai.response.finish_reasons": [completion.finish_reason.name.lower()],
+            "gen_ai.response.finish_reasons": [str(completion.finish_reason)],
             "gen_ai.usage.input_tokens": num_prompt_tokens,
             "gen_ai.usage.output_tokens": len(completion.token_ids),
             "upcycle.policy.version": versions[-1].version,
@@ -89,7 +90,7 @@ def tool_span(task: EpisodeTask, name: str, call_id: str) -> Iterator[Span]:
         "gen_ai.tool.name": name,
         "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": call_id,
-        "gen_ai.conversation.id": task.trajectory_id,
+        "gen_ai.conversation.id": task.identity.trajectory_id,
     }
     with _tracer.start_as_current_span(
         f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes

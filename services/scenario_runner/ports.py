@@ -13,7 +13,7 @@ from scenario_runner.domain.environments import (
     ToolDescription,
     ToolOutcome,
 )
-from scenario_runner.domain.runs import PolicyChoice
+from upcycle.run_config import PolicyChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from typing import Final
 from google.protobuf.message import Message
 from prometheus_client import Counter, Histogram
 
-from event_bus import Delivery, Later, Poison
+from event_bus import Delivery, PoisonMessage
 from trajectory_store import wire
 from trajectory_store.domain import Fact
 from trajectory_store.ports import Index, Unavailable
+from upcycle import errors
 
 FACTS: Final = Counter("upcycle_ledger_facts_total", "Facts folded into the ledger", ["event"])
 PROJECT_S: Final = Histogram("upcycle_ledger_batch_seconds", "Folding one batch of facts")
@@ -23,19 +24,19 @@ class LedgerHandler:
         self._on_change = on_change
 
     async def __call__(self, batch: Sequence[Delivery[Message]]) -> None:
-        """Raises Later while the database is away or full, Poison for a fact that names no episode."""
+        """Raises Unavailable while the database is, PoisonMessage for a fact without an episode."""
         facts: list[Fact] = []
         for delivery in batch:
             traceparent = delivery.headers.get("traceparent", "")
             try:
                 facts += wire.facts_of(delivery.message, delivery.published_at, traceparent)
             except wire.MalformedFact as error:
-                raise Poison(str(error)) from error
+                raise PoisonMessage(str(error)) from error
         try:
             with PROJECT_S.time():
                 changed = await self._index.project(facts)
         except Unavailable as error:
-            raise Later(error.delay_s, error.waiting_for) from error
+            raise errors.Unavailable(error.waiting_for, error.delay_s) from error
         for delivery in batch:
             FACTS.labels(delivery.message.DESCRIPTOR.name).inc()
         if changed:

@@ -12,14 +12,15 @@ import pytest
 import pytest_asyncio
 from tests.platform_recipes import EXAMPLE, POLICY_DIR, REPOSITORY, addresses
 
-from grpc_edge import RemoteNotFound, RemoteRefused
+from identities.entities import interactive_run_id
 from local_stack import Stack, StackSettings
 from upcycle import Taskset, TrainingClient, create_agent
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
-from upcycle.api.training.v1.training_pb2 import SESSION_KIND_BY_HAND
+from upcycle.api.training.v1.training_pb2 import SESSION_KIND_INTERACTIVE
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.eval import Job, Run
 from upcycle.platform import Addresses, Platform
+from upcycle.rpc import RemoteNotFound, RemoteRefused
 from upcycle.train import Conversation, Sample, TokenRow, Trajectory, whole_groups
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300)]
@@ -46,7 +47,7 @@ runpy.run_path(sys.argv[1], init_globals={"chosen": chosen}, run_name="__main__"
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A platform whose one model has the listings' slug."""
     settings = StackSettings(
-        data_dir=Path(tmp_path_factory.mktemp("by-hand")),
+        data_dir=Path(tmp_path_factory.mktemp("interactive")),
         model=MODEL,
         model_dir=POLICY_DIR,
         environment_roots=(REPOSITORY,),
@@ -165,9 +166,9 @@ async def test_a_trainer_that_is_killed_applies_each_gradient_once_or_says_so(
     assert after[-1].parent_checkpoint_id == before[-1].checkpoint_id
     assert (await trainer.head()).checkpoint_id == done.checkpoint_id
     async with Platform(where) as platform:
-        asked = GetSessionRequest(run_id=f"hand-{MODEL}")
+        asked = GetSessionRequest(run_id=interactive_run_id(MODEL))
         session = (await platform.training.GetSession(asked, timeout=10)).session
-    assert (session.kind, session.version) == (SESSION_KIND_BY_HAND, done.version)
+    assert (session.kind, session.version) == (SESSION_KIND_INTERACTIVE, done.version)
 
 
 async def test_the_engine_of_head_follows(where: Addresses) -> None:

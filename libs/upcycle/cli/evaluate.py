@@ -75,8 +75,8 @@ async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Repor
     :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
     :param model: slug of the model.
     """
-    from grpc_edge import remote_errors
     from upcycle.cli import watching
+    from upcycle.rpc import remote_errors
 
     if report.dry_run:
         return _dry_run(tasks, report.as_json)

@@ -19,8 +19,8 @@ IMPORT_TIMEOUT_S = 600.0
 
 async def list_models(*, as_json: JsonFlag = False) -> int:
     """Models, their heads and newest checkpoints."""
-    from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         models = (await platform.registry.ListModels(ListModelsRequest(), timeout=10)).models
@@ -45,7 +45,7 @@ async def import_model(
     :param if_not_exists: the same weights under that name are fine.
     :param as_json: one JSON line.
     """
-    from grpc_edge import remote_errors
+    from upcycle.rpc import remote_errors
     from upcycle.uploading import import_parts
 
     parts = import_parts(name, directory, if_not_exists=if_not_exists)
@@ -66,8 +66,8 @@ async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFla
     :param checkpoint: id of the checkpoint to start from; default the head.
     :param as_json: one JSON line.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
+    from upcycle.rpc import remote_errors
 
     request = ForkModelRequest(source_model=source, source_checkpoint_id=checkpoint, model=name)
     async with Platform() as platform, remote_errors():
@@ -85,8 +85,8 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     :param model: slug.
     :param as_json: one JSON line per checkpoint.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         request = ListCheckpointsRequest(model=model)
@@ -133,8 +133,8 @@ async def head(
     :param reason: written to the audit log.
     :param as_json: one JSON line.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         now = (await platform.registry.GetModel(GetModelRequest(model=model), timeout=10)).model

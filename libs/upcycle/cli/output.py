@@ -74,11 +74,11 @@ def _kind_of(error: Exception) -> str:
 def _status_of(error: Exception) -> int | None:
     from grpc import StatusCode
 
-    from grpc_edge import RemoteError, RemoteUnavailable
-    from upcycle.errors import UpcycleError
+    from upcycle.errors import Unavailable, UpcycleError
     from upcycle.platform import PlatformNotFound
+    from upcycle.rpc import RemoteError
 
-    if isinstance(error, PlatformNotFound | RemoteUnavailable):
+    if isinstance(error, PlatformNotFound | Unavailable):
         return Exit.UNREACHABLE
     if isinstance(error, UpcycleError | FileNotFoundError):
         return Exit.USAGE

@@ -36,10 +36,21 @@ def refusals_of(
     training: "TrainingConfig", group_size: int, gate: "GateConfig | None", *, say: Callable[[str], str]
 ) -> list[str]:
     """What the planner would refuse of these, one sentence each. say: names a field for its reader."""
-    from upcycle.run_config import gate_refusals, refusals
+    from upcycle.run_config import RunConfigInvalid, RunSpec, checked
 
-    refused = refusals(_given(training), group_size=group_size, say=say)
-    return refused if gate is None else refused + gate_refusals(_given(gate), say=say)
+    values: dict[str, Any] = {
+        "taskset": "t",
+        "purpose": "train",
+        "policy": {"model": "m"},
+        "group_size": group_size,
+        "training": _given(training),
+        "gate": None if gate is None else _given(gate),
+    }
+    try:
+        checked(RunSpec, values, lambda path: say(path.rpartition(".")[2]))
+    except RunConfigInvalid as error:
+        return list(error.reasons)
+    return []
 
 
 def _given(message: "Message") -> Mapping[str, Any]:

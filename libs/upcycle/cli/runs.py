@@ -69,7 +69,7 @@ async def runs(
     :param limit: list at most so many.
     :param as_json: one JSON line per run.
     """
-    from grpc_edge import remote_errors
+    from upcycle.rpc import remote_errors
 
     if cancel is not None:
         action, run = "cancel", cancel

@@ -83,7 +83,7 @@ class SftCall:
 
 async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
     """Train `model` on what the options name; only the last step moves head. Raises SftRefused."""
-    from grpc_edge import remote_errors
+    from upcycle.rpc import remote_errors
     from upcycle.train import TrainingClient
 
     if options.sft is not None and options.sft_from is not None:

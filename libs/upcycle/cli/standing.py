@@ -180,8 +180,8 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
 
 async def _earlier(platform: "Platform", standing: Standing) -> "dict[int, Run]":
     """Runs of this file among the newest of its model, by ordinal: a run's label is its request id."""
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
+    from upcycle.rpc import remote_errors
 
     request = ListRunsRequest(model=standing.model, limit=_LOOK_BACK)
     async with remote_errors("standing run"):
@@ -196,8 +196,9 @@ async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> 
 
     Sent again while the planner is away. Raises RemoteError for what it refuses.
     """
-    from grpc_edge import RemoteConflict, RemoteUnavailable, remote_errors
     from upcycle.cli import watching
+    from upcycle.errors import Unavailable
+    from upcycle.rpc import RemoteConflict, remote_errors
 
     loop = asyncio.get_running_loop()
     until = loop.time() + _SUBMIT_TRIES_S
@@ -207,7 +208,7 @@ async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> 
                 return await watching.submit(platform, spec, request_id=request_id)
         except RemoteConflict:
             return None
-        except RemoteUnavailable:
+        except Unavailable:
             if loop.time() > until:
                 raise
         await asyncio.sleep(_PAUSE_S)
@@ -238,7 +239,7 @@ def _fails_at_once(standing: Standing, run: "Run") -> FailsAtOnce:
 async def keep(platform: "Platform", standing: Standing) -> list[str]:
     """Start the standing run, or find the one that is going; the lines that a person should see. What is
     refused is one of them: the platform stays up."""
-    from grpc_edge import RemoteError, remote_errors
+    from upcycle.rpc import RemoteError, remote_errors
 
     try:
         async with remote_errors("standing run"):

@@ -79,7 +79,7 @@ async def train(
 
     :param model: slug of the model; its weights advance in place.
     """
-    from grpc_edge import remote_errors
+    from upcycle.rpc import remote_errors
 
     check(sources, is_sft=sft.is_asked, attaches=view.attach is not None)
     if view.attach is not None:

@@ -20,10 +20,10 @@ async def list_trajectories(
     """
     from rich.table import Table
 
-    from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
     from upcycle.cli.runs import resolve_run
     from upcycle.cli.trajectory_view import ledger_words
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         run_id = await resolve_run(platform, run) if run else ""
@@ -53,9 +53,9 @@ async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = Fals
     :param tokens: show the sampled tokens with their log-probabilities.
     :param as_json: the whole record as one JSON line.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.cli.trajectory_view import render
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         trajectory_id = await _resolve(platform, trajectory)
@@ -87,9 +87,9 @@ async def export(*, run: str = "", model: str = "", form: Literal["triples", "re
     :param model: only of this model.
     :param form: `triples` of prompt, completion and reward, or whole `records`.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.trajectory.v1 import service_pb2
     from upcycle.cli.runs import resolve_run
+    from upcycle.rpc import remote_errors
 
     formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
     lines = 0

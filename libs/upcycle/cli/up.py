@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.platform_needed import require_platform
 
 if TYPE_CHECKING:
     from local_stack import Stack, StackSettings
@@ -48,6 +49,7 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
 
     :param as_json: print one JSON line when everything is ready.
     """
+    require_platform("up")
     from local_stack import Stack
 
     standing = _standing(layout)

@@ -11,9 +11,9 @@ async def why(run: str, *, as_json: JsonFlag = False) -> int:
     :param run: id of the run, or `last`.
     :param as_json: print one JSON line instead of text.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest
     from upcycle.cli.runs import resolve_run
+    from upcycle.rpc import remote_errors
 
     async with Platform() as platform, remote_errors():
         run_id = await resolve_run(platform, run)

@@ -1,48 +1,54 @@
-"""What a training configuration may say: names, limits, and what does not go together."""
+"""Everything that a run has: one definition for command line, files, planner, trainer and docs."""
 
 from upcycle.run_config.limits import (
-    GATE_LIMITS,
-    LIMITS,
     MAX_GROUP_SIZE,
     MAX_TRAINABLE_GROUP,
     MAX_TRAJECTORIES_PER_STEP,
     Limit,
 )
 from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS, Loss, loss_refusals
+from upcycle.run_config.model import Gate, PolicyChoice, RunSpec, Sampling, Training
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
     ALL_LINEAR,
-    CLONING,
     KL_ESTIMATORS,
     KL_PLACEMENTS,
     SCHEDULES,
+    SFT_LOSS,
+    Channel,
+    Purpose,
     Say,
     unknown,
 )
-from upcycle.run_config.rules import DEFAULTS, gate_refusals, refusals
+from upcycle.run_config.refusing import RunConfigInvalid, checked, reasons_of
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
     "ALL_LINEAR",
-    "CLONING",
-    "DEFAULTS",
-    "GATE_LIMITS",
     "KL_ESTIMATORS",
     "KL_PLACEMENTS",
-    "LIMITS",
     "LOSSES",
     "MAX_GROUP_SIZE",
     "MAX_TRAINABLE_GROUP",
     "MAX_TRAJECTORIES_PER_STEP",
     "OBJECTIVE_OPTIONS",
     "SCHEDULES",
+    "SFT_LOSS",
+    "Channel",
+    "Gate",
     "Limit",
     "Loss",
+    "PolicyChoice",
+    "Purpose",
+    "RunConfigInvalid",
+    "RunSpec",
+    "Sampling",
     "Say",
-    "gate_refusals",
+    "Training",
+    "checked",
     "loss_refusals",
-    "refusals",
+    "reasons_of",
     "unknown",
 ]

@@ -1,9 +1,15 @@
-"""Limits of numbers, one object per number."""
+"""Limits of numbers and lists of names, as metadata of a field: `Annotated[int, Limit(1, 8)]`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from upcycle.run_config.names import unknown
 
 LARGEST: Final = 1e9
 """Bound of numbers that need none: what is beyond it is a mistake, and what is not finite too."""
@@ -12,10 +18,38 @@ MAX_TRAJECTORIES_PER_STEP: Final = 2048
 """The ids of a step's trajectories travel in one event of at most 256 KB."""
 MAX_TRAINABLE_GROUP: Final = 512
 """A group of an evaluation that may train travels with all its members in one event of at most 256 KB."""
+REFUSED: Final = "refused"
+"""Type of the pydantic errors whose text is a predicate: the reader puts the field's name before it."""
+
+
+def refuse(text: str) -> PydanticCustomError:
+    """The error of one field. text: what follows the field's name."""
+    return PydanticCustomError(REFUSED, "{text}", {"text": text})
+
+
+class _Checked:
+    """A check after pydantic's own of the type."""
+
+    __slots__ = ()
+
+    def complaint(self, value: Any) -> str:
+        """What follows the field's name in the refusal; empty where the value fits."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any) -> Any:
+        text = self.complaint(value)
+        if text:
+            raise refuse(text)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(_Checked):
     """From low to high. above: low itself does not fit; below: high itself does not. zero_is_off: 0 fits too,
     and switches it off. why: of the limit, where it is not obvious."""
 
@@ -33,42 +67,62 @@ class Limit:
         is_low_enough = value < self.high if self.below else value <= self.high
         return is_low_enough and (value > self.low if self.above else value >= self.low)
 
-    def refusal(self, name: str, value: float) -> str:
-        """Thing, limit, value."""
+    @property
+    def range_text(self) -> str:
+        """The range as people read it; a bound of LARGEST is none."""
         off = "0 (off), or " if self.zero_is_off else ""
         low, high = (">" if self.above else ">="), ("<" if self.below else "<=")
+        return f"{off}{low} {self.low:g} and {high} {self.high:g}"
+
+    def complaint(self, value: float) -> str:
+        """Limit, value and reason."""
         why = f": {self.why}" if self.why else ""
-        return f"{name} must be {off}{low} {self.low:g} and {high} {self.high:g}, got {value:g}{why}"
+        return "" if self.holds(value) else f"must be {self.range_text}, got {value:g}{why}"
+
+    def refusal(self, name: str, value: float) -> str:
+        """Thing, limit, value."""
+        return f"{name} {self.complaint(value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(_Checked):
+    """One of a table of names. or_empty: the empty name too, which leaves the choice to somebody else."""
+
+    names: Sequence[str]
+    or_empty: bool = False
+
+    def complaint(self, value: str) -> str:
+        """The name, the nearest one and all."""
+        if value in self.names or (self.or_empty and not value):
+            return ""
+        return unknown("", value, self.names).lstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Checked):
+    """Text of so many characters."""
+
+    least: int = 0
+    most: int = 500
+
+    def complaint(self, value: str) -> str:
+        """Too short or too long."""
+        if len(value) < self.least:
+            return "must be set"
+        return f"has {len(value)} characters, limit {self.most}" if len(value) > self.most else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes(_Checked):
+    """What a function says of the value; empty where it fits."""
+
+    complaint_of: Callable[[Any], str]
+
+    def complaint(self, value: Any) -> str:
+        """As the function says it."""
+        return self.complaint_of(value)
 
 
 POSITIVE: Final = Limit(0, above=True)
 NOT_NEGATIVE: Final = Limit(0)
 ANY: Final = Limit()
-
-LIMITS: Final = {
-    "group_size": Limit(
-        2, MAX_GROUP_SIZE, why="one rollout has nothing to be compared with, 8 is a good start"
-    ),
-    "steps": Limit(0, why="0 trains until the run is stopped"),
-    "prompts_per_step": Limit(1, 65536),
-    "max_staleness": Limit(0, 1000),
-    "learning_rate": Limit(0, 10, above=True),
-    "max_grad_norm": POSITIVE,
-    "checkpoint_every_steps": Limit(1),
-    "weight_decay": Limit(0, 10),
-    "adam_beta1": Limit(0, 1, below=True),
-    "adam_beta2": Limit(0, 1, below=True),
-    "min_lr_fraction": Limit(0, 1),
-    "lora_rank": Limit(0, 65536, why="0 trains all weights"),
-    "lora_alpha": Limit(0, 1e6, why="0 is twice the rank"),
-    "no_step_groups": Limit(0, why="0 is max(8 * prompts_per_step, 64)"),
-}
-"""Of a training configuration's numbers. warmup_steps depends on steps: see rules."""
-
-GATE_LIMITS: Final = {
-    "attempts": Limit(1, MAX_GROUP_SIZE),
-    "confidence": Limit(0.5, 0.999999),
-    "regression_margin": Limit(0, 1),
-    "min_gain": Limit(-1, 1),
-}
-"""Of a promotion gate's numbers."""

@@ -1,11 +1,28 @@
-"""Names that a training configuration may use. What they compute is in grpo_math and in the trainer; a test
+"""Names that a run configuration may use. What they compute is in grpo_math and in the trainer; a test
 proves that the tables there have the same names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Final
+
+
+class Purpose(StrEnum):
+    """What a run is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Channel(StrEnum):
+    """Which moving version of a model: the newest published, the promoted, or one that a gate judges."""
+
+    LATEST = "latest"
+    HEAD = "head"
+    CANDIDATE = "candidate"
+
 
 ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", "rloo")
 AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_mean", "turn_mean")
@@ -13,8 +30,8 @@ KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")
 KL_PLACEMENTS: Final = ("loss", "reward")
 CONSTANT: Final = "constant"
 SCHEDULES: Final = (CONSTANT, "cosine", "linear")
-CLONING: Final = "cross_entropy"
-"""The loss that imitates. It compares no rollouts, so it is for interactive training only."""
+SFT_LOSS: Final = "cross_entropy"
+"""The loss of SFT. It compares no rollouts, so it is for interactive training only."""
 ALL_LINEAR: Final = "all-linear"
 """Adapters beside every linear layer but the output head."""
 

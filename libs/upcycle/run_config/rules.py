@@ -1,152 +1,70 @@
-"""Every rule of a training configuration that needs neither the model nor the trainer's own settings.
+"""What does not go together in a run configuration: rules over several fields.
 
-The command line, the planner and the trainer call the same functions, so that what one accepts no other
-refuses.
+A rule names fields through `say`, relative to the class that it is about. The reader of a refusal has other
+names for them (`spec.training.steps`, `--steps`, `run.toml:7 training.steps`), which are put in later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.run_config.limits import GATE_LIMITS, LIMITS, MAX_TRAJECTORIES_PER_STEP
+from upcycle.run_config.limits import (
+    MAX_GROUP_SIZE,
+    MAX_TRAINABLE_GROUP,
+    MAX_TRAJECTORIES_PER_STEP,
+)
 from upcycle.run_config.losses import LOSSES, loss_refusals
-from upcycle.run_config.names import (
-    ADVANTAGES,
-    AGGREGATIONS,
-    ALL_LINEAR,
-    CLONING,
-    CONSTANT,
-    SCHEDULES,
-    Say,
-    unknown,
-)
+from upcycle.run_config.names import ALL_LINEAR, CONSTANT, SCHEDULES, SFT_LOSS, Channel, Purpose, Say
 
-DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        "steps": 100,
-        "prompts_per_step": 16,
-        "max_staleness": 4,
-        "learning_rate": 1e-5,
-        "max_grad_norm": 1.0,
-        "loss": "ppo",
-        "advantage": "dr_grpo",
-        "checkpoint_every_steps": 10,
-        "loss_config": MappingProxyType({}),
-        "weight_decay": 0.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.95,
-        "aggregation": "",
-        "kl_estimator": "k3",
-        "kl_placement": "loss",
-        "lr_schedule": CONSTANT,
-        "warmup_steps": 0,
-        "min_lr_fraction": 0.0,
-        "lora_rank": 0,
-        "lora_alpha": 0.0,
-        "lora_targets": ALL_LINEAR,
-        "no_step_groups": 0,
-    }
-)
-"""What a configuration means that leaves a field out; those of the contract (TrainingConfig)."""
+if TYPE_CHECKING:
+    from upcycle.run_config.model import PolicyChoice, RunSpec, Training
 
-_Values = Mapping[str, Any]
+Rule = Callable[[Any, Say], Iterator[str]]
 
 
-def refusals(config: object, *, group_size: int, say: Say = str) -> list[str]:
-    """Why a training run cannot be what this configuration says; empty where it can.
-
-    config: has the fields of TrainingConfig as attributes, or is a mapping of them; what it lacks has its
-    default. group_size: rollouts per task. say: what the reader calls a field.
-    """
-    values = {**_values(config, DEFAULTS), "group_size": group_size}
-    return [text for rule in _RULES for text in rule(values, say)]
-
-
-def gate_refusals(config: object, *, say: Say = str) -> list[str]:
-    """Why a promotion gate cannot be what this configuration says. config: as for refusals."""
-    values = _values(config, dict.fromkeys(GATE_LIMITS))
-    chosen = {name: value for name, value in values.items() if value is not None}
-    return [
-        GATE_LIMITS[name].refusal(say(name), value)
-        for name, value in chosen.items()
-        if not GATE_LIMITS[name].holds(value)
-    ]
-
-
-def _values(config: object, defaults: _Values) -> dict[str, Any]:
-    if isinstance(config, Mapping):
-        return {name: config.get(name, default) for name, default in defaults.items()}
-    return {name: getattr(config, name, default) for name, default in defaults.items()}
-
-
-def _numbers(values: _Values, say: Say) -> Iterator[str]:
-    for name, limit in LIMITS.items():
-        if not limit.holds(values[name]):
-            yield limit.refusal(say(name), values[name])
-
-
-def _batch(values: _Values, say: Say) -> Iterator[str]:
-    size = values["prompts_per_step"] * values["group_size"]
-    if size > MAX_TRAJECTORIES_PER_STEP:
+def _loss(training: Training, say: Say) -> Iterator[str]:
+    offered = sorted(set(LOSSES) - {SFT_LOSS})
+    if training.loss == SFT_LOSS:
         yield (
-            f"{say('prompts_per_step')} * {say('group_size')} is {size}, limit {MAX_TRAJECTORIES_PER_STEP}: "
-            "lower one of them"
-        )
-
-
-def _credit(values: _Values, say: Say) -> Iterator[str]:
-    if values["advantage"] not in ADVANTAGES:
-        yield unknown(say("advantage"), values["advantage"], ADVANTAGES)
-    if values["aggregation"] and values["aggregation"] not in AGGREGATIONS:
-        yield unknown(say("aggregation"), values["aggregation"], AGGREGATIONS)
-
-
-def _loss(values: _Values, say: Say) -> Iterator[str]:
-    offered = sorted(set(LOSSES) - {CLONING})
-    if values["loss"] == CLONING:
-        yield (
-            f"{say('loss')} {CLONING!r} imitates and compares no rollouts, a training run compares them: "
-            f"choose one of {', '.join(offered)}; "
-            "conversations are cloned by `upcycle train --sft`"
+            f"{say('loss')} {SFT_LOSS!r} is the loss of SFT and compares no rollouts, which a training run "
+            f"does: choose one of {', '.join(offered)}; conversations are trained on by `upcycle train --sft`"
         )
     yield from loss_refusals(
-        values["loss"],
-        values["loss_config"],
-        kl_estimator=values["kl_estimator"],
-        kl_placement=values["kl_placement"],
+        training.loss,
+        training.loss_config,
+        kl_estimator=training.kl_estimator,
+        kl_placement=training.kl_placement,
         offered=offered,
         say=say,
     )
 
 
-def _schedule(values: _Values, say: Say) -> Iterator[str]:
-    name, steps = values["lr_schedule"], values["steps"]
-    warmup, fraction = values["warmup_steps"], values["min_lr_fraction"]
+def _schedule(training: Training, say: Say) -> Iterator[str]:
+    """Of a run in epochs the number of steps is known when its taskset is: only then is the rest checked."""
+    name, steps, warmup = training.lr_schedule, training.steps, training.warmup_steps
     falling = " or ".join(one for one in SCHEDULES if one != CONSTANT)
-    if name not in SCHEDULES:
-        yield unknown(say("lr_schedule"), name, SCHEDULES)
-    elif name != CONSTANT and steps == 0:
+    if training.epochs is None and name != CONSTANT and steps == 0:
         yield (
             f"{say('lr_schedule')} {name!r} falls over the steps of a run, and {say('steps')} is 0, which "
             f"has no end: give {say('steps')} a number, or choose {CONSTANT}"
         )
-    if warmup < 0 or 0 < steps <= warmup:
-        limit = f" and below {say('steps')} ({steps})" if steps > 0 else ""
-        yield (f"{say('warmup_steps')} must be >= 0{limit}, got {warmup}: some step must have the full rate")
-    if name == CONSTANT and fraction > 0:
+    if warmup < 0 or (training.epochs is None and 0 < steps <= warmup):
+        limit = f" and below {say('steps')} ({steps})" if training.epochs is None and steps > 0 else ""
+        yield f"{say('warmup_steps')} must be >= 0{limit}, got {warmup}: some step must have the full rate"
+    if name == CONSTANT and training.min_lr_fraction > 0:
         yield (
-            f"{say('min_lr_fraction')} is {fraction:g} but a constant rate falls to nothing less: "
-            f"set {say('lr_schedule')} to {falling}, or leave it out"
+            f"{say('min_lr_fraction')} is {training.min_lr_fraction:g} but a constant rate falls to nothing "
+            f"less: set {say('lr_schedule')} to {falling}, or leave it out"
         )
 
 
-def _adapters(values: _Values, say: Say) -> Iterator[str]:
-    targets = values["lora_targets"]
-    if values["lora_rank"] == 0:
-        for name in ("lora_alpha", "lora_targets"):
-            if values[name] != DEFAULTS[name]:
+def _adapters(training: Training, say: Say) -> Iterator[str]:
+    targets = training.lora_targets
+    if training.lora_rank == 0:
+        for name, default in (("lora_alpha", 0.0), ("lora_targets", ALL_LINEAR)):
+            if getattr(training, name) != default:
                 yield (
                     f"{say(name)} is set but {say('lora_rank')} is 0: all weights train, and nothing reads "
                     f"it; give {say('lora_rank')} a number, or leave it out"
@@ -158,11 +76,64 @@ def _adapters(values: _Values, say: Say) -> Iterator[str]:
         )
 
 
-_RULES: Final[tuple[Callable[[_Values, Say], Iterator[str]], ...]] = (
-    _numbers,
-    _batch,
-    _credit,
-    _loss,
-    _schedule,
-    _adapters,
-)
+def _batch(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.training is None:
+        return
+    prompts, size = say("training.prompts_per_step"), spec.training.prompts_per_step * spec.group_size
+    if spec.group_size < 2:
+        yield (
+            f"{say('group_size')} must be >= 2 and <= {MAX_GROUP_SIZE}, got {spec.group_size}: one rollout "
+            "has nothing to be compared with, 8 is a good start"
+        )
+    if size > MAX_TRAJECTORIES_PER_STEP:
+        yield (
+            f"{prompts} * {say('group_size')} is {size}, limit {MAX_TRAJECTORIES_PER_STEP}: lower one of them"
+        )
+
+
+def _purpose(spec: RunSpec, say: Say) -> Iterator[str]:
+    """Fields that only the other purpose has."""
+    if spec.purpose is Purpose.TRAIN:
+        if spec.trainable:
+            yield f"{say('trainable')} is for purpose EVAL only; this run has purpose TRAIN"
+        return
+    given = {
+        "training": spec.training is not None,
+        "gate": spec.gate is not None,
+        "source_runs": bool(spec.source_runs),
+        "no_sampling": spec.no_sampling,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        yield f"{say(name)} is for purpose TRAIN only; this run has purpose EVAL"
+
+
+def _policy_of_training(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.purpose is Purpose.TRAIN and spec.policy.channel is not Channel.LATEST:
+        yield f"{say('policy')} of a training run follows channel LATEST; leave it unset"
+
+
+def _trainable(spec: RunSpec, say: Say) -> Iterator[str]:
+    if spec.purpose is Purpose.EVAL and spec.trainable and not 2 <= spec.group_size <= MAX_TRAINABLE_GROUP:
+        yield (
+            f"{say('trainable')} needs {say('group_size')} of 2 to {MAX_TRAINABLE_GROUP}, it is "
+            f"{spec.group_size}: rewards are compared within a group, which trains as a whole; 8 is a good "
+            "start"
+        )
+
+
+def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
+    limit = 64
+    if len(spec.source_runs) > limit:
+        yield f"{say('source_runs')} names {len(spec.source_runs)} runs, limit {limit}"
+    for run_id in [run_id for run_id, count in Counter(spec.source_runs).items() if count > 1][:1]:
+        yield f"{say('source_runs')} names {run_id!r} twice"
+
+
+def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:
+    if policy.channel is Channel.CANDIDATE:
+        yield f"{say('channel')} CANDIDATE needs a version; set pinned_version instead"
+
+
+TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _adapters)
+POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
+RUN_RULES: Final[tuple[Rule, ...]] = (_batch, _purpose, _policy_of_training, _trainable, _sources)

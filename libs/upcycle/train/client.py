@@ -61,8 +61,8 @@ class TrainingClient:
     """Trains one model slug and moves its head: what the gateway serves, and what the next rollout samples.
 
     inputs of every pass: Runs, ids of stored trajectories, Trajectory, Conversation and TokenRow objects.
-    Raises grpc_edge.RemoteError for what the trainer refuses, with its reason; UpcycleError for what is wrong
-    on this side.
+    Raises upcycle.rpc.RemoteError for what the trainer refuses, with its reason; UpcycleError for what is
+    wrong on this side.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class TrainingClient:
         runs: Runs of evaluations of train tasks, or their run ids; all groups of each evaluation train, each
         at most once. taskset: what the run goes on with; None: that of the first evaluation. sampling=False:
         it samples nothing and ends when the evaluations are used up. options: of TrainOptions, such as
-        steps, prompts, learning_rate, gate. Raises OptionInvalid; grpc_edge.RemoteError where the planner
+        steps, prompts, learning_rate, gate. Raises OptionInvalid; upcycle.rpc.RemoteError where the planner
         refuses a source, with its reason; TrainingFailed when the run fails or is not over in time.
         """
         from upcycle.run_specs import train_options
@@ -285,7 +285,7 @@ class TrainingClient:
 
     async def _ask(self, what: str, method: "Callable[[Platform], Any]", request: Any) -> Any:
         """The reply; sent again, under the same request id, while the service is away."""
-        from grpc_edge import remote_errors
+        from upcycle.rpc import remote_errors
 
         async def once(platform: "Platform", timeout_s: float) -> Any:
             with remote_errors(f"{what} of {self.model!r}"):
@@ -296,14 +296,14 @@ class TrainingClient:
 
 
 async def _until_available(call: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
-    from grpc_edge import RemoteUnavailable
+    from upcycle.errors import Unavailable
 
     give_up_at, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while True:
         left_s = max(give_up_at - time.monotonic(), 0.1)
         try:
             return await call(left_s)
-        except RemoteUnavailable:
+        except Unavailable:
             if time.monotonic() + pause_s >= give_up_at:
                 raise
         await asyncio.sleep(pause_s)

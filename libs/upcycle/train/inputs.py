@@ -21,7 +21,7 @@ class InputInvalid(UpcycleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn: all tokens of its prompt, the sampled tokens, and the log-probability of each sampled token."""
+    """One turn: all tokens of its prompt, the sampled tokens, and a log-probability for each sampled one."""
 
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]

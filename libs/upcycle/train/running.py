@@ -77,10 +77,10 @@ async def submitted(
     """The run id of a training run whose first batches are these evaluations.
 
     taskset: what it goes on with; None: that of the first evaluation. Raises SourcesRefused and
-    grpc_edge.RemoteError.
+    upcycle.rpc.RemoteError.
     """
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import SubmitRunRequest
+    from upcycle.rpc import remote_errors
 
     name = await _taskset(platform, run_ids[0], taskset, follows=options.steps == 0)
     spec: RunSpec = options.spec(model, name, run_ids)
@@ -100,8 +100,8 @@ async def _taskset(
 
 async def taskset_of(platform: "Platform", run_id: str) -> str:
     """The taskset of a source, to train on. Raises SourcesRefused unless it is of split train."""
-    from grpc_edge import remote_errors
     from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.rpc import remote_errors
 
     with remote_errors(f"look at {run_id}"):
         run = (await platform.tasksets.GetRun(GetRunRequest(run_id=run_id), timeout=SUBMIT_TIMEOUT_S)).run
@@ -138,9 +138,10 @@ async def finished(platform: "Platform", run_id: str, timeout_s: float) -> Train
 
 async def _watched(platform: "Platform", run_id: str) -> "Run":
     """The run in its final state; watched again while the planner is away."""
-    from grpc_edge import RemoteUnavailable, remote_errors
     from upcycle.api.taskset.v1.service_pb2 import WatchRunRequest
     from upcycle.api.taskset.v1.taskset_pb2 import RunState
+    from upcycle.errors import Unavailable
+    from upcycle.rpc import remote_errors
 
     final = {RunState.Value(f"RUN_STATE_{word}") for word in ("COMPLETED", "FAILED", "CANCELLED")}
     while True:
@@ -149,7 +150,7 @@ async def _watched(platform: "Platform", run_id: str) -> "Run":
                 async for update in platform.tasksets.WatchRun(WatchRunRequest(run_id=run_id)):
                     if update.run.state in final:
                         return update.run
-        except RemoteUnavailable:
+        except Unavailable:
             pass
         await asyncio.sleep(_PAUSE_S)
 

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from checkpoint_registry import wire
 from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
 from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
-from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteRefused, remote_errors
+from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, RemoteRefused, remote_errors
 
 IDEMPOTENT = ("GetRun", "GetTaskset", "ListRuns", "SubmitRun")
 """SubmitRun too: the same request_id is the same run."""
@@ -70,5 +72,5 @@ def _peer_errors(what: str) -> Iterator[None]:
         raise _NotThere(str(error)) from error
     except RemoteRefused as error:
         raise PeerRefused(str(error)) from error
-    except RemoteError as error:
+    except (RemoteError, Unavailable) as error:
         raise PeerUnavailable(str(error)) from error

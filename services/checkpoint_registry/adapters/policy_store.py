@@ -11,9 +11,9 @@ from pathlib import Path
 import policy_files
 from blob_store import BlobRef, BlobStore
 from checkpoint_registry.domain.errors import InvalidRequest, ModelExists
-from checkpoint_registry.domain.models import BlobAddress
 from checkpoint_registry.ports import Clock
 from checkpoint_registry.wire import timestamp
+from identities import objects
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
 
@@ -36,24 +36,23 @@ class BlobPolicyStore:
         finally:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
-    async def fork(self, manifest: BlobAddress, model: str) -> tuple[BlobAddress, str]:
+    async def fork(self, manifest: BlobRef, model: str) -> tuple[BlobRef, str]:
         """See the port."""
-        ref = BlobRef(manifest.key, manifest.sha256, manifest.size_bytes)
-        origin = policy_files.manifest_from_bytes(await self._store.get(ref))
+        origin = policy_files.manifest_from_bytes(await self._store.get(manifest))
         forked = PolicyManifest()
         forked.CopyFrom(origin)
         forked.model, forked.version, forked.run_id, forked.step = model, 0, "", 0
         forked.ClearField("parent_version")
         forked.created_at.CopyFrom(timestamp(self._now()))
         data = policy_files.manifest_bytes(forked)
-        stored = await self._store.put_if_absent(policy_files.manifest_key(model, 0), data)
+        stored = await self._store.put_if_absent(objects.policy_manifest(model, 0), data)
         if stored is not None:
-            return _address(stored), forked.digest
+            return stored, forked.digest
         # A fork that crashed after its manifest was stored left the same files under another time.
         existing = await policy_files.load(self._store, model, 0)
         if existing.digest != forked.digest:
             raise ModelExists(f"model {model!r} is published with weights {existing.digest[:12]}")
-        return _address(policy_files.manifest_ref(existing)), existing.digest
+        return policy_files.manifest_ref(existing), existing.digest
 
 
 class DirectoryUpload:
@@ -89,7 +88,7 @@ class DirectoryUpload:
         self._finished.add(name)
         self._current = name
 
-    async def publish(self, model: str) -> tuple[BlobAddress, str]:
+    async def publish(self, model: str) -> tuple[BlobRef, str]:
         """See the port."""
         try:
             dtype = await asyncio.to_thread(_dtype, self._directory)
@@ -99,7 +98,7 @@ class DirectoryUpload:
             raise InvalidRequest(self._without_paths(str(error))) from error
         except policy_files.VersionTaken as error:
             raise ModelExists(str(error)) from error
-        return _address(policy_files.manifest_ref(manifest)), manifest.digest
+        return policy_files.manifest_ref(manifest), manifest.digest
 
     def _without_paths(self, message: str) -> str:
         """Our staging folder means nothing to the caller."""
@@ -116,7 +115,3 @@ def _append(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(data)
-
-
-def _address(ref: BlobRef) -> BlobAddress:
-    return BlobAddress(ref.key, ref.sha256, ref.size_bytes)

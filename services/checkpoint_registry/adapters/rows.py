@@ -5,10 +5,10 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.evidence import Evaluation, SamplingProfile, Tally
 from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, GateSpec, JobPhase, RequestState
 from checkpoint_registry.domain.models import (
-    BlobAddress,
     Checkpoint,
     CheckpointState,
     EngineLease,
@@ -39,10 +39,10 @@ def checkpoint_of(row: RowMapping) -> Checkpoint:
         version=row["version"],
         parent_checkpoint_id=row["parent_checkpoint_id"],
         digest=row["digest"],
-        manifest=BlobAddress(**row["manifest"]),
+        manifest=BlobRef(**row["manifest"]),
         state=CheckpointState(row["state"]),
         created_at=row["created_at"],
-        training_state=BlobAddress(**state) if state else None,
+        training_state=BlobRef(**state) if state else None,
         run_id=row["run_id"],
         step=row["step"],
         reason=row["reason"],

@@ -30,6 +30,7 @@ from checkpoint_registry.domain.jobs import (
     RequestState,
 )
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
+from identities import events
 from sql_store import Database
 
 
@@ -253,7 +254,7 @@ def _announce(
         connection,
         wire.evaluated(candidate, judgement, at),
         model=candidate.model,
-        event_id=f"checkpoint.evaluated/{candidate.checkpoint_id}",
+        event_id=events.of_checkpoint("evaluated", candidate.checkpoint_id),
     )
     reason = judgement.verdict.reason
     if not judgement.verdict.passed:
@@ -286,5 +287,5 @@ def _hold(connection: Connection, checkpoint: Checkpoint, reason: str, at: datet
         connection,
         wire.held(checkpoint, reason, at),
         model=checkpoint.model,
-        event_id=f"checkpoint.held/{checkpoint.checkpoint_id}",
+        event_id=events.of_checkpoint("held", checkpoint.checkpoint_id),
     )

@@ -11,6 +11,7 @@ from checkpoint_registry.adapters.events import emit
 from checkpoint_registry.adapters.rows import checkpoint_of, move_of
 from checkpoint_registry.domain.errors import HeadMoved, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
+from identities import events
 
 
 def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
@@ -99,7 +100,7 @@ def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
         connection,
         wire.head_moved(target, move, forward=forward),
         model=move.model,
-        event_id=f"checkpoint.{verb}/{move.model}/{move.revision}",
+        event_id=events.head_moved(verb, move.model, move.revision),
     )
 
 

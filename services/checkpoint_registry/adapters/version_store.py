@@ -4,23 +4,16 @@ A version's manifest goes first, so a version is whole or it is not there; then 
 other manifest names, of any model: forks and later versions name files of older ones.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Final
-from urllib.parse import unquote
 
 import policy_files
 from blob_store import BlobError, BlobStore
 from checkpoint_registry.domain.errors import StoreTrouble
 from checkpoint_registry.domain.retention import PublishedVersion
+from identities import objects
 from upcycle.errors import Unavailable as StoreAway
-
-_ROOT: Final = "policy/"
-_MANIFEST: Final = "/manifest.json"
-_KEY: Final = re.compile(r"policy/([^/]+)/v(\d{8})/(.+)")
-
 
 Folder = tuple[str, int]
 """Model and version."""
@@ -42,7 +35,7 @@ class BlobVersions:
     async def published(self) -> list[PublishedVersion]:
         """See the port."""
         try:
-            folders = _by_folder(await self._store.list(_ROOT))
+            folders = _by_folder(await self._store.list(objects.policies()))
             return [await self._version(folder, keys) for folder, keys in folders.items()]
         except (BlobError, StoreAway, policy_files.InvalidManifest) as error:
             raise StoreTrouble(f"published versions cannot be read: {error}") from error
@@ -52,7 +45,7 @@ class BlobVersions:
     ) -> set[tuple[str, int]]:
         """See the port."""
         try:
-            folders = _by_folder(await self._store.list(_ROOT))
+            folders = _by_folder(await self._store.list(objects.policies()))
             doomed = [f for f in folders if f[1] in gone.get(f[0], ())]
             names = {f: await self._names(f, keys) for f, keys in folders.items()}
             return await self._remove(doomed, folders, names, may_go)
@@ -70,12 +63,12 @@ class BlobVersions:
         hidden: set[Folder] = set()
         for folder in doomed:
             if await may_go(*folder):
-                await self._delete(policy_files.manifest_key(*folder), folders[folder])
+                await self._delete(objects.policy_manifest(*folder), folders[folder])
                 hidden.add(folder)
         kept = {key for folder, named in names.items() if folder not in hidden for key in named}
         for folder in hidden:
             for key in folders[folder]:
-                if key not in kept and not key.endswith(_MANIFEST):
+                if key not in kept and not key.endswith(f"/{objects.MANIFEST}"):
                     await self._delete(key, folders[folder])
         return hidden
 
@@ -94,7 +87,7 @@ class BlobVersions:
         return frozenset(keys) if read is None else read.names
 
     async def _manifest(self, folder: tuple[str, int], keys: list[str]) -> _Read | None:
-        key = policy_files.manifest_key(*folder)
+        key = objects.policy_manifest(*folder)
         if key not in keys:
             return None
         if key not in self._read:
@@ -112,6 +105,6 @@ def _by_folder(keys: Collection[str]) -> dict[tuple[str, int], list[str]]:
     """Keys by (model, version), in order."""
     folders: dict[tuple[str, int], list[str]] = {}
     for key in keys:
-        if match := _KEY.fullmatch(key):
-            folders.setdefault((unquote(match[1]), int(match[2])), []).append(key)
+        if (folder := objects.parse_policy_version(key)) is not None:
+            folders.setdefault(folder, []).append(key)
     return folders

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.errors import InvalidRequest
 
 MAX_SLUG_CHARS = 64
@@ -23,15 +24,6 @@ class CheckpointState(StrEnum):
     EVALUATING = "evaluating"
     PROMOTED = "promoted"
     HELD = "held"
-
-
-@dataclass(frozen=True, slots=True)
-class BlobAddress:
-    """A claim check: object key, SHA-256 (hex) of the stored bytes, their number."""
-
-    key: str
-    sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +48,10 @@ class Checkpoint:
     version: int
     parent_checkpoint_id: str
     digest: str
-    manifest: BlobAddress
+    manifest: BlobRef
     state: CheckpointState
     created_at: datetime
-    training_state: BlobAddress | None = None
+    training_state: BlobRef | None = None
     run_id: str = ""
     step: int = 0
     reason: str = ""
@@ -104,11 +96,6 @@ class LeaseRequest:
     channel: int
     ttl_s: float
     body: bytes
-
-
-def checkpoint_id_of(model: str, version: int) -> str:
-    """The platform-wide name of a version's checkpoint."""
-    return f"ckpt-{model}-v{version:08d}"
 
 
 def validate_slug(model: str) -> str:

@@ -3,17 +3,17 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.errors import InvalidRequest, ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import (
-    BlobAddress,
     Checkpoint,
     CheckpointState,
     HeadMove,
     Model,
-    checkpoint_id_of,
     validate_slug,
 )
 from checkpoint_registry.ports import Clock, Judge, ModelStore, PolicyStore
+from identities import entities
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class ManageModels:
         self._judge.wake([model])
         return await self._store.model(model), move
 
-    def _base(self, model: str, manifest: BlobAddress, digest: str, parent: str) -> Checkpoint:
+    def _base(self, model: str, manifest: BlobRef, digest: str, parent: str) -> Checkpoint:
         return Checkpoint(
-            checkpoint_id=checkpoint_id_of(model, 0),
+            checkpoint_id=entities.checkpoint_id(model, 0),
             model=model,
             version=0,
             parent_checkpoint_id=parent,

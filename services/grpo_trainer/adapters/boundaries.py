@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from typing import Final
 
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob
-from grpc_edge import RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
 from grpo_trainer.domain.errors import (
     BrokenArtifact,
     InvalidTrainingSpec,
     LineageTaken,
     TrainerError,
-    Waiting,
 )
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
+from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
 
@@ -27,8 +27,8 @@ def object_store(what: str) -> Iterator[None]:
     text."""
     try:
         yield
-    except Unavailable as error:
-        raise Waiting(f"the object store ({what}): {error}") from error
+    except (Unavailable, StoreFull) as error:
+        raise Unavailable(f"the object store ({what}): {error}") from error
     except VersionTaken as error:
         raise LineageTaken(f"{what}: {error}") from error
     except _BROKEN as error:
@@ -37,7 +37,7 @@ def object_store(what: str) -> Iterator[None]:
         with object_store(what):
             raise group.exceptions[0] from group
     except BlobError as error:
-        raise Waiting(f"the object store ({what}): {error}") from error
+        raise Unavailable(f"the object store ({what}): {error}") from error
 
 
 @contextmanager
@@ -47,8 +47,6 @@ def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[
     try:
         with remote_errors(what):
             yield
-    except RemoteUnavailable as error:
-        raise Waiting(str(error)) from error
     except passing:
         raise
     except RemoteError as error:

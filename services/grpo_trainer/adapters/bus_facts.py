@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from blob_store import BlobRef
 from event_bus import Delivery
-from event_bus.errors import BusUnavailable, EventTooLarge, UnknownEvent
+from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import Unpublishable, Waiting
+from grpo_trainer.domain.errors import Unpublishable
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import Settlement, StoredBody
+from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.ports import PublishedPolicy, SaidOfRun
 from upcycle.api.taskset.v1.events_pb2 import RunStopping
 from upcycle.api.training.v1.events_pb2 import GroupSettled
@@ -42,10 +43,7 @@ class BusFacts:
 
     async def _publish(self, model: str, fact: tuple[Message, str]) -> None:
         event, event_id = fact
-        try:
-            await self._bus.publish(event, model=model, event_id=event_id)
-        except BusUnavailable as error:
-            raise Waiting(f"the bus: {error}") from error
+        await self._bus.publish(event, model=model, event_id=event_id)
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """See ports.Facts."""
@@ -54,16 +52,13 @@ class BusFacts:
     async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
         """See ports.Facts."""
         kinds = (GroupSettled, RunStopping)
-        try:
-            found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
-        except BusUnavailable as error:
-            raise Waiting(f"the bus: {error}") from error
+        found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
         facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
         outcomes: dict[str, str] = {}
         for fact in facts:
             if isinstance(fact, GroupSettled):
                 outcomes.setdefault(fact.group_id, fact.outcome)
-        return SaidOfRun(outcomes, any(isinstance(fact, RunStopping) and fact.last_word for fact in facts))
+        return SaidOfRun(outcomes, any(isinstance(fact, RunStopping) and fact.is_final for fact in facts))
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Facts."""
@@ -83,7 +78,7 @@ class BusFacts:
         spec: TrainingSpec,
         record: StepRecord,
         policy: PublishedPolicy,
-        state: StoredBody,
+        state: BlobRef,
         sources: Mapping[str, int],
     ) -> None:
         """See ports.Facts."""

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 import grpc
 
-from blob_store import BlobStore
-from grpc_edge import Peer, RemoteError, RemoteUnavailable, remote_errors
+from blob_store import BlobRef, BlobStore
+from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
-from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, Waiting
+from grpo_trainer.domain.errors import BrokenArtifact, HeldOutInput, InvalidInput
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.states import BasePolicy, SessionState
-from grpo_trainer.domain.steps import checkpoint_id, version_of
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.ports import PublishedPolicy
+from identities import objects
+from identities.entities import checkpoint_id, parse_checkpoint_id
 from policy_files import (
     InvalidManifest,
     PolicyFacts,
@@ -37,8 +36,9 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.rpc import RemoteError, remote_errors
 
-_VERSION: Final = re.compile(r"/v(\d{8})/manifest\.json$")
+_VERSION: Final = re.compile(r"/v(\d{8,})/manifest\.json$")
 _MAX_DIGESTS: Final = 10_000
 IDEMPOTENT: Final = ("GetModel", "GetTaskset", "ClaimTasks")
 """Calls that may be repeated while a peer is away."""
@@ -62,7 +62,7 @@ class RegistryPolicies:
     async def newest_version(self, model: str) -> int:
         """See ports.Policies."""
         with object_store(f"versions of {model}"):
-            keys = await self._store.list(f"policy/{quote(model, safe='')}/v")
+            keys = await self._store.list(objects.policy_versions(model))
         found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
         return max(found, default=0)
 
@@ -117,19 +117,19 @@ class RegistryPolicies:
             return await self._manifest(state.base.manifest)
         return await load(self._store, state.spec.model, state.version - 1)
 
-    async def _manifest(self, ref: StoredBody) -> PolicyManifest:
-        return manifest_from_bytes(await self._store.get(wire.blob_ref(ref)))
+    async def _manifest(self, ref: BlobRef) -> PolicyManifest:
+        return manifest_from_bytes(await self._store.get(ref))
 
 
 def _published(manifest: PolicyManifest) -> PublishedPolicy:
-    return PublishedPolicy(manifest.version, manifest.digest, wire.stored(manifest_ref(manifest)))
+    return PublishedPolicy(manifest.version, manifest.digest, manifest_ref(manifest))
 
 
 class BranchPolicies(RegistryPolicies):
     """See ports.Policies; the parent of a version is what it was trained from, of whatever number."""
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
-        return await load(self._store, state.spec.model, version_of(state.parent_checkpoint_id))
+        return await load(self._store, state.spec.model, _version_of(state.parent_checkpoint_id))
 
 
 class HeldOutTasks:
@@ -162,8 +162,14 @@ class PlannerClaims:
             try:
                 with remote_errors(f"the planner at {self._address}"):
                     await self._stub.ClaimTasks(request)
-            except RemoteUnavailable as error:
-                raise Waiting(str(error)) from error
             except RemoteError as error:
                 is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION
                 raise (HeldOutInput if is_held_out else InvalidInput)(str(error)) from error
+
+
+def _version_of(identity: str) -> int:
+    """The version that a checkpoint id names. Raises BrokenArtifact."""
+    found = parse_checkpoint_id(identity)
+    if found is None:
+        raise BrokenArtifact(f"{identity!r} is no checkpoint id, so it names no parent version")
+    return found.version

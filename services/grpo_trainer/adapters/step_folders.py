@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from blob_store import BlobStore, ref_of_bytes, ref_of_file
-from grpo_trainer import wire
+from blob_store import BlobRef, BlobStore, ref_of_bytes, ref_of_file
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
-from grpo_trainer.domain.trajectories import StoredBody
 
 State = TypeVar("State")
 
@@ -45,7 +43,7 @@ def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
     return folders
 
 
-async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[StoredBody, ...]:
+async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[BlobRef, ...]:
     """Store every file of a local folder. The content is in the keys: another trainer's files cannot clobber
     these."""
     shas = await asyncio.to_thread(_hashed, tensors)
@@ -53,18 +51,18 @@ async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[Sto
     refs = [
         await store.put_file(f"{folder}/{whole}/{file.name}", file, sha256=sha) for file, sha in shas.items()
     ]
-    return tuple(map(wire.stored, refs))
+    return tuple(refs)
 
 
-async def get_tensors(store: BlobStore, files: Iterable[StoredBody], directory: Path) -> None:
+async def get_tensors(store: BlobStore, files: Iterable[BlobRef], directory: Path) -> None:
     """Fetch the files of a state into an empty local folder."""
     for file in files:
-        await store.get_file(wire.blob_ref(file), directory / file.key.rpartition("/")[2])
+        await store.get_file(file, directory / file.key.rpartition("/")[2])
 
 
-def marker_of(folder: str, plain: Mapping[str, Any]) -> StoredBody:
+def marker_of(folder: str, plain: Mapping[str, Any]) -> BlobRef:
     """Claim check of the marker that holds these plain values."""
-    return wire.stored(ref_of_bytes(f"{folder}/{MARKER}", _bytes(plain)))
+    return ref_of_bytes(f"{folder}/{MARKER}", _bytes(plain))
 
 
 async def put_marker(store: BlobStore, folder: str, plain: Mapping[str, Any]) -> None:

@@ -47,10 +47,6 @@ class KilledInBatch(TrainerError):
     """The process ended while it computed this batch, again and again, and was not asked to."""
 
 
-class Waiting(TrainerError):
-    """Something outside is away for a while; the text names it. The same call may succeed later."""
-
-
 class Unpublishable(TrainerError):
     """The bus can never store this event: no subject can be made of the model's name, or it is too large."""
 

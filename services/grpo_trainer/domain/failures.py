@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
 
+from episodes import SessionFailure
 from grpo_trainer.domain.errors import (
     BrokenArtifact,
     Diverged,
@@ -16,9 +16,9 @@ from grpo_trainer.domain.errors import (
     LineageTaken,
     LostRank,
     OutOfMemory,
-    Waiting,
 )
 from grpo_trainer.domain.states import SessionState
+from upcycle.errors import Unavailable
 
 WAYS_OUT: Final = (
     "give episodes fewer tokens, set GRPO_TRAINER_GRADIENT_CHECKPOINTING=true, train adapters "
@@ -30,42 +30,30 @@ _MAX_DETAIL: Final = 4000
 """Characters of the text that travel: a fact is small."""
 
 
-class FailureKind(StrEnum):
-    """What ended a session, see SessionFailed.kind."""
-
-    INVALID_SPEC = "invalid_spec"
-    BROKEN_ARTIFACT = "broken_artifact"
-    LINEAGE_TAKEN = "lineage_taken"
-    DIVERGED = "diverged"
-    OUT_OF_MEMORY = "out_of_memory"
-    KILLED = "killed"
-    ERROR = "error"
-
-
-ENDS_PROCESS: Final = (LostRank, Waiting)
+ENDS_PROCESS: Final = (LostRank, Unavailable)
 """What no session can go on from: a rank is gone, or something outside was away for too long. The process
 ends, and the next start resumes every run from its newest state."""
 
-_KINDS: Final[tuple[tuple[type[Exception], FailureKind], ...]] = (
-    (InvalidTrainingSpec, FailureKind.INVALID_SPEC),
-    (BrokenArtifact, FailureKind.BROKEN_ARTIFACT),
-    (LineageTaken, FailureKind.LINEAGE_TAKEN),
-    (Diverged, FailureKind.DIVERGED),
-    (OutOfMemory, FailureKind.OUT_OF_MEMORY),
-    (MemoryError, FailureKind.OUT_OF_MEMORY),
-    (KilledInBatch, FailureKind.KILLED),
+_KINDS: Final[tuple[tuple[type[Exception], SessionFailure], ...]] = (
+    (InvalidTrainingSpec, SessionFailure.INVALID_SPEC),
+    (BrokenArtifact, SessionFailure.BROKEN_ARTIFACT),
+    (LineageTaken, SessionFailure.LINEAGE_TAKEN),
+    (Diverged, SessionFailure.DIVERGED),
+    (OutOfMemory, SessionFailure.OUT_OF_MEMORY),
+    (MemoryError, SessionFailure.OUT_OF_MEMORY),
+    (KilledInBatch, SessionFailure.KILLED),
 )
 
 
-def kind_of(error: Exception) -> FailureKind:
+def kind_of(error: Exception) -> SessionFailure:
     """The word for what a session died of; `error` for everything that is not expected."""
-    return next((kind for known, kind in _KINDS if isinstance(error, known)), FailureKind.ERROR)
+    return next((kind for known, kind in _KINDS if isinstance(error, known)), SessionFailure.ERROR)
 
 
 def detail_of(error: Exception) -> str:
     """The text for people."""
     text = str(error)
-    if kind_of(error) is FailureKind.ERROR:
+    if kind_of(error) is SessionFailure.ERROR:
         text = f"{type(error).__name__}: {text}; the trainer's log has the traceback"
     return (text or type(error).__name__)[:_MAX_DETAIL]
 
@@ -77,7 +65,7 @@ class Failure:
 
     run_id: str
     model: str
-    kind: FailureKind
+    kind: SessionFailure
     detail: str
     step: int
     cursor: int
@@ -92,7 +80,7 @@ def failure_from_json(plain: Mapping[str, Any]) -> Failure:
     """The failure that `to_json` described. Raises ValueError, KeyError, TypeError."""
     known = {
         **plain,
-        "kind": FailureKind(plain["kind"]),
+        "kind": SessionFailure(plain["kind"]),
         "failed_at": datetime.fromisoformat(plain["failed_at"]),
     }
     return Failure(**known)

@@ -9,9 +9,10 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
+from episodes import GroupReason
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Reason, Settlement, excluded
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded
 from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
@@ -86,51 +87,51 @@ class OfferRules:
         members = tuple(sorted(offered.members, key=lambda member: member.member))
         group = CompleteGroup(offered.group_id, members, offered.sequence, offered.source_run_id)
         reason, detail = self._against_tasks(members)
-        if reason is Reason.NONE:
+        if reason is GroupReason.NONE:
             reason, detail = self._against_members(offered, members)
-        if reason is Reason.NONE:
+        if reason is GroupReason.NONE:
             reason, detail = self._against_versions(offered)
-        if reason is not Reason.NONE:
+        if reason is not GroupReason.NONE:
             return excluded(group, reason, detail)
         return replace(group, members=tuple(self._dated(member, offered) for member in members))
 
-    def _against_tasks(self, members: tuple[GradedTrajectory, ...]) -> tuple[Reason, str]:
+    def _against_tasks(self, members: tuple[GradedTrajectory, ...]) -> tuple[GroupReason, str]:
         for member in members:
             held_out = self.spec.held_out_split or member.task_digest in self.held_out_tasks
             if held_out or not member.may_train:
                 detail = f"{member.trajectory_id} is of task {member.task_digest[:12]}, which must not train"
-                return Reason.HELD_OUT, detail
-        return Reason.NONE, ""
+                return GroupReason.HELD_OUT, detail
+        return GroupReason.NONE, ""
 
     def _against_members(
         self, offered: OfferedGroup, members: tuple[GradedTrajectory, ...]
-    ) -> tuple[Reason, str]:
+    ) -> tuple[GroupReason, str]:
         if (why := _unsound(offered, members)) is not None:
-            return Reason.QUARANTINED, why
+            return GroupReason.QUARANTINED, why
         count = len(members)
         if count < MIN_MEMBERS:
-            return Reason.SHORT_GROUP, f"{count} member, at least {MIN_MEMBERS} are needed"
+            return GroupReason.SHORT_GROUP, f"{count} member, at least {MIN_MEMBERS} are needed"
         # Each group keeps to its share of a step, so a step of any groups keeps to the limit.
         if self.spec.prompts_per_step * count > MAX_TRAJECTORIES_PER_STEP:
-            return Reason.TOO_LARGE, (
+            return GroupReason.TOO_LARGE, (
                 f"prompts_per_step * members is {self.spec.prompts_per_step * count}, "
                 f"limit {MAX_TRAJECTORIES_PER_STEP}: a run of fewer prompts per step could take it"
             )
         if len({member.reward for member in members}) == 1:
-            return Reason.ZERO_SPREAD, f"all {count} rewards are {members[0].reward:g}"
-        return Reason.NONE, ""
+            return GroupReason.ZERO_SPREAD, f"all {count} rewards are {members[0].reward:g}"
+        return GroupReason.NONE, ""
 
-    def _against_versions(self, offered: OfferedGroup) -> tuple[Reason, str]:
+    def _against_versions(self, offered: OfferedGroup) -> tuple[GroupReason, str]:
         for member in offered.members:
             for version in (member.oldest_version, member.newest_version):
                 if self.lineage.counts_as(version, before_start=offered.before_start) is None:
-                    return Reason.VERSION, self._foreign(member, version, offered)
+                    return GroupReason.VERSION, self._foreign(member, version, offered)
                 if self.lineage.has_other_tokenizer(version):
-                    return Reason.TOKENIZER, (
+                    return GroupReason.TOKENIZER, (
                         f"{member.trajectory_id} was sampled by version {version}, whose tokenizer files "
                         f"differ from those of version {self.lineage.base_version}, which the run began from"
                     )
-        return Reason.NONE, ""
+        return GroupReason.NONE, ""
 
     def _foreign(self, member: GradedTrajectory, version: int, offered: OfferedGroup) -> str:
         base, known = self.lineage.base_version, [one.version for one in self.lineage.ancestors]
@@ -151,7 +152,7 @@ def unusable(group: CompleteGroup, error: UnusableTrajectory) -> Settlement:
     """The settlement of a group whose bodies cannot be trained on. Of an evaluation they may be sound all the
     same: it also measures greedily."""
     is_sound = group.source_run_id and isinstance(error, Untrainable)
-    return excluded(group, Reason.UNTRAINABLE if is_sound else Reason.QUARANTINED, str(error))
+    return excluded(group, GroupReason.UNTRAINABLE if is_sound else GroupReason.QUARANTINED, str(error))
 
 
 def _unsound(offered: OfferedGroup, members: tuple[GradedTrajectory, ...]) -> str | None:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from blob_store import BlobRef
 from grpo_trainer.domain.offers import Ancestor, Lineage
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.steps import StepRecord, step_from_json
-from grpo_trainer.domain.trajectories import StoredBody
 
 SCHEMA_VERSION = 2
 
@@ -21,7 +21,7 @@ class BasePolicy:
 
     version: int
     checkpoint_id: str
-    manifest: StoredBody
+    manifest: BlobRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SessionState:
     finished: bool = False
     stopped: bool = False
     """The run ends early with this state; kept beside the marker, which never changes."""
-    tensors: tuple[StoredBody, ...] = ()
+    tensors: tuple[BlobRef, ...] = ()
     canary: tuple[tuple[list[int], list[float]], ...] = ()
     last_step: StepRecord | None = None
     ancestors: tuple[Ancestor, ...] = ()
@@ -89,13 +89,13 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         raise ValueError(
             f"training state has schema {plain.get('schema_version')}, this trainer reads {SCHEMA_VERSION}"
         )
-    spec = TrainingSpec(**plain["spec"])
+    spec = training_spec(**plain["spec"])
     if spec.digest() != plain["config_digest"]:
         raise ValueError(f"training state of {spec.run_id} holds another configuration than its digest says")
     base = plain["base"]
     return SessionState(
         spec=spec,
-        base=BasePolicy(base["version"], base["checkpoint_id"], StoredBody(**base["manifest"])),
+        base=BasePolicy(base["version"], base["checkpoint_id"], BlobRef(**base["manifest"])),
         first_version=plain["first_version"],
         version=plain["version"],
         step=plain["step"],
@@ -109,7 +109,7 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         trace_headers=plain["trace_headers"],
         finished=plain["finished"],
         canary=tuple((list(ids), list(logprobs)) for ids, logprobs in plain["canary"]),
-        tensors=tuple(StoredBody(**one) for one in plain["tensors"]),
+        tensors=tuple(BlobRef(**one) for one in plain["tensors"]),
         last_step=None if plain["last_step"] is None else step_from_json(plain["last_step"]),
         ancestors=tuple(Ancestor(**one) for one in plain.get("ancestors", ())),
         sources=dict(plain.get("sources", {})),

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits, watched
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, Outcome, Reason, Settlement
+from grpo_trainer.domain.trajectories import CompleteGroup, Settlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
     settlements = tuple(
         Settlement(
             one["group_id"],
-            Outcome(one["outcome"]),
-            Reason(one["reason"]),
+            GroupOutcome(one["outcome"]),
+            GroupReason(one["reason"]),
             tuple(one["episode_ids"]),
             one["step"],
             one["detail"],
@@ -74,16 +75,6 @@ def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
     )
 
 
-def checkpoint_id(model: str, version: int) -> str:
-    """Identity of a saved checkpoint."""
-    return f"ckpt-{model}-v{version:08d}"
-
-
-def version_of(identity: str) -> int:
-    """The version that a checkpoint's identity names."""
-    return int(identity.rpartition("-v")[2])
-
-
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Groups that enter step `step`. version: in training. idle_s: how long the trainer waited for them.
@@ -102,7 +93,7 @@ class StepPlan:
         """The record of this step. learned: metrics of the optimizer step."""
         members = [member for group in self.groups for member in group.members]
         staleness = Counter(self.version - member.effective_version for member in members)
-        is_final = self.spec.is_last(self.step)
+        is_final = self.spec.reached(self.step)
         metrics = {**learned, **self._metrics(learned)}
         metrics |= watched(
             self.before, metrics, step=self.step, target_steps=self.spec.steps, limits=self.limits
@@ -124,8 +115,8 @@ class StepPlan:
     def _trained(self, group: CompleteGroup) -> Settlement:
         return Settlement(
             group.group_id,
-            Outcome.TRAINED,
-            Reason.NONE,
+            GroupOutcome.TRAINED,
+            GroupReason.NONE,
             group.episode_ids,
             self.step,
             source_run_id=group.source_run_id,

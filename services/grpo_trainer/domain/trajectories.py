@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from blob_store import BlobRef
+from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.spec import TrainingSpec
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBody:
-    """Where the tokens lie, and what their bytes must be."""
-
-    key: str
-    sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +23,7 @@ class GradedTrajectory:
     group_size: int
     reward: float
     success: bool
-    body: StoredBody
+    body: BlobRef
     oldest_version: int
     newest_version: int
     task_digest: str
@@ -50,31 +42,6 @@ class GradedTrajectory:
     def effective_version(self) -> int:
         """What its staleness is counted from."""
         return self.oldest_version if self.counts_as is None else self.counts_as
-
-
-class Outcome(StrEnum):
-    """How a group ends."""
-
-    TRAINED = "trained"
-    EXCLUDED = "excluded"
-    RELEASED = "released"
-    """Of an evaluation, and not trained: its episodes stay evaluated."""
-
-
-class Reason(StrEnum):
-    """Why a group was excluded or released; `NONE` for a trained one."""
-
-    NONE = ""
-    STALE = "stale"
-    ZERO_SPREAD = "zero_spread"
-    SHORT_GROUP = "short_group"
-    HELD_OUT = "held_out"
-    QUARANTINED = "quarantined"
-    RUN_OVER = "run_over"
-    VERSION = "version"
-    TOKENIZER = "tokenizer"
-    TOO_LARGE = "too_large"
-    UNTRAINABLE = "untrainable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +70,8 @@ class Settlement:
     """The one end of a group. step: of the trained ones, 0 otherwise."""
 
     group_id: str
-    outcome: Outcome
-    reason: Reason
+    outcome: GroupOutcome
+    reason: GroupReason
     episode_ids: tuple[str, ...]
     step: int = 0
     detail: str = ""
@@ -117,11 +84,11 @@ class Settlement:
         return f"{self.outcome.value}({self.reason.value})" if self.reason else self.outcome.value
 
 
-def excluded(group: CompleteGroup, reason: Reason, detail: str = "") -> Settlement:
+def excluded(group: CompleteGroup, reason: GroupReason, detail: str = "") -> Settlement:
     """The settlement of a group that is not trained: a group of an evaluation is released."""
     return Settlement(
         group.group_id,
-        Outcome.RELEASED if group.source_run_id else Outcome.EXCLUDED,
+        GroupOutcome.RELEASED if group.source_run_id else GroupOutcome.EXCLUDED,
         reason,
         group.episode_ids,
         detail=detail,

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.interactive.inputs import ConversationInput, Sample, Split
-from grpo_trainer.interactive.state import HandState, Head, StepDone
-from grpo_trainer.learner.protocol import HandLearner
+from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
+from grpo_trainer.learner.protocol import AccumulatingLearner
 from grpo_trainer.ports import Facts, Policies
 
 
@@ -32,7 +32,7 @@ class Trajectories(Protocol):
     """Stored trajectories by id."""
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
-        """Raises UnknownTrajectory; Waiting while the store is away."""
+        """Raises UnknownTrajectory; Unavailable while the store is away."""
 
 
 class TaskClaims(Protocol):
@@ -40,7 +40,7 @@ class TaskClaims(Protocol):
 
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
         """Make them training data for good; those that already are stay so. Raises HeldOutInput when one is
-        held out by now; InvalidInput; Waiting."""
+        held out by now; InvalidInput; Unavailable."""
 
 
 class Conversations(Protocol):
@@ -54,37 +54,37 @@ class Heads(Protocol):
     """Where a model's head is, and moving it."""
 
     async def head(self, model: str) -> Head:
-        """Raises UnknownModel; Waiting."""
+        """Raises UnknownModel; Unavailable."""
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
-        """Whether the registry has recorded the checkpoint. Raises Waiting."""
+        """Whether the registry has recorded the checkpoint. Raises Unavailable."""
 
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
     ) -> int | None:
-        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Waiting, also
-        until the registry holds the checkpoint."""
+        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Unavailable,
+        also until the registry holds the checkpoint."""
 
 
-class HandStates(Protocol):
+class InteractiveStates(Protocol):
     """Durable states of models in interactive training; a state exists once its marker does."""
 
     async def models(self) -> tuple[str, ...]:
         """Models of which a state is kept, sorted."""
 
-    async def newest(self, model: str) -> HandState | None:
+    async def newest(self, model: str) -> InteractiveState | None:
         """Raises BrokenArtifact."""
 
-    async def of_version(self, model: str, version: int) -> HandState | None:
+    async def of_version(self, model: str, version: int) -> InteractiveState | None:
         """The kept state that produced a version."""
 
-    async def commit(self, state: HandState, tensors: Path) -> HandState:
+    async def commit(self, state: InteractiveState, tensors: Path) -> InteractiveState:
         """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
 
-    async def tensors(self, state: HandState, path: Path) -> None:
+    async def tensors(self, state: InteractiveState, path: Path) -> None:
         """Fetch the tensors of a state."""
 
-    def marker_of(self, state: HandState) -> StoredBody:
+    def marker_of(self, state: InteractiveState) -> BlobRef:
         """Claim check of the marker of a committed state."""
 
     async def prune(self, model: str, *, newest: int) -> None:
@@ -92,16 +92,16 @@ class HandStates(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HandTools:
-    """What interactive training works with. busy: says which run trains a model, if one does; Waiting:
+class InteractiveDeps:
+    """What interactive training works with. busy: says which run trains a model, if one does; Unavailable:
     not yet. stepped: hears of each durable step."""
 
-    new_learner: Callable[[], HandLearner]
+    new_learner: Callable[[], AccumulatingLearner]
     trajectories: Trajectories
     claims: TaskClaims
     conversations: Conversations
     heads: Heads
-    states: HandStates
+    states: InteractiveStates
     policies: Policies
     facts: Facts
     busy: Callable[[str], str | None]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from grpc_edge import Peer, RemoteConflict, RemoteNotFound
+from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, peer
-from grpo_trainer.domain.errors import UnknownModel, Waiting
+from grpo_trainer.domain.errors import UnknownModel
 from grpo_trainer.interactive.state import Head
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteConflict, RemoteNotFound
 
-_ACTOR: Final = "training by hand"
+_ACTOR: Final = "interactive training"
 
 
 class RegistryHeads:
@@ -53,7 +55,7 @@ class RegistryHeads:
             with peer(self._what, passing=(RemoteNotFound, RemoteConflict)):
                 reply = await self._stub.SetHead(request)
         except RemoteNotFound as error:  # it hears of the checkpoint by an event
-            raise Waiting(f"{checkpoint_id} to be recorded: {error}") from error
+            raise Unavailable(f"{checkpoint_id} to be recorded: {error}") from error
         except RemoteConflict:  # perhaps it was our own request, whose answer never came
             head = await self.head(model)
             return head.revision if head.checkpoint_id == checkpoint_id else None

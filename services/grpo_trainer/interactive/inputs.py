@@ -1,4 +1,4 @@
-"""What training by hand is given: trajectories of the store, inline ones, conversations, rows of tokens.
+"""Inputs of interactive training: stored trajectories, inline trajectories, conversations, rows of tokens.
 
 All become `PreparedInput`s, rows of tokens with what is known about each; groups are consecutive slices.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
 from grpo_trainer.learner.prepared import LossSpec, PreparedBatch, PreparedInput, PreparedRow
-from upcycle.run_config import CLONING
+from upcycle.run_config import SFT_LOSS
 
 
 class Split(StrEnum):
@@ -132,10 +132,10 @@ def prepared_batch(inputs: Sequence[PreparedInput], options: BatchOptions, loss:
     if not any(one.rows for one in inputs):
         others = f", nor of the other {len(inputs) - 1}" if len(inputs) > 1 else ""
         raise InvalidInput(f"{inputs[0].name}: no token of it may be trained{others}")
-    if loss.name == CLONING:
+    if loss.name == SFT_LOSS:
         if options.group_size is not None:
             raise InvalidInput(
-                f"{CLONING} compares no rollouts, so group_size={options.group_size} would be ignored: "
+                f"{SFT_LOSS} compares no rollouts, so group_size={options.group_size} would be ignored: "
                 "leave it out"
             )
         return PreparedBatch(tuple(inputs), None, options.reward_scale, options.advantage)
@@ -151,7 +151,7 @@ def _refuse_unsampled(one: PreparedInput, loss: LossSpec) -> None:
     if not one.sampled:
         raise InvalidInput(
             f"{one.name} has no sampling log-probabilities, which loss {loss.name!r} needs; "
-            f"{CLONING} does not"
+            f"{SFT_LOSS} does not"
         )
     if one.needs_reward and (one.reward is None or not math.isfinite(one.reward)):
         raise InvalidInput(f"{one.name} has reward {one.reward}: it must be graded, or be given one")

@@ -25,7 +25,7 @@ from grpo_trainer.interactive.inputs import (
 )
 from grpo_trainer.learner.prepared import LossSpec, PreparedInput
 from grpo_trainer.patience import Patience
-from upcycle.run_config import CLONING
+from upcycle.run_config import SFT_LOSS
 
 _CONCURRENCY: Final = 16
 _INDEX_PAUSE_S: Final = 0.2
@@ -65,7 +65,7 @@ class Preparer:
             case StoredInput():
                 return await self._stored(given, loss)
             case InlineInput():
-                weight = 1.0 if loss.name == CLONING else None
+                weight = 1.0 if loss.name == SFT_LOSS else None
                 return _from_samples(given.name, given.samples, given.temperature, given.reward, weight)
             case ConversationInput():
                 samples = await self._conversations.samples(given, policy)
@@ -82,7 +82,7 @@ class Preparer:
             raise InvalidInput(str(error)) from error
 
     async def _within_wait(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
-        needs_reward = loss.name != CLONING and given.reward is None
+        needs_reward = loss.name != SFT_LOSS and given.reward is None
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._index_wait_s
         while True:
@@ -99,7 +99,7 @@ class Preparer:
                 f"{given.trajectory_id} is of a held-out task, which must never train; "
                 "take trajectories of a training taskset"
             )
-        rows = rows_of(found.tokens, 1.0 if loss.name == CLONING else None)
+        rows = rows_of(found.tokens, 1.0 if loss.name == SFT_LOSS else None)
         return PreparedInput(
             name=given.trajectory_id,
             rows=rows,

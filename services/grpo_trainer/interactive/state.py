@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blob_store import BlobRef
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
-from grpo_trainer.domain.steps import checkpoint_id
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.learner.prepared import Adam
+from identities.entities import checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class HandState:
+class InteractiveState:
     """The durable state after an interactive optimizer step.
 
     manifest, digest: of its published weights, whose version no other step can have. head_revision: of the
@@ -44,7 +44,7 @@ class HandState:
     """
 
     session: SessionState
-    manifest: StoredBody
+    manifest: BlobRef
     digest: str
     request_id: str
     head_revision: int
@@ -89,11 +89,11 @@ class HandState:
         }
 
 
-def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
+def interactive_state_from_json(plain: Mapping[str, Any]) -> InteractiveState:
     """The state that `to_json` described. Raises ValueError, KeyError, TypeError where it is none."""
-    return HandState(
+    return InteractiveState(
         session=state_from_json(plain["session"]),
-        manifest=StoredBody(**plain["manifest"]),
+        manifest=BlobRef(**plain["manifest"]),
         digest=plain["digest"],
         request_id=plain["request_id"],
         head_revision=plain["head_revision"],
@@ -103,20 +103,15 @@ def hand_state_from_json(plain: Mapping[str, Any]) -> HandState:
 
 
 def groups_after(before: Mapping[str, Any], taken: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """HandState.groups after a step. taken: run and group of what it trained on; a group counts once."""
+    """InteractiveState.groups after a step. taken: (run, group) of each trained trajectory."""
     known = {run_id: SettledGroups.from_json(run_id, one) for run_id, one in before.items()}
     for run_id, group_id in taken:
         known.setdefault(run_id, SettledGroups(run_id)).add(group_id)
     return {run_id: known[run_id].to_json() for run_id in sorted(known)}
 
 
-def hand_run_id(model: str) -> str:
-    """What stands for a run in interactive training."""
-    return f"hand-{model}"
-
-
 @dataclass(frozen=True, slots=True)
-class HandStep:
+class InteractiveStep:
     """What a durable interactive step measured."""
 
     step: int
@@ -125,7 +120,7 @@ class HandStep:
 
 
 @dataclass(frozen=True, slots=True)
-class HandSession:
+class InteractiveView:
     """A model in interactive training, as an operator sees it.
 
     version: of its weights; steps: newest last; waiting_s: since the last of them, or since this process
@@ -135,7 +130,7 @@ class HandSession:
     model: str
     version: int
     is_working: bool
-    steps: tuple[HandStep, ...]
+    steps: tuple[InteractiveStep, ...]
     waiting_s: float
     failure: str
 

@@ -1,49 +1,46 @@
-"""Durable states of models trained by hand: step folders (see step_folders) below `interactive/<model>/`."""
+"""Durable states of interactive sessions: step folders (see step_folders) below the folder of the model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
-from urllib.parse import quote, unquote
 
-from blob_store import BlobStore
+from blob_store import BlobRef, BlobStore
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.adapters.step_folders import MARKER, step_folder
-from grpo_trainer.domain.trajectories import StoredBody
-from grpo_trainer.interactive.state import HandState, hand_state_from_json
-
-_ROOT: Final = "interactive"
+from grpo_trainer.interactive.state import InteractiveState, interactive_state_from_json
+from identities import objects
 
 
 class InteractiveStates:
-    """See ports.HandStates."""
+    """See ports.InteractiveStates."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
 
     async def models(self) -> tuple[str, ...]:
-        """See ports.HandStates."""
-        with object_store("states of training by hand"):
-            keys = await self._store.list(f"{_ROOT}/")
-        return tuple(sorted({unquote(key.split("/")[1]) for key in keys if key.endswith(f"/{MARKER}")}))
+        """See ports.InteractiveStates."""
+        with object_store("states of interactive training"):
+            keys = await self._store.list(objects.interactive_states())
+        markers = (key for key in keys if key.endswith(f"/{MARKER}"))
+        return tuple(sorted(set(map(objects.parse_interactive_session, markers))))
 
-    async def newest(self, model: str) -> HandState | None:
-        """See ports.HandStates."""
+    async def newest(self, model: str) -> InteractiveState | None:
+        """See ports.InteractiveStates."""
         markers = await self._markers(model)
         return await self._read(markers[-1]) if markers else None
 
-    async def of_version(self, model: str, version: int) -> HandState | None:
-        """See ports.HandStates."""
+    async def of_version(self, model: str, version: int) -> InteractiveState | None:
+        """See ports.InteractiveStates."""
         for key in reversed(await self._markers(model)):
             state = await self._read(key)
             if state.session.version <= version:
                 return state if state.session.version == version else None
         return None
 
-    async def commit(self, state: HandState, tensors: Path) -> HandState:
-        """See ports.HandStates."""
+    async def commit(self, state: InteractiveState, tensors: Path) -> InteractiveState:
+        """See ports.InteractiveStates."""
         session, folder = state.session, _folder(state)
         with object_store(f"step {session.step} of {session.spec.model}"):
             files = await step_folders.put_tensors(self._store, folder, tensors)
@@ -51,34 +48,30 @@ class InteractiveStates:
             await step_folders.put_marker(self._store, folder, state.to_json())
         return state
 
-    async def tensors(self, state: HandState, path: Path) -> None:
-        """See ports.HandStates."""
+    async def tensors(self, state: InteractiveState, path: Path) -> None:
+        """See ports.InteractiveStates."""
         with object_store(f"tensors of step {state.session.step} of {state.session.spec.model}"):
             await step_folders.get_tensors(self._store, state.session.tensors, path)
 
-    def marker_of(self, state: HandState) -> StoredBody:
-        """See ports.HandStates."""
+    def marker_of(self, state: InteractiveState) -> BlobRef:
+        """See ports.InteractiveStates."""
         return step_folders.marker_of(_folder(state), state.to_json())
 
     async def prune(self, model: str, *, newest: int) -> None:
-        """See ports.HandStates."""
+        """See ports.InteractiveStates."""
         with object_store(f"old states of {model}"):
-            folders = step_folders.by_folder(await self._store.list(f"{_line(model)}/"))
+            folders = step_folders.by_folder(await self._store.list(f"{objects.interactive_session(model)}/"))
             for folder in list(folders)[:-newest]:
                 await step_folders.delete(self._store, folders[folder])
 
     async def _markers(self, model: str) -> list[str]:
         with object_store(f"states of {model}"):
-            keys = await self._store.list(f"{_line(model)}/")
+            keys = await self._store.list(f"{objects.interactive_session(model)}/")
         return sorted(key for key in keys if key.endswith(f"/{MARKER}"))
 
-    async def _read(self, key: str) -> HandState:
-        return await step_folders.read_marker(self._store, key, hand_state_from_json)
+    async def _read(self, key: str) -> InteractiveState:
+        return await step_folders.read_marker(self._store, key, interactive_state_from_json)
 
 
-def _line(model: str) -> str:
-    return f"{_ROOT}/{quote(model, safe='')}"
-
-
-def _folder(state: HandState) -> str:
-    return step_folder(_line(state.session.spec.model), state.session.step)
+def _folder(state: InteractiveState) -> str:
+    return step_folder(objects.interactive_session(state.session.spec.model), state.session.step)

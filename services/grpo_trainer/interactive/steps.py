@@ -8,27 +8,28 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from grpo_trainer.domain.spec import TrainingSpec
+from blob_store import BlobRef
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import StoredBody
-from grpo_trainer.interactive.deps import HandTools
+from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
-from grpo_trainer.interactive.state import HandState, Head, StepDone, hand_run_id
+from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.prepared import Adam, Measured
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.patience import Patience
 from grpo_trainer.ports import PublishedPolicy
+from identities.entities import interactive_run_id
 from upcycle.run_config import ALL_LINEAR
 
 
-def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
+def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
     """The configuration under which a model is trained interactively; each call brings its own loss and rate.
 
     Raises InvalidTrainingSpec."""
     adapters = Lora() if lora is None else lora
-    return TrainingSpec(
-        run_id=hand_run_id(model),
+    return training_spec(
+        run_id=interactive_run_id(model),
         model=model,
         group_size=2,
         loss="importance_sampling",
@@ -38,7 +39,7 @@ def hand_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
     )
 
 
-def hand_record(
+def step_record(
     *,
     step: int,
     version: int,
@@ -105,7 +106,7 @@ def step_metrics(
 
 
 async def publish(
-    session: SessionState, tools: HandTools, snapshot: Snapshot, patience: Patience
+    session: SessionState, tools: InteractiveDeps, snapshot: Snapshot, patience: Patience
 ) -> PublishedPolicy:
     """Store the version of `session`, which is not announced yet. Raises LineageTaken where another trainer
     has taken the number."""
@@ -117,7 +118,9 @@ async def publish(
         )
 
 
-async def announce_step(state: HandState, tools: HandTools, patience: Patience) -> tuple[StepDone, Head]:
+async def announce_step(
+    state: InteractiveState, tools: InteractiveDeps, patience: Patience
+) -> tuple[StepDone, Head]:
     """Say that a durable step is there, and move head unless it is to stay; all of it may be repeated.
 
     Returns what the caller is told, and where training goes on.
@@ -134,14 +137,14 @@ async def announce_step(state: HandState, tools: HandTools, patience: Patience) 
         spec.model,
         state.checkpoint_id,
         expected_revision=state.head_revision,
-        reason=f"optimizer step {record.step} by hand",
+        reason=f"interactive optimizer step {record.step}",
     )
     revision = None if state.keep_head else await patience.until_done(promote)
     head = Head(state.published, state.head_revision if revision is None else revision)
     return recorded(state, marker, is_head=revision is not None), head
 
 
-def recorded(state: HandState, marker: StoredBody, *, is_head: bool) -> StepDone:
+def recorded(state: InteractiveState, marker: BlobRef, *, is_head: bool) -> StepDone:
     """What the caller of the step is told. marker: claim check of the state."""
     session, record = state.session, state.session.last_step
     return StepDone(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import UnknownTrajectory, Waiting
+from grpo_trainer.domain.errors import UnknownTrajectory
 from grpo_trainer.interactive.deps import StoredTrajectory
 from grpo_trainer.interactive.inputs import Split
 from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT, SPLIT_UNASSIGNED
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 IDEMPOTENT: Final = ("GetTrajectory",)
 """Calls that may be repeated while the store is away."""
@@ -31,8 +32,6 @@ class PlatformTrajectories:
         try:
             with remote_errors(f"the trajectory store at {self._address}"):
                 reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))
-        except RemoteUnavailable as error:
-            raise Waiting(str(error)) from error
         except RemoteNotFound as error:
             raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored: {error}") from error
         except RemoteError as error:
@@ -41,8 +40,8 @@ class PlatformTrajectories:
         return StoredTrajectory(
             tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
             reward=summary.reward if summary.graded else None,
-            task_digest=reply.body.task_digest,
-            split=_SPLITS.get(reply.body.split, Split.TRAIN),
-            run_id=reply.body.run_id,
-            group_id=reply.body.group_id,
+            task_digest=reply.body.episode.task_digest,
+            split=_SPLITS.get(reply.body.episode.split, Split.TRAIN),
+            run_id=reply.body.episode.run_id,
+            group_id=reply.body.episode.group_id,
         )

@@ -1,4 +1,4 @@
-"""Metrics of training by hand: those of runs, since a model is trained by one or the other."""
+"""Metrics of interactive steps: the same as those of runs, labelled with the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grpo_trainer.interactive.state import StepDone
 from grpo_trainer.telemetry import LAST, STEPS, TOKENS, VERSION
 
 
-def stepped_by_hand(done: StepDone) -> None:
+def record_step(done: StepDone) -> None:
     """A step is durable."""
     STEPS.labels(done.model).inc()
     TOKENS.labels(done.model).inc(done.metrics.get("tokens", 0.0))

@@ -1,4 +1,4 @@
-"""protobuf <-> domain for training by hand, nothing else."""
+"""protobuf <-> domain of interactive training, nothing else."""
 
 from __future__ import annotations
 

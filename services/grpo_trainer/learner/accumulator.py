@@ -1,4 +1,4 @@
-"""Gradients that are accumulated by hand, and the update that uses them up.
+"""Accumulated gradients of interactive training, and the update that applies them.
 
 Gradients of built-in losses are kept as sums over trained tokens and divided by the tokens of the whole step
 at its end, so that several small batches are one big one; gradients that a caller worked out stay as given.

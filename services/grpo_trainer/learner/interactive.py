@@ -31,7 +31,7 @@ _AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
 
 
 class InteractiveLearner(TorchLearner):
-    """See ports.HandLearner."""
+    """See ports.AccumulatingLearner."""
 
     def __init__(self, thread: LearnerThread) -> None:
         super().__init__(thread)
@@ -52,13 +52,13 @@ class InteractiveLearner(TorchLearner):
     def _refuse(self, spec: TrainingSpec) -> None:
         if not spec.schedule.is_flat:
             raise InvalidTrainingSpec(
-                f"lr_schedule={spec.lr_schedule} with warmup_steps={spec.warmup_steps}: training by hand has "
-                "no number of steps to bend a curve over; give each optim_step its learning_rate"
+                f"lr_schedule={spec.lr_schedule} with warmup_steps={spec.warmup_steps}: interactive "
+                "training has no fixed number of steps; give each optim_step its learning_rate"
             )
         if self._thread.options.ranks > 1:
             raise InvalidTrainingSpec(
-                f"training by hand computes in one process, this trainer has {self._thread.options.ranks} "
-                "ranks: start one with GRPO_TRAINER_RANKS=1"
+                f"interactive training computes in one process, this trainer has "
+                f"{self._thread.options.ranks} ranks: start one with GRPO_TRAINER_RANKS=1"
             )
 
     async def close(self) -> None:
@@ -67,23 +67,23 @@ class InteractiveLearner(TorchLearner):
         await super().close()
 
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
-        """See ports.HandLearner."""
+        """See ports.AccumulatingLearner."""
         return await self._thread.run(lambda: self._forward(self._rows(batch)))
 
     async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
-        """See ports.HandLearner."""
+        """See ports.AccumulatingLearner."""
         return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps))
 
     async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
-        """See ports.HandLearner."""
+        """See ports.AccumulatingLearner."""
         return await self._thread.run(lambda: self._backward(batch, weights))
 
     async def apply(self, adam: Adam) -> Mapping[str, float]:
-        """See ports.HandLearner."""
+        """See ports.AccumulatingLearner."""
         return {"grad_norm": await self._thread.run(lambda: self._accumulated().apply(adam))}
 
     async def drop(self) -> None:
-        """See ports.HandLearner."""
+        """See ports.AccumulatingLearner."""
         await self._thread.run(lambda: self._accumulated().drop())
 
     def _accumulated(self) -> Accumulator:

@@ -81,7 +81,7 @@ class Learner(Protocol):
         """Let the memory go."""
 
 
-class HandLearner(Learner, Protocol):
+class AccumulatingLearner(Learner, Protocol):
     """A learner of interactive training: gradients accumulate. A call that fails leaves them as they were."""
 
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:

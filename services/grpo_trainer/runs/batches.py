@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from episodes import GroupReason
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, excluded
+from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class BatchCutter:
                 detail = (
                     f"staleness {staleness} > max_staleness {self._spec.max_staleness} at version {version}"
                 )
-                stale.append(excluded(group, Reason.STALE, detail))
+                stale.append(excluded(group, GroupReason.STALE, detail))
             else:
                 fresh.append(group)
         self._ready = fresh

@@ -10,13 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from blob_store import BlobRef
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 from grpo_trainer.learner.protocol import Learner
 from grpo_trainer.ports import Facts, Policies
 from grpo_trainer.runs.attempt_record import Attempt
@@ -26,7 +27,7 @@ class Bodies(Protocol):
     """Stored trajectories."""
 
     async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
-        """Raises UnusableTrajectory; Waiting while the store is away."""
+        """Raises UnusableTrajectory; Unavailable while the store is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class States(Protocol):
     async def tensors(self, state: SessionState, directory: Path) -> None:
         """Fetch the files of a state that has some into an empty folder."""
 
-    async def marker_of(self, state: SessionState) -> StoredBody:
+    async def marker_of(self, state: SessionState) -> BlobRef:
         """Claim check of the marker of a committed state."""
 
     async def stop(self, state: SessionState) -> None:
@@ -84,7 +85,7 @@ class HeldOut(Protocol):
     """Tasks that must never train."""
 
     async def digests(self, taskset: str) -> tuple[str, ...]:
-        """Digests of a taskset's tasks, sorted. Raises InvalidTrainingSpec where there is none; Waiting."""
+        """Digests of a taskset's tasks, sorted. Raises InvalidTrainingSpec, Unavailable."""
 
 
 class Instruments(Protocol):

@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_trainer.domain.errors import Unpublishable, Waiting
+from grpo_trainer.domain.errors import Unpublishable
 from grpo_trainer.domain.failures import FailedRun, Failure
 from grpo_trainer.patience import Patience
 from grpo_trainer.runs.deps import Tools
 from grpo_trainer.runs.watermark import Horizon
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Failures:
         return kept
 
     async def say(self, run_id: str) -> None:
-        """Publish the failure, as often as it takes, unless the run is over. Raises Waiting."""
+        """Publish the failure, as often as it takes, unless the run is over. Raises Unavailable."""
         failure = self._runs[run_id].failure
         try:
             if failure.model and not (run_id in self._over or self._runs[run_id].closed):
@@ -85,11 +86,11 @@ class Failures:
         async def attempt() -> None:
             try:
                 await self._tools.facts.failed(failure)
-            except (Unpublishable, Waiting):
+            except (Unpublishable, Unavailable):
                 raise
             except Exception as error:
                 log.exception("failure_publish_error", extra={"run_id": failure.run_id})
-                raise Waiting(f"the bus (the failure of {failure.run_id}): {error!r}") from error
+                raise Unavailable(f"the bus (the failure of {failure.run_id}): {error!r}") from error
 
         await Patience().until_done(attempt)
         log.info("failure_published", extra={"run_id": failure.run_id, "kind": failure.kind.value})

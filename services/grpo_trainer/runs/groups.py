@@ -11,15 +11,11 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
+from episodes import GroupReason
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup, OfferRules
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import (
-    CompleteGroup,
-    GradedTrajectory,
-    Reason,
-    excluded,
-)
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, excluded
 
 
 @dataclass(slots=True)
@@ -110,9 +106,9 @@ class GroupAssembler:
         self._left[group_id] = group.first_sequence
         complete = CompleteGroup(group_id, _in_order(group.members), group.first_sequence)
         reason, detail = self._reason_against(complete)
-        return complete if reason is Reason.NONE else excluded(complete, reason, detail)
+        return complete if reason is GroupReason.NONE else excluded(complete, reason, detail)
 
-    def _reason_against(self, group: CompleteGroup) -> tuple[Reason, str]:
+    def _reason_against(self, group: CompleteGroup) -> tuple[GroupReason, str]:
         for member in group.members:
             if (
                 not member.may_train
@@ -120,23 +116,26 @@ class GroupAssembler:
                 or member.task_digest in self._held_out_tasks
             ):
                 return (
-                    Reason.HELD_OUT,
+                    GroupReason.HELD_OUT,
                     f"{member.trajectory_id} is of held-out task {member.task_digest[:12]}",
                 )
         if len(group.members) < self._spec.min_members:
             return (
-                Reason.SHORT_GROUP,
+                GroupReason.SHORT_GROUP,
                 f"{len(group.members)} members, at least {self._spec.min_members} are needed",
             )
         odd = next((m for m in group.members if not self._is_sound(m)), None)
         if odd is not None:
             return (
-                Reason.QUARANTINED,
+                GroupReason.QUARANTINED,
                 f"{odd.trajectory_id} has reward {odd.reward}, group size {odd.group_size}",
             )
         if len({member.reward for member in group.members}) == 1:
-            return Reason.ZERO_SPREAD, f"all {len(group.members)} rewards are {group.members[0].reward:g}"
-        return Reason.NONE, ""
+            return (
+                GroupReason.ZERO_SPREAD,
+                f"all {len(group.members)} rewards are {group.members[0].reward:g}",
+            )
+        return GroupReason.NONE, ""
 
     def _is_sound(self, member: GradedTrajectory) -> bool:
         in_range = 0 <= member.member < member.group_size == self._spec.group_size

@@ -17,14 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from episodes import GroupReason
 from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.domain.steps import StepPlan, StepRecord, checkpoint_id
-from grpo_trainer.domain.trajectories import CompleteGroup, Reason, Settlement, Submission, excluded
+from grpo_trainer.domain.steps import StepPlan, StepRecord
+from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.patience import Patience
 from grpo_trainer.runs.announcing import announce, announce_final, confirm
@@ -36,6 +37,7 @@ from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
 from grpo_trainer.runs.phases import Turn, at_once
 from grpo_trainer.runs.watermark import Horizon
+from identities.entities import checkpoint_id
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +198,7 @@ class TrainingSession:
 
     async def _train(self) -> None:
         trained = self.state
-        while trained is not None and not self.spec.is_last(trained.step) and not trained.stopped:
+        while trained is not None and not self.spec.reached(trained.step) and not trained.stopped:
             batch = await self._next_batch(trained.version)
             if batch is None:
                 break
@@ -210,7 +212,7 @@ class TrainingSession:
 
     async def _finish(self) -> None:
         state = self.state
-        if state is not None and not self.spec.is_last(state.step) and not self._overruled:
+        if state is not None and not self.spec.reached(state.step) and not self._overruled:
             await self._end_early(state)
         self.intake.retired = True
         await self._enter(Phase.FINISHED)
@@ -240,7 +242,7 @@ class TrainingSession:
         if self.intake.saves:
             await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
         for group in self.intake.held():
-            await self.intake.settle(excluded(group, Reason.RUN_OVER))
+            await self.intake.settle(excluded(group, GroupReason.RUN_OVER))
         log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
 
     async def _enter(self, phase: Phase) -> None:
@@ -331,7 +333,7 @@ class TrainingSession:
         except Diverged as error:
             self._diverged += 1
             for group in batch.groups:
-                await self._exclude(excluded(group, Reason.QUARANTINED, str(error)))
+                await self._exclude(excluded(group, GroupReason.QUARANTINED, str(error)))
             if self._diverged >= _MAX_DIVERGED:
                 raise Diverged(
                     f"{_MAX_DIVERGED} batches in a row could not be applied, the last for step {step}: "

@@ -13,17 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from episodes import SessionFailure
 from grpo_trainer.domain.alarms import AlarmLimits
-from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, UnknownSession, Waiting
-from grpo_trainer.domain.failures import (
-    ENDS_PROCESS,
-    BrokenRun,
-    FailedRun,
-    Failure,
-    FailureKind,
-    detail_of,
-    kind_of,
-)
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, UnknownSession
+from grpo_trainer.domain.failures import ENDS_PROCESS, BrokenRun, FailedRun, Failure, detail_of, kind_of
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
@@ -34,13 +27,14 @@ from grpo_trainer.runs.group_buffer import Fact, RunOver
 from grpo_trainer.runs.reopening import Interim, Recall, fed, hand_over, may_go_on, newest_of
 from grpo_trainer.runs.session import Phase, TrainingSession
 from grpo_trainer.runs.watermark import Horizon
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 _OVER: Final = (Phase.FINISHED, Phase.FAILED)
 _LAST_MOMENT_S: Final = 1.0
 """For abandoned sessions to let go; a learner in the middle of a step cannot."""
-_OF_LEAVING: Final = (FailureKind.ERROR, FailureKind.LINEAGE_TAKEN)
+_OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
 """What may be a consequence of the process leaving; the next start finds out whether it was more."""
 
 
@@ -99,7 +93,7 @@ class Sessions:
         failure = Failure(
             run_id=run.run_id,
             model=run.model,
-            kind=FailureKind.BROKEN_ARTIFACT,
+            kind=SessionFailure.BROKEN_ARTIFACT,
             detail=run.detail,
             step=run.step,
             cursor=self.horizon.handled,
@@ -123,14 +117,14 @@ class Sessions:
 
     async def _turn(self, spec: TrainingSpec) -> None:
         """One at a time adds versions to a model. A run begins when the runs before it are over and the
-        interactive call that is under way has ended; calls that come now are refused. Raises Waiting."""
+        interactive call that is under way has ended; calls that come now are refused. Raises Unavailable."""
         for run_id, session in self._sessions.items():
             if run_id == spec.run_id:
                 break
             if session.spec.model == spec.model and session.phase not in _OVER:
-                raise Waiting(f"{run_id}, which trains {spec.model!r} before it")
+                raise Unavailable(f"{run_id}, which trains {spec.model!r} before it")
         if self._by_hand(spec.model):
-            raise Waiting(f"the interactive call about {spec.model!r} that is under way")
+            raise Unavailable(f"the interactive call about {spec.model!r} that is under way")
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """A run that was submitted at `sequence` asks for what cannot be."""
@@ -231,7 +225,7 @@ class Sessions:
     async def _fail(self, session: TrainingSession, error: Exception) -> None:
         spec, state, kind = session.spec, session.state, kind_of(error)
         extra = {"run_id": spec.run_id, "kind": kind.value, "error": str(error)}
-        log.error("training_failed", exc_info=error if kind is FailureKind.ERROR else None, extra=extra)
+        log.error("training_failed", exc_info=error if kind is SessionFailure.ERROR else None, extra=extra)
         step, cursor = (0, session.submission.sequence) if state is None else (state.step, state.cursor)
         failure = self._failure(spec.run_id, spec.model, error, step=step, cursor=cursor)
         await self._end_failed(session, FailedRun(failure, state))
@@ -278,9 +272,9 @@ class Sessions:
             await asyncio.wait(late, timeout=_LAST_MOMENT_S)
 
     def trainer_of(self, model: str) -> str | None:
-        """The run that trains a model now, if there is one. Raises Waiting until that is known."""
+        """The run that trains a model now, if there is one. Raises Unavailable until that is known."""
         if not self._restored:
-            raise Waiting("the runs that go on, which are being looked up")
+            raise Unavailable("the runs that go on, which are being looked up")
         going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in _OVER)
         return next((one.spec.run_id for one in going), None)
 

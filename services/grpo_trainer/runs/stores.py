@@ -1,7 +1,8 @@
 """Bodies and training states in the object store.
 
-States are step folders (see step_folders) below `training/<model>/<run>/`; beside them `stopped.json`,
-`failed.json` and `closed.json` say how far the run itself is, and `attempts.json` which batch was begun last.
+States are step folders (see step_folders) in the run's folder `<tenant>/training/<model>/<run>/`; beside
+them `stopped.json`, `failed.json` and `closed.json` say how far the run itself is, and `attempts.json` which
+batch was begun last.
 """
 
 from __future__ import annotations
@@ -13,32 +14,30 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
 
-from blob_store import BlobStore
+from blob_store import BlobRef, BlobStore
+from episodes import SessionFailure
 from grpo_trainer import wire
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.adapters.step_folders import MARKER, step_folder
 from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.errors import BrokenArtifact, UnusableTrajectory
-from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, FailureKind, failure_from_json
+from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, failure_from_json
 from grpo_trainer.domain.states import SessionState, state_from_json
-from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
+from grpo_trainer.domain.trajectories import GradedTrajectory
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
 from grpo_trainer.runs.deps import FoundStates
 from grpo_trainer.telemetry import STATES_REMOVED
+from identities.objects import parse_training_run, training_run, training_states
 from trajectory_body import MalformedBody, unpack
 
 log = logging.getLogger(__name__)
 
-_ROOT: Final = "training"
 _STOPPED: Final = "stopped.json"
 _CLOSED: Final = "closed.json"
 _FAILED: Final = "failed.json"
 _ATTEMPTS: Final = "attempts.json"
-_RUN_PARTS: Final = 3
-"""training, model, run: the parts of a key that name a run."""
 
 
 class BlobBodies:
@@ -52,7 +51,7 @@ class BlobBodies:
         """See ports.Bodies."""
         try:
             with object_store(trajectory.trajectory_id):
-                data = await self._store.get(wire.blob_ref(trajectory.body))
+                data = await self._store.get(trajectory.body)
             body = unpack(data)
         except (BrokenArtifact, MalformedBody) as error:
             raise UnusableTrajectory(f"{trajectory.trajectory_id}: {error}") from error
@@ -68,11 +67,11 @@ class BlobStates:
 
     async def find(self) -> FoundStates:
         """See ports.States."""
-        return await self._found(f"{_ROOT}/", "training states")
+        return await self._found(training_states(), "training states")
 
     async def find_run(self, model: str, run_id: str) -> FoundStates:
         """See ports.States."""
-        return await self._found(f"{_line(model, run_id)}/", f"training states of {run_id}")
+        return await self._found(f"{training_run(model, run_id)}/", f"training states of {run_id}")
 
     async def _found(self, prefix: str, what: str) -> FoundStates:
         with object_store(what):
@@ -100,7 +99,7 @@ class BlobStates:
             return FailedRun(await self._failure(line), state, closed)
         if not why:
             return state
-        model, run_id = _named_by(line)
+        model, run_id = parse_training_run(line)
         return BrokenRun(run_id, model, step_folders.step_of(newest), why, closed)
 
     async def _failure(self, line: str) -> Failure:
@@ -112,9 +111,9 @@ class BlobStates:
             return failure_from_json(json.loads(data or b""))
         except (ValueError, KeyError, TypeError) as error:
             log.error("failure_unreadable", extra={"key": key, "error": str(error)})
-            model, run_id = _named_by(line)
+            model, run_id = parse_training_run(line)
             detail = f"{key} says that the run failed, and cannot be read: {error}"
-            return Failure(run_id, model, FailureKind.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
+            return Failure(run_id, model, SessionFailure.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
 
     async def _read(self, key: str) -> SessionState:
         return await step_folders.read_marker(self._store, key, state_from_json)
@@ -136,7 +135,7 @@ class BlobStates:
         with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
             await step_folders.get_tensors(self._store, state.tensors, directory)
 
-    async def marker_of(self, state: SessionState) -> StoredBody:
+    async def marker_of(self, state: SessionState) -> BlobRef:
         """See ports.States."""
         return step_folders.marker_of(_folder(state), state.to_json())
 
@@ -147,7 +146,7 @@ class BlobStates:
 
     async def fail(self, failure: Failure) -> Failure:
         """See ports.States."""
-        line = _line(failure.model, failure.run_id)
+        line = training_run(failure.model, failure.run_id)
         data = json.dumps(failure.to_json(), sort_keys=True).encode()
         with object_store(f"the failure of {failure.run_id}"):
             written = await self._store.put_if_absent(f"{line}/{_FAILED}", data)
@@ -162,7 +161,7 @@ class BlobStates:
         await self._close(failure.model, failure.run_id, failure.cursor)
 
     async def _close(self, model: str, run_id: str, seen: int) -> None:
-        line = _line(model, run_id)
+        line = training_run(model, run_id)
         with object_store(f"the end of {run_id}"):
             await self._store.put(f"{line}/{_CLOSED}", json.dumps({"seen": seen}).encode())
             await self._store.delete(f"{line}/{_ATTEMPTS}")
@@ -170,7 +169,7 @@ class BlobStates:
 
     async def attempt(self, model: str, run_id: str) -> Attempt | None:
         """See ports.States."""
-        key = f"{_line(model, run_id)}/{_ATTEMPTS}"
+        key = f"{training_run(model, run_id)}/{_ATTEMPTS}"
         with object_store(f"attempts of {run_id}"):
             data = await self._store.read(key)
         if data is None:
@@ -185,12 +184,12 @@ class BlobStates:
         """See ports.States."""
         data = json.dumps(attempt.to_json()).encode()
         with object_store(f"attempts of {run_id}"):
-            await self._store.put(f"{_line(model, run_id)}/{_ATTEMPTS}", data)
+            await self._store.put(f"{training_run(model, run_id)}/{_ATTEMPTS}", data)
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
         """See ports.States."""
         with object_store(f"old states of {run_id}"):
-            folders = step_folders.by_folder(await self._store.list(f"{_line(model, run_id)}/step-"))
+            folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/step-"))
             for folder in list(folders)[:-newest]:
                 named = await self._named(folder, folders[folder])
                 await step_folders.delete(self._store, set(folders[folder]) - named)
@@ -208,28 +207,18 @@ class BlobStates:
         return self._checkpoints.get(folder, frozenset())
 
 
-def _line(model: str, run_id: str) -> str:
-    return f"{_ROOT}/{quote(model, safe='')}/{quote(run_id, safe='')}"
-
-
 def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:
-    """What lies in the folder of each run, by the folder."""
+    """Names of the objects in the folder of each run, by folder."""
     runs: dict[str, set[str]] = {}
     for key in keys:
-        parts = key.split("/")
-        if len(parts) > _RUN_PARTS:
-            runs.setdefault("/".join(parts[:_RUN_PARTS]), set()).add("/".join(parts[_RUN_PARTS:]))
+        folder = training_run(*parse_training_run(key))
+        if key.startswith(f"{folder}/"):
+            runs.setdefault(folder, set()).add(key.removeprefix(f"{folder}/"))
     return runs
 
 
-def _named_by(line: str) -> tuple[str, str]:
-    """Model and run of a folder."""
-    _, model, run = line.split("/")
-    return unquote(model), unquote(run)
-
-
 def _line_of(state: SessionState) -> str:
-    return _line(state.spec.model, state.spec.run_id)
+    return training_run(state.spec.model, state.spec.run_id)
 
 
 def _folder(state: SessionState) -> str:

@@ -11,6 +11,7 @@ from prometheus_client import Counter
 
 from blob_store import BlobError, BlobRef, BlobStore
 from event_bus import BusError, EventBus
+from identities import events, objects
 from model_gateway.ports import Sample
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
@@ -72,10 +73,10 @@ class BlobCapture:
 
     async def _keep(self, sample: Sample) -> None:
         day = sample.sampled_at.date().isoformat()
-        key = f"captures/{sample.model}/{day}/{sample.request_id}.json.zst"
+        key = objects.capture(sample.model, day, sample.request_id)
         ref = await self._store.put(key, _body(sample))
         event = _event(sample, ref)
-        await self._bus.publish(event, model=sample.model, event_id=f"gateway.sampled/{sample.request_id}")
+        await self._bus.publish(event, model=sample.model, event_id=events.gateway_sampled(sample.request_id))
 
 
 def _body(sample: Sample) -> bytes:

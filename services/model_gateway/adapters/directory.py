@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from event_bus import Delivery
-from grpc_edge import Peer, RemoteError, RemoteNotFound, remote_errors
+from grpc_edge import Peer
 from model_gateway import wire
 from model_gateway.domain.calls import Target
 from model_gateway.domain.routing import View
@@ -21,6 +21,8 @@ from model_gateway.usecases.promotions import Promotion
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class RegistryDirectory:
             with remote_errors("look engines up"):
                 models = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
                 engines = await self._stub.ListEngines(pb.ListEnginesRequest(), timeout=timeout_s)
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             self._report(str(error))
             return
         self._trouble = None
@@ -86,7 +88,7 @@ class RegistryDirectory:
         except RemoteNotFound:
             # Published but never a checkpoint: an engine of channel latest may hold it for an evaluation.
             return ""
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             self._report(str(error))
             return ""
         self._digests[target] = found.checkpoint.digest

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from identities.entities import parse_checkpoint_id
 from model_gateway.domain.errors import BadRequest, UnknownField
 from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
 
@@ -21,7 +22,6 @@ class Route(StrEnum):
 FIELDS: Mapping[Route, frozenset[str]] = {Route.CHAT: CHAT_FIELDS, Route.COMPLETIONS: COMPLETIONS_FIELDS}
 
 _PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
-_CHECKPOINT = re.compile(r"ckpt-(.+)-v(\d{8,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ def read_target(model: Any, checkpoint: Any = None) -> Target:
         raise BadRequest(f"model {model!r}: after '@' comes `head` or `v<number>`", param="model")
     if checkpoint is None:
         return Target(slug, int(pinned[1]) if pinned else None)
-    found = _CHECKPOINT.fullmatch(str(checkpoint))
-    if found is None or found[1] != slug:
+    found = parse_checkpoint_id(str(checkpoint))
+    if found is None or found.model != slug:
         raise BadRequest(
             f"checkpoint {checkpoint!r} is not one of {slug!r}; expected ckpt-{slug}-v<8 digits>",
             param="checkpoint",
         )
-    return Target(slug, int(found[2]))
+    return Target(slug, found.version)
 
 
 def _check_fields(route: Route, body: Mapping[str, Any]) -> None:

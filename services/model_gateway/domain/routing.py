@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from identities.entities import checkpoint_id
 from model_gateway.domain.calls import Target
 
 
@@ -108,4 +109,4 @@ class Weights:
     @property
     def checkpoint_id(self) -> str:
         """Of the newest version."""
-        return f"ckpt-{self.model}-v{self.newest:08d}"
+        return checkpoint_id(self.model, self.newest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from event_bus import BusError, EventBus
-from grpc_edge import RemoteError, RemoteNotFound, remote_errors
+from identities import events
 from policy_engine import wire
 from policy_engine.domain import (
     LeaseFacts,
@@ -20,6 +20,8 @@ from policy_engine.domain import (
     VersionRefused,
 )
 from upcycle.api.registry.v1 import service_pb2
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -68,7 +70,7 @@ class PlatformAnnouncer:
                 )
         except RemoteNotFound as error:
             raise ModelUnknown(str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise PlatformUnavailable(str(error)) from error
 
     def _next(self) -> str:
@@ -76,7 +78,7 @@ class PlatformAnnouncer:
         return str(self._told)
 
     async def _publish(self, verb: str, event: Message, what: str) -> None:
-        event_id = f"engine.{verb}/{self._who.engine_id}/{what}"
+        event_id = events.engine_changed(verb, self._who.engine_id, what)
         try:
             await self._bus.publish(event, model=self._who.model, event_id=event_id)
         except BusError as error:

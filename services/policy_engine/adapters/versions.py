@@ -3,16 +3,17 @@
 from typing import TYPE_CHECKING
 
 from blob_store import BlobError, BlobStore
+from episodes import Channel
 from event_bus import BusError, EventBus
-from grpc_edge import RemoteError, RemoteNotFound, remote_errors
 from policy_engine import wire
-from policy_engine.domain import Channel, ModelUnknown, PlatformUnavailable, Target
+from policy_engine.domain import ModelUnknown, PlatformUnavailable, Target
 from policy_engine.usecases.pins import PinRequests
 from policy_files import InvalidManifest, UnknownPolicy, load
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
-from upcycle.errors import Unavailable as StoreAway
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -61,7 +62,7 @@ class ChannelVersions:
             return wire.target_of_checkpoint(reply.checkpoint)
         except RemoteNotFound:
             return await self._find_published(version)
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise PlatformUnavailable(f"the registry, to find v{version}: {error}") from error
 
     async def _find_published(self, version: int) -> Target:
@@ -70,7 +71,7 @@ class ChannelVersions:
             return wire.target_of_manifest(await load(self._store, self._model, version))
         except UnknownPolicy as error:
             raise PlatformUnavailable(f"v{version} to be published") from error
-        except (BlobError, StoreAway, InvalidManifest) as error:
+        except (BlobError, Unavailable, InvalidManifest) as error:
             raise PlatformUnavailable(f"the manifest of v{version}: {error}") from error
 
     async def _of_registry(self) -> tuple[Target, Target]:
@@ -79,7 +80,7 @@ class ChannelVersions:
                 reply = await self._registry.GetModel(service_pb2.GetModelRequest(model=self._model))
         except RemoteNotFound as error:
             raise ModelUnknown(f"model {self._model!r} to be imported into the registry") from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise PlatformUnavailable(f"the registry: {error}") from error
         head = wire.target_of_checkpoint(reply.head)
         if self._channel is Channel.HEAD:

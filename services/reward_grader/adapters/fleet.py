@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import grpc.aio
 
-from grpc_edge import RemoteError, RemoteNotFound, connect, remote_errors
 from reward_grader import wire
 from reward_grader.domain import FailureKind, Grade, GradingTask, Transcript
 from reward_grader.ports import EnvironmentAway, EpisodeBroken
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
+from upcycle.errors import Unavailable
+from upcycle.rpc import CallTimedOut, RemoteError, RemoteNotFound, connect, remote_errors
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -39,7 +40,7 @@ class GrpcEnvironments:
             with remote_errors(f"grade {task.trajectory_id}"):
                 stub = self._stub(task.environment_address)
                 response = await stub.Grade(request, timeout=self._grade_timeout_s)
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise _reaction(error, task) from error
         return wire.grade_from_wire(response)
 
@@ -51,7 +52,11 @@ class GrpcEnvironments:
                 await self._stub(task.environment_address).Close(request, timeout=_CLOSE_S)
         except RemoteNotFound:
             return
-        except (RemoteError, grpc.aio.UsageError) as error:  # UsageError: our channel is closed already
+        except (
+            RemoteError,
+            Unavailable,
+            grpc.aio.UsageError,
+        ) as error:  # UsageError: our channel is closed already
             log.warning("lease_not_closed", extra={"lease_id": task.lease_id, "why": str(error)})
 
     async def stop(self) -> None:
@@ -67,17 +72,17 @@ class GrpcEnvironments:
         return stub
 
 
-def _reaction(error: RemoteError, task: GradingTask) -> Exception:
-    """The environment's own word for what happened where it sent one, else what the status implies."""
-    if error.code is grpc.StatusCode.UNAVAILABLE:
+def _reaction(error: RemoteError | Unavailable, task: GradingTask) -> Exception:
+    """The failure kind that the environment service sent, or else the one that the status implies."""
+    if isinstance(error, CallTimedOut):
+        return EpisodeBroken(FailureKind.TIMEOUT, str(error))
+    if isinstance(error, Unavailable):
         return EnvironmentAway(f"environments at {task.environment_address}", _AWAY_DELAY_S)
     if error.failure_kind is not None:
         return EpisodeBroken(error.failure_kind, str(error))
     match error.code:
         case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
             return EpisodeBroken(FailureKind.ENVIRONMENT_LOST, str(error))
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return EpisodeBroken(FailureKind.TIMEOUT, str(error))
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             return EpisodeBroken(FailureKind.REWARD_INVALID, str(error))
         case _:

@@ -1,39 +1,39 @@
 """Engines over vLLM's wire: the one with the least in flight, each token stamped with version and digest."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from engine_client import (
+    Completion,
     ContextOverflow,
     EngineClient,
     EngineRejected,
     EngineUnavailable,
-    FinishReason,
-    Generation,
     SamplingParams,
 )
-from rollout_sampler import domain
-from rollout_sampler.adapters.leases import Leases, Offer, nobody_serves, offers
-from rollout_sampler.domain import Completion, FailureKind, PolicyWanted, TokenVersions
-from rollout_sampler.ports import ContextFull, EngineLost, EpisodeBroken, GenerateRequest
+from episodes import EpisodeBroken, EpisodeFailure
+from rollout_sampler.adapters.leases import EngineChoice, EngineLeases, choices_among
+from rollout_sampler.domain import PolicyWanted
+from upcycle.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 _SUSPECT_S: Final = 2.0
 _MAX_IDLE_CLIENTS: Final = 16
-_FINISH: Final = {
-    FinishReason.STOP: domain.FinishReason.STOP,
-    FinishReason.LENGTH: domain.FinishReason.LENGTH,
-}
+_NOT_SERVED: Final = 404
 
 DigestOf = Callable[[str, int], Awaitable[str]]
-"""(model, version) -> weights digest."""
+"""(model, version) -> digest of its weights."""
 
 
 class LeasedEngines:
-    """Implements ports.Engines."""
+    """The first request connects, `stop` closes all connections."""
 
-    def __init__(self, leases: Leases, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
+    def __init__(self, leases: EngineLeases, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
         self._leases = leases
         self._digest_of = digest_of
         self._turn_timeout_s = turn_timeout_s
@@ -41,116 +41,97 @@ class LeasedEngines:
         self._in_flight: Counter[str] = Counter()
         self._suspect_until: dict[str, float] = {}
 
-    async def pick(self, wanted: PolicyWanted) -> "LeasedEngine":
-        """The best engine now."""
-        found = offers(await self._leases.of(wanted.model), wanted)
-        if not found:
-            raise nobody_serves(wanted)
-        now = asyncio.get_running_loop().time()
-
-        def order(offer: Offer) -> tuple[bool, int, int, str]:
-            suspect = self._suspect_until.get(offer.engine_id, 0.0) > now
-            return suspect, offer.rank, self._in_flight[offer.base_url], offer.engine_id
-
-        best = min(found, key=order)
-        await self._prune({offer.base_url for offer in found})
-        return LeasedEngine(best, self)
-
-    async def version_now(self, wanted: PolicyWanted) -> int:
-        """The version that `wanted` means now. Raises NoEngine when nobody serves it."""
-        found = offers(await self._leases.of(wanted.model), wanted)
-        if not found:
-            raise nobody_serves(wanted)
-        if wanted.pinned_version is not None:
-            return wanted.pinned_version
-        return int(min(found, key=lambda offer: offer.rank).lease.version)
-
-    def suspect(self, engine_id: str) -> None:
-        """Prefer the others for a while, and read the leases again."""
-        self._suspect_until[engine_id] = asyncio.get_running_loop().time() + _SUSPECT_S
-        self._leases.forget()
-
-    async def generate(self, offer: Offer, request: GenerateRequest) -> Completion:
-        """One request to one engine."""
-        sampling = SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            stop_token_ids=request.stop_token_ids,
-        )
-        client = self._client(offer.base_url)
-        self._in_flight[offer.base_url] += 1
-        try:
-            generation = await client.generate(
-                offer.model_name, request.prompt_ids, sampling, timeout_s=self._turn_timeout_s
-            )
-        except EngineUnavailable as error:
-            raise EngineLost(str(error)) from error
-        except ContextOverflow as error:
-            raise ContextFull(str(error)) from error
-        except EngineRejected as error:
-            raise _refused(error) from error
-        finally:
-            self._in_flight[offer.base_url] -= 1
-        return await self._stamped(offer, generation)
-
     async def stop(self) -> None:
         """Close all connections."""
         for client in self._clients.values():
             await client.close()
 
-    async def _stamped(self, offer: Offer, generation: Generation) -> Completion:
-        model = offer.lease.model
-        versions = []
-        for span in generation.version_spans:
-            if span.version == offer.lease.version and offer.lease.digest:
-                digest = offer.lease.digest
-            else:
-                digest = await self._digest_of(model, span.version)
-            versions.append(TokenVersions(span.version, digest, span.end - span.start))
-        return Completion(
-            token_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            finish_reason=_FINISH[generation.finish_reason],
-            versions=tuple(versions),
-            engine_id=offer.engine_id,
-        )
+    async def sample(
+        self, wanted: PolicyWanted, prompt_ids: Sequence[int], sampling: SamplingParams
+    ) -> Completion:
+        """One completion from the best engine; the same call may be repeated on any engine.
 
-    def _client(self, base_url: str) -> EngineClient:
-        client = self._clients.get(base_url)
-        if client is None:
-            client = self._clients[base_url] = EngineClient(base_url)
-        return client
+        Raises Unavailable where no engine gave a usable answer, ContextOverflow, EpisodeBroken.
+        """
+        choice = await self._best(wanted)
+        try:
+            completion = await self._generate(choice, prompt_ids, sampling)
+            return await self._stamped(choice, completion, wanted)
+        except EngineUnavailable as error:
+            log.warning("engine_lost", extra={"engine_id": choice.engine_id, "why": str(error)})
+            self._suspect(choice.engine_id)
+            raise Unavailable(f"an engine for {wanted}: {error}") from error
 
-    async def _prune(self, live: set[str]) -> None:
-        """Engines come back at other addresses; connections to the old ones are let go."""
+    async def version_now(self, wanted: PolicyWanted) -> int:
+        """The version that `wanted` means now. Raises Unavailable when no engine serves it."""
+        found = await self._choices(wanted)
+        if wanted.pinned_version is not None:
+            return wanted.pinned_version
+        return int(min(found, key=lambda choice: choice.rank).lease.version)
+
+    async def _choices(self, wanted: PolicyWanted) -> list[EngineChoice]:
+        found = choices_among(await self._leases.of_model(wanted.model), wanted)
+        if not found:
+            verb = "holds" if wanted.pinned_version is not None else "serves"
+            raise Unavailable(f"an engine that {verb} {wanted}")
+        return found
+
+    async def _best(self, wanted: PolicyWanted) -> EngineChoice:
+        """Ready before reloading before failed, not one that just failed, least in flight."""
+        found = await self._choices(wanted)
+        now = asyncio.get_running_loop().time()
+
+        def order(choice: EngineChoice) -> tuple[bool, int, int, str]:
+            suspect = self._suspect_until.get(choice.engine_id, 0.0) > now
+            return suspect, choice.rank, self._in_flight[choice.base_url], choice.engine_id
+
+        await self._close_unused({choice.base_url for choice in found})
+        return min(found, key=order)
+
+    def _suspect(self, engine_id: str) -> None:
+        """Prefer the others for a while, and read the leases again."""
+        self._suspect_until[engine_id] = asyncio.get_running_loop().time() + _SUSPECT_S
+        self._leases.forget()
+
+    async def _generate(
+        self, choice: EngineChoice, prompt_ids: Sequence[int], sampling: SamplingParams
+    ) -> Completion:
+        client = self._clients.setdefault(choice.base_url, EngineClient(choice.base_url))
+        self._in_flight[choice.base_url] += 1
+        try:
+            return await client.generate(
+                choice.model_name, prompt_ids, sampling, timeout_s=self._turn_timeout_s
+            )
+        except ContextOverflow:
+            raise
+        except EngineRejected as error:
+            if error.status == _NOT_SERVED:  # another engine may serve the name
+                raise EngineUnavailable(str(error)) from error
+            raise EpisodeBroken(EpisodeFailure.ENGINE_ERROR, str(error)) from error
+        finally:
+            self._in_flight[choice.base_url] -= 1
+
+    async def _stamped(
+        self, choice: EngineChoice, completion: Completion, wanted: PolicyWanted
+    ) -> Completion:
+        """The completion with the engine's name and the digest of each version. Raises EngineUnavailable."""
+        versions = {span.version for span in completion.version_spans}
+        if wanted.pinned_version is not None and versions != {wanted.pinned_version}:
+            raise EngineUnavailable(
+                f"engine {choice.engine_id} sampled with versions {sorted(versions)}, "
+                f"asked for v{wanted.pinned_version}"
+            )
+        lease = choice.lease
+        digests = {}
+        for version in versions:
+            known = lease.digest if version == lease.version else ""
+            digests[version] = known or await self._digest_of(lease.model, version)
+        return replace(completion, engine_id=choice.engine_id, weights_digests=digests)
+
+    async def _close_unused(self, live: set[str]) -> None:
+        """Engines come back at other addresses; close the connections to the old ones."""
         if len(self._clients) <= _MAX_IDLE_CLIENTS:
             return
         for base_url in [url for url in self._clients if url not in live and not self._in_flight[url]]:
             await self._clients.pop(base_url).close()
             del self._in_flight[base_url]
-
-
-class LeasedEngine:
-    """Implements ports.Engine."""
-
-    def __init__(self, offer: Offer, engines: LeasedEngines) -> None:
-        self._offer = offer
-        self._engines = engines
-
-    @property
-    def engine_id(self) -> str:
-        """Name of its lease."""
-        return self._offer.engine_id
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample once."""
-        return await self._engines.generate(self._offer, request)
-
-
-def _refused(error: EngineRejected) -> Exception:
-    """A name that is not served (any more) is for another engine; any other refusal is for good."""
-    if error.status == 404:
-        return EngineLost(str(error))
-    return EpisodeBroken(FailureKind.ENGINE_ERROR, str(error))

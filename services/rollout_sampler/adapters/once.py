@@ -1,4 +1,4 @@
-"""Work that is done once per key, however many wait for it."""
+"""Work that is done once per key for all callers that wait for it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """Remembers the newest `max_kept` results; a failure is told to those who wait now, and forgotten."""
+    """Remembers the newest `max_kept` results. A failure reaches those who wait now and is forgotten."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept

@@ -4,32 +4,37 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from blob_store import BlobRef, BlobStore, CorruptBlob, MissingBlob
+from blob_store.ref import from_wire as blob_from_wire
 from chat_format import ChatFormat, InvalidModelDir
+from episodes import EpisodeBroken, EpisodeFailure
 from policy_files import PolicyFilesError, UnknownPolicy, load
-from rollout_sampler.adapters.bodies import store_errors
 from rollout_sampler.adapters.once import Once
-from rollout_sampler.domain import FailureKind, PolicyWanted
-from rollout_sampler.ports import EpisodeBroken, PolicyFormat, Unavailable
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.errors import Unavailable
 
 _FORMAT_FILES: Final = frozenset(
     {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
 )
 _KEPT_MANIFESTS: Final = 64
 _KEPT_FORMATS: Final = 8
-_UNPUBLISHED_DELAY_S: Final = 1.0
 
-VersionNow = Callable[[PolicyWanted], Awaitable[int]]
-"""The version whose tokenizer a policy uses: the pinned one, or what an engine of the channel serves."""
+
+@dataclass(frozen=True, slots=True)
+class PolicyFormat:
+    """Tokenizer and template of a policy, and the text of each of its tokens alone."""
+
+    chat: ChatFormat
+    texts: Mapping[int, str]
 
 
 class PolicyFiles:
-    """Digest and chat format of each version."""
+    """Weights digest and chat format of each version. All methods raise Unavailable and EpisodeBroken."""
 
     def __init__(self, store: BlobStore, cache_dir: Path) -> None:
         self._store = store
@@ -37,18 +42,14 @@ class PolicyFiles:
         self._manifests: Once[tuple[str, int], PolicyManifest] = Once(_KEPT_MANIFESTS)
         self._formats: Once[str, PolicyFormat] = Once(_KEPT_FORMATS)
 
-    async def format(self, model: str, version: int) -> PolicyFormat:
+    async def chat_format(self, model: str, version: int) -> PolicyFormat:
         """Tokenizer and template of a version; versions with the same files share one."""
         manifest = await self._manifest(model, version)
-        refs = {
-            file.name: BlobRef(file.blob.key, file.blob.sha256, file.blob.size_bytes)
-            for file in manifest.files
-            if file.name in _FORMAT_FILES
-        }
+        refs = {file.name: blob_from_wire(file.blob) for file in manifest.files if file.name in _FORMAT_FILES}
         digest = _digest(refs)
         return await self._formats(digest, lambda: self._load_format(digest, refs))
 
-    async def digest(self, model: str, version: int) -> str:
+    async def weights_digest(self, model: str, version: int) -> str:
         """Digest of a version's weights, from its manifest."""
         return (await self._manifest(model, version)).digest
 
@@ -57,19 +58,18 @@ class PolicyFiles:
 
     async def _read(self, model: str, version: int) -> PolicyManifest:
         try:
-            with store_errors():
-                return await load(self._store, model, version)
+            return await load(self._store, model, version)
         except UnknownPolicy as error:
-            raise Unavailable(f"policy {model}@v{version} to be published", _UNPUBLISHED_DELAY_S) from error
+            raise Unavailable(f"policy {model}@v{version} to be published") from error
         except PolicyFilesError as error:
-            raise EpisodeBroken(FailureKind.POLICY_UNREADABLE, str(error)) from error
+            raise EpisodeBroken(EpisodeFailure.POLICY_UNREADABLE, str(error)) from error
 
     async def _load_format(self, digest: str, refs: Mapping[str, BlobRef]) -> PolicyFormat:
         try:
             folder = await self._fetch(digest, refs)
             chat = await asyncio.to_thread(ChatFormat.load, folder)
         except (InvalidModelDir, CorruptBlob, MissingBlob) as error:
-            raise EpisodeBroken(FailureKind.POLICY_UNREADABLE, str(error)) from error
+            raise EpisodeBroken(EpisodeFailure.POLICY_UNREADABLE, str(error)) from error
         return PolicyFormat(chat, _TokenTexts(chat))
 
     async def _fetch(self, digest: str, refs: Mapping[str, BlobRef]) -> Path:
@@ -77,22 +77,9 @@ class PolicyFiles:
         target = self._cache_dir / digest
         if target.is_dir():
             return target
-        with store_errors():
-            files = {name: await self._store.get(ref) for name, ref in refs.items()}
+        files = {name: await self._store.get(ref) for name, ref in refs.items()}
         await asyncio.to_thread(_write_folder, target, files)
         return target
-
-
-class EngineFormats:
-    """Implements ports.Formats: the format of the version that an engine serves now."""
-
-    def __init__(self, files: PolicyFiles, version_now: VersionNow) -> None:
-        self._files = files
-        self._version_now = version_now
-
-    async def of(self, wanted: PolicyWanted) -> PolicyFormat:
-        """Tokenizer and template of what will be sampled."""
-        return await self._files.format(wanted.model, await self._version_now(wanted))
 
 
 class _TokenTexts(dict[int, str]):

@@ -19,9 +19,9 @@ from event_bus.topology import (
     SCENARIO_RUNNER_PLAN,
     ConsumerSpec,
 )
-from grpc_edge import Peer, RemoteError, RemoteNotFound, RemoteUnavailable, remote_errors
+from grpc_edge import Peer
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import NotFound, PolicyChoice
+from scenario_runner.domain.runs import NotFound
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -31,6 +31,8 @@ from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.run_config import PolicyChoice
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -66,7 +68,7 @@ class GrpcRegistry:
                     await self._stub.GetCheckpoint(wanted)
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise Unavailable(f"{error}; nothing was submitted, try again") from error
 
     async def head_version(self, model: str) -> int:
@@ -76,13 +78,13 @@ class GrpcRegistry:
                 reply = await self._stub.GetModel(service_pb2.GetModelRequest(model=model))
         except RemoteNotFound as error:
             raise NotFound(error.message or str(error)) from error
-        except RemoteError as error:
+        except (RemoteError, Unavailable) as error:
             raise Unavailable(f"{error}; nothing was submitted, try again") from error
         return reply.model.head_version
 
 
 class PeerFacts:
-    """What other services know about a run; a method returns None when its service does not answer in time."""
+    """What other services know about a run; None when a service does not answer in time."""
 
     def __init__(self, registry: Peer, trajectories: Peer, training: Peer, bus: "BusGauge") -> None:
         self._registry: RegistryServiceAsyncStub = RegistryServiceStub(registry.channel)
@@ -186,7 +188,7 @@ async def _answered(call: Awaitable[T]) -> T | None:
     try:
         with remote_errors("ask"):
             return await call
-    except RemoteUnavailable:
+    except Unavailable:
         return None
 
 

@@ -3,7 +3,13 @@
 import sqlalchemy as sa
 
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
-from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    UNSETTLED,
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+)
 
 # Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
 RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).with_for_update()

@@ -323,7 +323,8 @@ class PlanUnit(SqlTasksets):
 
     def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
         event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)
-        enqueue_command(self._sql, request, pool=run.spec.purpose.value, event_id=event_id)
+        pool, model = run.spec.purpose.value, run.spec.policy.model
+        enqueue_command(self._sql, request, pool=pool, model=model, event_id=event_id)
 
     def _task_of(self, episode: EpisodeRow) -> RunnableTask:
         where = (episode.taskset, episode.task_position)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from episodes import GroupReason
-from scenario_runner.domain.runs import Training
+from upcycle.run_config import Training
 
 MAX_EXACT_REWARDS = 5
 NUM_BINS = 10

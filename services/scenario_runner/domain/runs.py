@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from episodes import Channel, Purpose, Split
+from episodes import Split
 from identities.tenants import DEFAULT_TENANT
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.source_groups import SourceReport
-
-DEFAULT_EPISODE_DEADLINE_S = 120
+from upcycle.run_config import RunSpec
 
 
 class RunState(StrEnum):
@@ -44,104 +43,6 @@ OPEN_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
 """States of a run whose groups are still waited for."""
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """Which weights to sample with: a channel, or exactly one version."""
-
-    model: str
-    channel: Channel | None = Channel.LATEST
-    pinned_version: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a policy is sampled."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_turns: int = 8
-    max_tokens_per_turn: int = 128
-    max_tokens_per_episode: int = 2048
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What a training run asks of the trainer and of the planner."""
-
-    steps: int = 100
-    prompts_per_step: int = 16
-    max_staleness: int = 4
-    learning_rate: float = 1e-5
-    max_grad_norm: float = 1.0
-    loss: str = "ppo"
-    advantage: str = "dr_grpo"
-    checkpoint_every_steps: int = 10
-    seed: int = 0
-    loss_config: Mapping[str, float] = field(default_factory=dict)
-    weight_decay: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    aggregation: str = ""
-    kl_estimator: str = "k3"
-    kl_placement: str = "loss"
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    min_lr_fraction: float = 0.0
-    lora_rank: int = 0
-    lora_alpha: float = 0.0
-    """0: twice the rank."""
-    lora_targets: str = "all-linear"
-    no_step_groups: int = 0
-    """0: max(8 * prompts_per_step, 64)."""
-
-    @property
-    def max_no_step_groups(self) -> int:
-        """Groups in a row that may be settled without a step; `no_step_groups` 0 stands for the default."""
-        return self.no_step_groups or max(8 * self.prompts_per_step, 64)
-
-    def reached(self, step: int) -> bool:
-        """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
-        return 0 < self.steps <= step
-
-    @property
-    def is_standing(self) -> bool:
-        """Trains until it is stopped, and takes the newest revision of its taskset."""
-        return self.steps == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What a candidate must show before it becomes head."""
-
-    taskset: str
-    attempts: int = 4
-    confidence: float = 0.95
-    regression_margin: float = 0.05
-    min_gain: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """A run as asked for, every default filled in. group_size: rollouts per task."""
-
-    taskset: str
-    purpose: Purpose
-    policy: PolicyChoice
-    group_size: int
-    sampling: Sampling = field(default_factory=Sampling)
-    training: Training | None = None
-    gate: Gate | None = None
-    label: str = ""
-    episode_deadline_s: int = DEFAULT_EPISODE_DEADLINE_S
-    source_runs: tuple[str, ...] = ()
-    """Of a training run: finished evaluations whose groups are its first batches."""
-    no_sampling: bool = False
-    """Of a training run: it plans no groups itself."""
-    trainable: bool = False
-    """Of an evaluation: a running training run of the same model and taskset may draw its groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,39 +5,11 @@ from dataclasses import replace
 
 from episodes import GroupReason, Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
-    InvalidRequest,
-    NotFound,
-    Refused,
-    RunRecord,
-    RunSpec,
-)
+from scenario_runner.domain.runs import FINAL_RUN_STATES, NotFound, Refused, RunRecord
 from scenario_runner.domain.source_groups import SourceGroup, SourceGroupState
 from scenario_runner.domain.sources import in_words, why_unfit
 from scenario_runner.usecases.offering import rules_for
-from upcycle.run_config import MAX_TRAINABLE_GROUP
-
-MAX_SOURCE_RUNS = 64
-
-
-def check_source_fields(spec: RunSpec) -> None:
-    """What can be said of them without the plan. Raises InvalidRequest."""
-    if spec.trainable and spec.group_size < 2:
-        raise InvalidRequest(
-            f"spec.trainable needs spec.group_size of 2 or more, it is {spec.group_size}: "
-            "a group of one has no baseline to learn from"
-        )
-    if spec.trainable and spec.group_size > MAX_TRAINABLE_GROUP:
-        raise InvalidRequest(
-            f"spec.trainable needs spec.group_size of {MAX_TRAINABLE_GROUP} or less, it is {spec.group_size}"
-            ": no training run can draw larger groups; use a smaller group_size, or leave spec.trainable out"
-        )
-    if len(spec.source_runs) > MAX_SOURCE_RUNS:
-        raise InvalidRequest(f"spec.source_runs names {len(spec.source_runs)} runs, limit {MAX_SOURCE_RUNS}")
-    twice = [run_id for run_id, count in Counter(spec.source_runs).items() if count > 1]
-    if twice:
-        raise InvalidRequest(f"spec.source_runs names {twice[0]!r} twice")
+from upcycle.run_config import RunSpec
 
 
 def take_sources(unit: PlanUnit, run: RunRecord, head_version: int) -> None:

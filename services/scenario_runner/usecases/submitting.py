@@ -3,36 +3,33 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from episodes import Channel, Purpose, Split
+from pydantic import ValidationError
+
+from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
     EpisodeRow,
-    Gate,
     InvalidRequest,
     NotFound,
-    PolicyChoice,
     Refused,
     RunRecord,
-    RunSpec,
     RunState,
     RunView,
-    Sampling,
-    Training,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import Registry
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
-from scenario_runner.usecases.source_runs import check_source_fields, take_sources
+from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.supply import source_reports, with_offers
-from upcycle.run_config import MAX_GROUP_SIZE, gate_refusals, refusals
+from upcycle.run_config import RunSpec, Training, reasons_of
 
 MAX_REQUEST_ID_CHARS = 200
-MAX_LABEL_CHARS = 500
+MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,6 @@ class SubmitRun:
             raise InvalidRequest(
                 f"request_id {request_id!r:.80} is not text of 1 to {MAX_REQUEST_ID_CHARS} characters"
             )
-        check_spec(spec)
         known = await self._plan.transact(lambda unit: _known_run(unit, request_id, spec))
         if known is not None:
             return known
@@ -85,6 +81,7 @@ class SubmitRun:
             return known
         taskset = check_tasksets(unit, spec)
         _refuse_second_training(unit, spec)
+        spec = _in_steps(spec, taskset.num_tasks)
         run = RunRecord(
             run_id=run_id,
             request_id=request_id,
@@ -149,7 +146,7 @@ class Runs:
         Raises NotFound."""
 
         def work(unit: PlanUnit, run: RunRecord) -> None:
-            end_run(unit, run, RunState.CANCELLED, "run_cancelled", failure=reason[:MAX_LABEL_CHARS])
+            end_run(unit, run, RunState.CANCELLED, "run_cancelled", failure=reason[:MAX_REASON_CHARS])
             conclude(unit, run_id)
 
         return await self._change(run_id, work)
@@ -182,7 +179,7 @@ class Runs:
                 raise Refused(
                     f"{run.run_id} is an evaluation: half of one measures something else; cancel it instead"
                 )
-            stop_early(unit, run, reason[:MAX_LABEL_CHARS])
+            stop_early(unit, run, reason[:MAX_REASON_CHARS])
             conclude(unit, run_id)
 
         return await self._change(run_id, work)
@@ -228,25 +225,6 @@ def _notice(unit: PlanUnit, run: RunRecord, training: Training) -> str:
     return alarm(unit.without_step(run.run_id, run.step), run.step)
 
 
-def check_spec(spec: RunSpec) -> None:
-    """Everything that can be said of a spec alone. Raises InvalidRequest naming field, value and limit."""
-    is_training = spec.purpose is Purpose.TRAIN
-    if spec.training is None:
-        _in_range("spec.group_size", spec.group_size, 1, MAX_GROUP_SIZE)
-    _in_range("spec.episode_deadline_s", spec.episode_deadline_s, 1, 24 * 3600)
-    if not spec.taskset or not spec.policy.model:
-        raise InvalidRequest("spec.taskset and spec.policy.model must be set")
-    if len(spec.label) > MAX_LABEL_CHARS:
-        raise InvalidRequest(f"spec.label has {len(spec.label)} characters, limit {MAX_LABEL_CHARS}")
-    _check_policy(spec.policy, is_training=is_training)
-    _check_sampling(spec.sampling)
-    check_source_fields(spec)
-    if spec.training is not None:
-        _check_training(spec.training, spec.group_size)
-    if spec.gate is not None:
-        _check_gate(spec.gate)
-
-
 def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
     """The run's taskset. Raises NotFound, and Refused where other tasks than those of split train would
     train, or others than held-out ones judge.
@@ -285,11 +263,20 @@ def _known_run(unit: PlanUnit, request_id: str, spec: RunSpec) -> RunView | None
     run = unit.run_of_request(request_id)
     if run is None:
         return None
-    if run.spec != spec:
+    if run.spec != _in_steps(spec, run.num_tasks):
         raise AlreadyTaken(
             f"request_id {request_id!r} belongs to {run.run_id} with another spec; use a new id"
         )
     return view_of(unit, run)
+
+
+def _in_steps(spec: RunSpec, num_tasks: int) -> RunSpec:
+    """Passes over the taskset as steps. Raises InvalidRequest where the rest does not fit so many steps."""
+    try:
+        return spec.in_steps(num_tasks)
+    except ValidationError as error:
+        reasons = reasons_of(error, RunSpec, "spec.training.{}".format)
+        raise InvalidRequest(f"over {num_tasks} tasks: {'; '.join(reasons)}") from error
 
 
 def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
@@ -302,43 +289,3 @@ def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
                 f"model {spec.policy.model!r} is being trained by {run.run_id}; "
                 "wait for it, stop it, or fork the model"
             )
-
-
-def _check_policy(policy: PolicyChoice, *, is_training: bool) -> None:
-    if policy.channel is Channel.CANDIDATE:
-        raise InvalidRequest("spec.policy.channel CANDIDATE needs a version; set pinned_version instead")
-    if is_training and policy.channel is not Channel.LATEST:
-        raise InvalidRequest("spec.policy of a training run follows channel LATEST; leave it unset")
-    if policy.pinned_version is not None:
-        _in_range("spec.policy.pinned_version", policy.pinned_version, 0, 2**62)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    _in_range("spec.sampling.temperature", sampling.temperature, 0.0, 10.0)
-    _in_range("spec.sampling.top_p", sampling.top_p, 1e-6, 1.0)
-    _in_range("spec.sampling.max_turns", sampling.max_turns, 1, 1000)
-    _in_range("spec.sampling.max_tokens_per_turn", sampling.max_tokens_per_turn, 1, 1 << 20)
-    _in_range("spec.sampling.max_tokens_per_episode", sampling.max_tokens_per_episode, 1, 1 << 22)
-
-
-def _check_training(training: Training, group_size: int) -> None:
-    _refuse(refusals(training, group_size=group_size, say=_field_of_training))
-
-
-def _field_of_training(name: str) -> str:
-    return f"spec.{name}" if name == "group_size" else f"spec.training.{name}"
-
-
-def _check_gate(gate: Gate) -> None:
-    _refuse(gate_refusals(gate, say=lambda name: f"spec.gate.{name}"))
-
-
-def _refuse(reasons: Sequence[str]) -> None:
-    if reasons:
-        raise InvalidRequest("; ".join(reasons))
-
-
-def _in_range(field: str, value: float, low: float, high: float) -> None:
-    # NaN compares false with everything, so it is refused here too.
-    if not low <= value <= high:
-        raise InvalidRequest(f"{field} is {value}; use {low:g} to {high:g}")

@@ -20,7 +20,7 @@ from upcycle.api.trajectory.v1 import trajectory_pb2
 
 
 def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
-    """address: host:port of the replica that holds the lease. Raises EpisodeFault for a prompt without text."""
+    """address: host:port of the holder of the lease. Raises EpisodeFault for a prompt without text."""
     return pb.OpenResponse(
         lease_id=opened.lease_id,
         environment_address=address,

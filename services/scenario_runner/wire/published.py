@@ -1,4 +1,4 @@
-"""Facts and commands that the planner publishes, from domain to protobuf; `identities.events` has their ids."""
+"""What the planner publishes, from domain to protobuf; `identities.events` has the ids."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,6 +16,7 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.run_config import wire as run_config
 
 REPORTED_BY = "scenario_runner"
 
@@ -44,7 +45,7 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
     """Fact run.submitted."""
     return taskset_events.RunSubmitted(
         run_id=run.run_id,
-        spec=wire.spec_to_wire(run.spec),
+        spec=run_config.spec_to_wire(run.spec),
         taskset_digest=run.taskset_digest,
         split=SPLIT_NUMBERS[run.split],
         submitted_at=wire.moment(run.submitted_at),
@@ -118,7 +119,7 @@ def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_event
         counts=wire.counts_to_wire(counts),
         taskset=run.spec.taskset,
         taskset_digest=run.taskset_digest,
-        policy=wire.policy_to_wire(run.spec.policy),
+        policy=run_config.policy_to_wire(run.spec.policy),
         finished_at=wire.moment(now),
     )
 
@@ -127,12 +128,13 @@ def episode_requested(
     run: RunRecord, episode: EpisodeRow, task: RunnableTask, now: datetime
 ) -> taskset_events.EpisodeRequested:
     """The command to samplers and the fact episode.requested: two messages with one body."""
-    seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
+    sampling = run_config.sampling_to_wire(run.spec.sampling)
+    sampling.seed = episode_seed(run.spec.sampling.seed, episode.episode_id)
     return taskset_events.EpisodeRequested(
         episode=episode_identity(run, episode, task),
         attempt=episode.attempt,
-        policy=wire.policy_to_wire(run.spec.policy),
-        sampling=wire.sampling_to_wire(run.spec.sampling, seed=seed),
+        policy=run_config.policy_to_wire(run.spec.policy),
+        sampling=sampling,
         deadline=wire.moment(now + timedelta(seconds=run.spec.episode_deadline_s)),
         requested_at=wire.moment(now),
     )

@@ -8,35 +8,23 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from episodes import Purpose
-from episodes.identity import (
-    CHANNEL_NUMBERS,
-    CHANNELS,
-    PURPOSE_NUMBERS,
-    PURPOSES,
-    SPLIT_NUMBERS,
-    SPLITS,
-)
+from episodes.identity import SPLIT_NUMBERS, SPLITS
 from identities.entities import trajectory_id
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
 from scenario_runner.domain.runs import (
-    DEFAULT_EPISODE_DEADLINE_S,
     Counts,
     EpisodeRow,
     EpisodeState,
-    Gate,
     InvalidRequest,
-    PolicyChoice,
-    RunSpec,
     RunState,
     RunView,
-    Sampling,
-    Training,
 )
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.run_config import RunConfigInvalid, RunSpec
+from upcycle.run_config import wire as run_config
 
 V = TypeVar("V")
 
@@ -117,74 +105,17 @@ def source_from_json(text: str) -> EnvironmentSource:
     return source_from_wire(Parse(text, taskset_pb2.EnvironmentSpec()))
 
 
-def policy_from_wire(message: common_pb2.PolicySelector) -> PolicyChoice:
-    """Neither channel nor version means latest. Raises InvalidRequest."""
-    if message.WhichOneof("at") == "pinned_version":
-        return PolicyChoice(message.model, None, message.pinned_version)
-    if message.channel == common_pb2.CHANNEL_UNSPECIFIED:
-        return PolicyChoice(message.model)
-    return PolicyChoice(message.model, _named(CHANNELS, message.channel, "policy.channel", "a channel"))
-
-
-def policy_to_wire(policy: PolicyChoice) -> common_pb2.PolicySelector:
-    """The inverse of `policy_from_wire`."""
-    if policy.channel is None:
-        return common_pb2.PolicySelector(model=policy.model, pinned_version=policy.pinned_version or 0)
-    return common_pb2.PolicySelector(model=policy.model, channel=CHANNEL_NUMBERS[policy.channel])
-
-
 def spec_from_wire(message: taskset_pb2.RunSpec) -> RunSpec:
     """With every default filled in. Raises InvalidRequest."""
-    purpose = _named(PURPOSES, message.purpose, "spec.purpose", "PURPOSE_TRAIN or PURPOSE_EVAL")
-    has_deadline = message.HasField("episode_deadline_s")
-    return RunSpec(
-        taskset=message.taskset,
-        purpose=purpose,
-        policy=policy_from_wire(message.policy),
-        group_size=message.group_size,
-        sampling=_filled(Sampling, message.sampling),
-        training=_training(message, purpose),
-        gate=_filled(Gate, message.gate, taskset=message.gate.taskset) if message.HasField("gate") else None,
-        label=message.label,
-        episode_deadline_s=message.episode_deadline_s if has_deadline else DEFAULT_EPISODE_DEADLINE_S,
-        source_runs=tuple(message.source_runs),
-        no_sampling=message.no_sampling,
-        trainable=message.trainable,
-    )
-
-
-def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
-    """The inverse of `spec_from_wire`: explicit in every field."""
-    message = taskset_pb2.RunSpec(
-        taskset=spec.taskset,
-        purpose=PURPOSE_NUMBERS[spec.purpose],
-        policy=policy_to_wire(spec.policy),
-        group_size=spec.group_size,
-        sampling=sampling_to_wire(spec.sampling),
-        label=spec.label,
-        episode_deadline_s=spec.episode_deadline_s,
-        source_runs=spec.source_runs,
-        no_sampling=spec.no_sampling,
-        trainable=spec.trainable,
-    )
-    if spec.training is not None:
-        message.training.CopyFrom(taskset_pb2.TrainingConfig(**_fields(spec.training)))
-    if spec.gate is not None:
-        message.gate.CopyFrom(taskset_pb2.GateConfig(**_fields(spec.gate)))
-    return message
-
-
-def sampling_to_wire(sampling: Sampling, *, seed: int | None = None) -> taskset_pb2.SamplingConfig:
-    """seed: instead of the run's own."""
-    message = taskset_pb2.SamplingConfig(**_fields(sampling))
-    if seed is not None:
-        message.seed = seed
-    return message
+    try:
+        return run_config.spec_from_wire(message)
+    except RunConfigInvalid as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def spec_to_json(spec: RunSpec) -> str:
     """For a column."""
-    return MessageToJson(spec_to_wire(spec), indent=None)
+    return MessageToJson(run_config.spec_to_wire(spec), indent=None)
 
 
 @lru_cache(maxsize=256)
@@ -198,7 +129,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
     run = view.run
     message = taskset_pb2.Run(
         run_id=run.run_id,
-        spec=spec_to_wire(run.spec),
+        spec=run_config.spec_to_wire(run.spec),
         state=RUN_STATES[run.state],
         counts=counts_to_wire(view.counts),
         taskset_digest=run.taskset_digest,
@@ -265,33 +196,6 @@ def moment(value: datetime) -> Timestamp:
     stamp = Timestamp()
     stamp.FromDatetime(value)
     return stamp
-
-
-def _training(message: taskset_pb2.RunSpec, purpose: Purpose) -> Training | None:
-    if purpose is Purpose.TRAIN:
-        if message.trainable:
-            raise InvalidRequest("spec.trainable is for purpose EVAL only; this run has purpose TRAIN")
-        return _filled(Training, message.training, loss_config=dict(message.training.loss_config))
-    given = {
-        "training": message.HasField("training"),
-        "gate": message.HasField("gate"),
-        "source_runs": bool(message.source_runs),
-        "no_sampling": message.no_sampling,
-    }
-    for name in (name for name, is_given in given.items() if is_given):
-        raise InvalidRequest(f"spec.{name} is for purpose TRAIN only; this run has purpose EVAL")
-    return None
-
-
-def _filled(cls: type[V], message: Any, **given: Any) -> V:
-    """A domain object from the optional fields that are set; the class has the defaults."""
-    names = [one.name for one in message.DESCRIPTOR.fields if one.name not in given]
-    present = {name: getattr(message, name) for name in names if message.HasField(name)}
-    return cls(**present, **given)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _named(table: Mapping[Any, V], number: Any, field: str, expected: str) -> V:

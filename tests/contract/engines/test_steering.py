@@ -7,7 +7,7 @@ import pytest
 from tests.contract.engines.conftest import MODEL, EngineUnderTest
 from tests.services.policy_engine.reference import reference_logprobs
 
-from engine_client import EngineUnavailable, Generation, GenerationAborted, SamplingParams
+from engine_client import Completion, EngineUnavailable, GenerationAborted, SamplingParams
 from policy_engine.domain import VersionRefused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -16,7 +16,7 @@ PROMPT = [1, 90, 91, 92, 40, 41, 42, 7]
 ENDLESS = SamplingParams(max_tokens=400, temperature=1.0, ignore_eos=True)
 
 
-async def _long(engine: EngineUnderTest, prompt: list[int]) -> Generation:
+async def _long(engine: EngineUnderTest, prompt: list[int]) -> Completion:
     """A generation that does not stop by itself soon."""
     return await engine.client.generate(MODEL, prompt, ENDLESS)
 
@@ -83,7 +83,7 @@ class Load:
     """32 clients that ask for completion after completion until told to stop."""
 
     engine: EngineUnderTest
-    made: list[tuple[list[int], Generation]] = field(default_factory=list)
+    made: list[tuple[list[int], Completion]] = field(default_factory=list)
     failed: list[Exception] = field(default_factory=list)
     stopping: bool = False
 
@@ -122,7 +122,7 @@ async def test_reloads_under_load_fail_nothing_and_stamp_every_token(engine: Eng
         _check_every_token(engine, prompt, made)
 
 
-def _check_every_token(engine: EngineUnderTest, prompt: list[int], made: Generation) -> None:
+def _check_every_token(engine: EngineUnderTest, prompt: list[int], made: Completion) -> None:
     """Each token's logprob is that of the version it is stamped with, given everything before it."""
     ids = [*prompt, *made.token_ids]
     for span in made.version_spans:

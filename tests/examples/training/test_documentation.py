@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.domain.trajectories import Reason
+from episodes import GroupReason
 from scenario_runner.domain import sources
 from upcycle.cli.main import build_app
 from upcycle.cli.outcomes import word
@@ -43,7 +43,7 @@ def test_the_lines_of_the_sdk_are_those_of_its_example() -> None:
 
 def test_every_reason_is_in_the_table_with_the_words_that_are_printed() -> None:
     table = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
-    assert set(table) == {*PLANNERS_REASONS, *(reason.value for reason in Reason if reason)}
+    assert set(table) == {*PLANNERS_REASONS, *(reason.value for reason in GroupReason if reason)}
     assert table == {reason: word(reason) for reason in table}
 
 

@@ -17,6 +17,7 @@ from event_bus import BusSettings, BusTimings, ConsumerSpec, Delivery, EventBus,
 from event_bus.provision import provision
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
 from local_stack.nats import NatsServer
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
 FAST = BusTimings(
@@ -27,7 +28,13 @@ MODEL = "incident"
 
 def failed(detail: str) -> EpisodeFailed:
     """A small fact; `detail` says which."""
-    return EpisodeFailed(episode_id=f"e-{detail}", model=MODEL, kind="timeout", detail=detail)
+    episode = EpisodeIdentity(episode_id=f"e-{detail}", model=MODEL)
+    return EpisodeFailed(episode=episode, kind="timeout", detail=detail)
+
+
+def requested(episode_id: str) -> EpisodeRequested:
+    """A small command."""
+    return EpisodeRequested(episode=EpisodeIdentity(episode_id=episode_id))
 
 
 def fact_spec(durable: str = "tested", **changes: Any) -> ConsumerSpec:

@@ -17,10 +17,11 @@ from tests.libs.event_bus.support import (
     until,
 )
 
-from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, Later, Poison
+from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
 from local_stack.nats import NatsServer
+from upcycle.errors import Unavailable
 
-SUBJECT = f"up.evt.episode.failed.{MODEL}"
+SUBJECT = f"up.default.evt.episode.failed.{MODEL}"
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ async def test_later_hands_the_batch_back_without_counting(server: NatsServer) -
 
     def trouble(details: list[str]) -> None:
         if len(got.seen) < 3:
-            raise Later(0.05, "not yet")
+            raise Unavailable("not yet", 0.05)
 
     got.trouble = trouble  # type: ignore[method-assign]
     async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
@@ -140,7 +141,7 @@ async def test_poison_in_a_batch_is_found_and_buried_and_the_rest_passes_in_orde
 
     def trouble(details: list[str]) -> None:
         if "c" in details:
-            raise Poison("c is impossible")
+            raise PoisonMessage("c is impossible")
 
     got.trouble = trouble  # type: ignore[method-assign]
     async with running(server) as bus:

@@ -6,7 +6,8 @@ from prometheus_client import REGISTRY
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running
 
-from event_bus import Delivery, Later, Poison
+from event_bus import Delivery, PoisonMessage
+from upcycle.errors import Unavailable
 
 
 def value(name: str, **labels: str) -> float:
@@ -20,9 +21,9 @@ async def test_every_way_to_end_is_counted(nats_server: NatsFactory) -> None:
         match delivery.message.detail:
             case "later" if "later" not in asked:
                 asked.add("later")
-                raise Later(0, "not yet")
+                raise Unavailable("not yet", 0)
             case "poison":
-                raise Poison("never")
+                raise PoisonMessage("never")
             case "bad":
                 raise KeyError("no")
 
@@ -41,4 +42,4 @@ async def test_every_way_to_end_is_counted(nats_server: NatsFactory) -> None:
     assert value("upcycle_bus_dead_lettered_total", **labels) == 2
     assert value("upcycle_bus_in_flight", **labels) == 0
     assert value("upcycle_bus_handled_seconds_count", **labels) == 6
-    assert value("upcycle_bus_published_seconds_count", subject="up.evt.episode.failed.{model}") >= 4
+    assert value("upcycle_bus_published_seconds_count", subject="up.{tenant}.evt.episode.failed.{model}") >= 4

@@ -11,11 +11,12 @@ import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import eyes_on, fact_spec, topology
 
-from event_bus import UPCYCLE, BusSettings, BusUnavailable, ProvisionRefused
+from event_bus import UPCYCLE, BusSettings, ProvisionRefused
 from event_bus import provision as provisioning
 from event_bus.provision import provision
 from event_bus.topology import DLQ, EVENTS, TASKS, Keep
 from local_stack.nats import NatsLogin, NatsServer
+from upcycle.errors import Unavailable
 
 
 async def test_applying_it_again_changes_nothing(nats_server: NatsFactory) -> None:
@@ -35,7 +36,7 @@ async def test_a_difference_that_can_be_updated_is_updated_and_messages_stay(
     server = nats_server()
     await provision(server.url, topology=topology(fact_spec()))
     async with eyes_on(server) as eyes:
-        await eyes.jetstream.publish("up.evt.run.finished.m", b"{}")
+        await eyes.jetstream.publish("up.default.evt.run.finished.m", b"{}")
         changed = replace(
             topology(fact_spec(max_ack_pending=17)),
             streams=tuple(
@@ -89,7 +90,7 @@ async def test_the_server_itself_gives_nothing_up(nats_server: NatsFactory) -> N
 
 async def test_no_server_is_said_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provisioning, "_CONNECT_TIMEOUT_S", 0.3)
-    with pytest.raises(BusUnavailable, match=r"no NATS at nats://127\.0\.0\.1:1"):
+    with pytest.raises(Unavailable, match=r"no NATS at nats://127\.0\.0\.1:1"):
         await provision("nats://127.0.0.1:1")
 
 

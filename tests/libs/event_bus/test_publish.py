@@ -9,13 +9,14 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 from opentelemetry import propagate, trace
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import FAST, eyes_on, failed, running
+from tests.libs.event_bus.support import FAST, MODEL, eyes_on, failed, requested, running
 
-from event_bus import BusError, BusUnavailable, EventTooLarge, PubAck, QueueFull, UnknownEvent
+from event_bus import BusError, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from event_bus.codec import encode, headers_for, headers_size
 from event_bus.topology import EVENTS, MAX_EVENT_BYTES, TASKS
 from upcycle.api.common.v1.common_pb2 import BlobRef
-from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
+from upcycle.errors import Unavailable
 
 
 async def test_a_confirmed_fact_is_stored_once_with_its_headers(nats_server: NatsFactory) -> None:
@@ -26,7 +27,7 @@ async def test_a_confirmed_fact_is_stored_once_with_its_headers(nats_server: Nat
         assert first == PubAck(EVENTS, 1, duplicate=False)
         assert again == PubAck(EVENTS, 1, duplicate=True)
         (stored,) = await eyes.stored(EVENTS)
-    assert stored.subject == "up.evt.episode.failed.a%2Eb"
+    assert stored.subject == "up.default.evt.episode.failed.a%2Eb"
     assert stored.data == encode(failed("x"))
     assert stored.headers["content-type"] == "application/json"
     assert stored.headers["Upcycle-Schema"] == "upcycle.api.taskset.v1.EpisodeFailed"
@@ -91,10 +92,10 @@ async def test_a_full_queue_says_so_at_once(nats_server: NatsFactory) -> None:
         config.max_msgs = 2
         await eyes.jetstream.update_stream(config)
         for n in range(2):
-            await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
+            await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
         started = time.monotonic()
         with pytest.raises(QueueFull, match="slow down"):
-            await bus.command(EpisodeRequested(episode_id="e2"), pool="train", event_id="t2")
+            await bus.command(requested("e2"), pool="train", model=MODEL, event_id="t2")
         assert time.monotonic() - started < 1
         assert len(await eyes.stored(TASKS)) == 2
 
@@ -121,7 +122,7 @@ async def test_nothing_confirms_where_no_stream_listens(nats_server: NatsFactory
     ):
         await eyes.jetstream.delete_stream(EVENTS)
         started = time.monotonic()
-        with pytest.raises(BusUnavailable, match="publish again with the same id"):
+        with pytest.raises(Unavailable, match="publish again with the same id"):
             await bus.publish(failed("x"), model="m", event_id="one")
         assert 0.5 < time.monotonic() - started < 3
 
@@ -130,7 +131,7 @@ async def test_a_stream_that_is_not_the_expected_one_is_no_confirmation(nats_ser
     server = nats_server()
     async with running(server) as bus, eyes_on(server) as eyes:
         await eyes.jetstream.delete_stream(EVENTS)
-        await eyes.jetstream.add_stream(StreamConfig(name="OTHER", subjects=["up.evt.>"]))
+        await eyes.jetstream.add_stream(StreamConfig(name="OTHER", subjects=["up.*.evt.>"]))
         with pytest.raises(BusError, match="stream EVENTS refuses"):
             await bus.publish(failed("x"), model="m", event_id="one")
         assert await eyes.stored("OTHER") == []
@@ -143,7 +144,7 @@ async def test_a_publish_waits_for_its_stream_as_it_would_for_a_new_leader(nats_
         publishing = asyncio.create_task(bus.publish(failed("x"), model="m", event_id="one"))
         await asyncio.sleep(0.5)
         assert not publishing.done()
-        await eyes.jetstream.add_stream(StreamConfig(name=EVENTS, subjects=["up.evt.>"]))
+        await eyes.jetstream.add_stream(StreamConfig(name=EVENTS, subjects=["up.*.evt.>"]))
         assert (await publishing).stream == EVENTS
 
 

@@ -9,10 +9,11 @@ import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, until
 
-from event_bus import BusUnavailable, CursorBeyondStream, Delivery, EventBus, UnknownEvent
+from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
 from event_bus.topology import EVENTS
 from local_stack.nats import NatsServer
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened, RunFinished
+from upcycle.errors import Unavailable
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ async def test_a_cursor_from_another_stream_is_refused(server: NatsServer) -> No
 async def test_poison_is_kept_as_a_dead_letter_and_the_replay_goes_on(server: NatsServer) -> None:
     async with running(server) as bus, eyes_on(server) as eyes:
         await publish(bus, "a")
-        await eyes.jetstream.publish(f"up.evt.episode.failed.{MODEL}", b"{nonsense")
+        await eyes.jetstream.publish(f"up.default.evt.episode.failed.{MODEL}", b"{nonsense")
         await publish(bus, "b")
         assert [one.message.detail for one in await take(bus, 2)] == ["a", "b"]
         await take(bus, 2)
@@ -110,7 +111,7 @@ async def test_many_facts_arrive_fast_and_complete(server: NatsServer) -> None:
     async with running(server) as bus, eyes_on(server) as eyes:
         for _ in range(10):
             await asyncio.gather(
-                *(eyes.jetstream.publish(f"up.evt.episode.failed.{MODEL}", b"{}") for _ in range(100))
+                *(eyes.jetstream.publish(f"up.default.evt.episode.failed.{MODEL}", b"{}") for _ in range(100))
             )
         assert [one.sequence for one in await take(bus, 1000)] == list(range(1, 1001))
 
@@ -139,7 +140,7 @@ async def test_an_error_in_place_of_a_cancellation_ends_a_replay_too(
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError as error:
-            raise BusUnavailable("the connection closed meanwhile") from error
+            raise Unavailable("the connection closed meanwhile") from error
         for never in list[Delivery[Any]]():
             yield never
 
@@ -165,7 +166,7 @@ async def test_last_is_the_newest_fact_about_a_model(server: NatsServer) -> None
         assert newest is not None
         assert (newest.message.detail, newest.sequence, newest.event_id) == ("b", 2, f"{MODEL}/b")
         assert newest.published_at.tzinfo is not None
-    with pytest.raises(BusUnavailable, match="start the EventBus first"):
+    with pytest.raises(Unavailable, match="start the EventBus first"):
         await bus.last(EpisodeFailed, model=MODEL)
 
 
@@ -222,5 +223,5 @@ async def test_what_the_stream_holds_is_waited_for_and_then_said_to_be_away(serv
     timings = replace(FAST, publish_budget_s=0.5)
     async with running(server, timings=timings) as bus:
         await asyncio.to_thread(server.kill)
-        with pytest.raises(BusUnavailable, match=r"cannot read facts after 7 of stream EVENTS within 0\.5 s"):
+        with pytest.raises(Unavailable, match=r"cannot read facts after 7 of stream EVENTS within 0\.5 s"):
             await bus.stored([EpisodeFailed], after_sequence=7)

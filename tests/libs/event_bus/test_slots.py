@@ -6,14 +6,24 @@ from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, Seen, command_spec, eyes_on, fact_spec, failed, running, until
+from tests.libs.event_bus.support import (
+    MODEL,
+    Seen,
+    command_spec,
+    eyes_on,
+    fact_spec,
+    failed,
+    requested,
+    running,
+    until,
+)
 
-from event_bus import BusError, Delivery, EventBus, Later, Poison
+from event_bus import BusError, Delivery, EventBus, PoisonMessage
 from event_bus.topology import ATTEMPTS
 from local_stack.nats import NatsServer
-from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from upcycle.errors import Unavailable
 
-SUBJECT = f"up.evt.episode.failed.{MODEL}"
+SUBJECT = f"up.default.evt.episode.failed.{MODEL}"
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ async def test_a_failure_comes_again_with_growing_delay_then_goes_to_the_dead_le
     assert first >= 0.09
     assert second >= 1.5 * 0.1
     assert third >= 1.5 * 0.2
-    assert letter.subject == f"up.dlq.{SUBJECT}"
+    assert letter.subject == f"up.default.dlq.{SUBJECT}"
     assert letter.headers["Upcycle-Reason"] == "failed 4 times, last: ValueError('cannot\\nwork')"
     assert letter.headers["Upcycle-Event-Id"] == "bad"
     assert letter.headers["Upcycle-Stream"] == "EVENTS"
@@ -103,7 +113,7 @@ async def test_a_handler_that_says_poison_is_asked_once(server: NatsServer) -> N
 
     async def handler(delivery: Delivery[Any]) -> None:
         seen.note(delivery)
-        raise Poison("unknown run")
+        raise PoisonMessage("unknown run")
 
     async with (
         running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
@@ -125,7 +135,7 @@ async def test_later_is_no_failure_however_often(server: NatsServer) -> None:
         if len(seen.deliveries) == 4:
             raise ValueError("one real failure")
         if len(seen.deliveries) < 7:
-            raise Later(0.05, "no engine yet")
+            raise Unavailable("no engine yet", 0.05)
 
     async with (
         running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
@@ -209,7 +219,7 @@ async def test_slots_bound_what_is_taken_not_only_what_runs(server: NatsServer) 
         eyes_on(server) as eyes,
     ):
         for n in range(16):
-            await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
+            await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
         while starts < 16:
             taken = max(taken, (await eyes.pending(spec))[1])
             await asyncio.sleep(0.02)
@@ -234,7 +244,7 @@ async def test_replicas_share_the_work_of_a_durable(server: NatsServer) -> None:
         running(server, spec, setup=lambda bus: bus.subscribe(spec, slow(there), slots=2)),
     ):
         for n in range(40):
-            await bus.command(EpisodeRequested(episode_id=f"e{n}"), pool="train", event_id=f"t{n}")
+            await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
         await until(lambda: len(here.deliveries) + len(there.deliveries) == 40)
     assert min(len(here.deliveries), len(there.deliveries)) >= 8
     ids = [one.event_id for one in here.deliveries + there.deliveries]
@@ -247,7 +257,7 @@ async def test_pools_are_apart(server: NatsServer) -> None:
 
     def into(pool: str) -> Any:
         async def handler(delivery: Delivery[Any]) -> None:
-            got[pool].append(delivery.message.episode_id)
+            got[pool].append(delivery.message.episode.episode_id)
 
         return handler
 
@@ -256,8 +266,8 @@ async def test_pools_are_apart(server: NatsServer) -> None:
         bus.subscribe(evaluate, into("eval"))
 
     async with running(server, train, evaluate, setup=setup) as bus:
-        await bus.command(EpisodeRequested(episode_id="a"), pool="eval", event_id="a")
-        await bus.command(EpisodeRequested(episode_id="b"), pool="train", event_id="b")
+        await bus.command(requested("a"), pool="eval", model=MODEL, event_id="a")
+        await bus.command(requested("b"), pool="train", model=MODEL, event_id="b")
         await until(lambda: bool(got["train"] and got["eval"]))
     assert got == {"train": ["b"], "eval": ["a"]}
 
@@ -267,7 +277,7 @@ async def test_a_dead_letter_that_cannot_be_stored_keeps_the_message(server: Nat
 
     async def handler(delivery: Delivery[Any]) -> None:
         seen.note(delivery)
-        raise Poison("hopeless")
+        raise PoisonMessage("hopeless")
 
     from dataclasses import replace
 

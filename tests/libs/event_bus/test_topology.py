@@ -53,15 +53,15 @@ def test_durables_of_the_work_queue_do_not_overlap() -> None:
         subject for spec in UPCYCLE.consumers if spec.stream == TASKS for subject, _ in UPCYCLE.bound_by(spec)
     ]
     assert all(left != right for left, right in itertools.combinations(bound, 2))
-    assert sorted(bound) == ["up.task.episode.eval", "up.task.episode.train"]
+    assert sorted(bound) == ["up.*.task.episode.eval.*", "up.*.task.episode.train.*"]
 
 
 def test_durables_are_the_ones_that_services_bind_to() -> None:
     assert {spec.durable for spec in UPCYCLE.consumers} >= {
-        "scenario-runner-plan",
-        "rollout-sampler-train",
-        "rollout-sampler-eval",
-        "reward-grader",
-        "trajectory-store-ledger",
-        "checkpoint-registry",
+        "default_scenario-runner_plan",
+        "default_rollout-sampler_train",
+        "default_rollout-sampler_eval",
+        "default_reward-grader",
+        "default_trajectory-store_ledger",
+        "default_checkpoint-registry",
     }

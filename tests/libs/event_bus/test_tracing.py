@@ -48,16 +48,18 @@ async def test_publish_process_publish_process_is_one_nested_trace(
     async with running(nats_server(), spec, setup=setup) as bus:
         await bus.publish(failed("a"), model="m.1", event_id="first")
         await until(lambda: len(spans.get_finished_spans()) == 4)
-    sent = named(spans, "publish up.evt.episode.failed.{model}")
-    handled = named(spans, "process up.evt.episode.failed.{model}")
-    sent_on = named(spans, "publish up.evt.group.shortened.{model}")
-    followed = named(spans, "process up.evt.group.shortened.{model}")
+    sent = named(spans, "publish up.{tenant}.evt.episode.failed.{model}")
+    handled = named(spans, "process up.{tenant}.evt.episode.failed.{model}")
+    sent_on = named(spans, "publish up.{tenant}.evt.group.shortened.{model}")
+    followed = named(spans, "process up.{tenant}.evt.group.shortened.{model}")
     for parent, child in ((sent, handled), (handled, sent_on), (sent_on, followed)):
         assert child.parent is not None
         assert child.parent.span_id == parent.context.span_id
         assert child.context.trace_id == sent.context.trace_id
     assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
-    assert dict(handled.attributes or {})["messaging.destination.name"] == "up.evt.episode.failed.m%2E1"
+    assert (
+        dict(handled.attributes or {})["messaging.destination.name"] == "up.default.evt.episode.failed.m%2E1"
+    )
     assert dict(handled.attributes or {})["messaging.consumer.group.name"] == "tested"
     carried = trace.get_current_span(propagate.extract(end.deliveries[0].headers)).get_span_context()
     assert carried.span_id == sent_on.context.span_id
@@ -91,9 +93,10 @@ async def test_a_failed_handler_marks_its_span(nats_server: NatsFactory, spans: 
         await bus.publish(failed("a"), model="m", event_id="a")
         await until(
             lambda: any(
-                one.name == "process up.evt.episode.failed.{model}" for one in spans.get_finished_spans()
+                one.name == "process up.{tenant}.evt.episode.failed.{model}"
+                for one in spans.get_finished_spans()
             )
         )
-    handled = named(spans, "process up.evt.episode.failed.{model}")
+    handled = named(spans, "process up.{tenant}.evt.episode.failed.{model}")
     assert not handled.status.is_ok
     assert "ValueError" in str(dict(handled.attributes or {})["upcycle.bus.dead_letter"])

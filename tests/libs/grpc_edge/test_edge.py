@@ -12,26 +12,27 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from grpc_edge import (
-    GrpcServer,
-    Peer,
+from grpc_edge import GrpcServer, Peer
+from grpc_edge.guard import unknown_field
+from grpc_edge.server import CannotListen
+from service_kit import StoreFull, deadline
+from upcycle.api.taskset.v1 import service_pb2 as pb
+from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
+from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.errors import Unavailable
+from upcycle.rpc import (
+    CallTimedOut,
     RemoteConflict,
     RemoteDenied,
     RemoteError,
     RemoteNotFound,
     RemoteRefused,
-    RemoteUnavailable,
     connect,
-    domain_errors_as_status,
     remote_errors,
 )
-from grpc_edge.guard import unknown_field
-from grpc_edge.server import CannotListen
-from service_kit import deadline
-from upcycle.api.taskset.v1 import service_pb2 as pb
-from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
-from upcycle.api.taskset.v1 import taskset_pb2
 
 SERVICE = "upcycle.api.taskset.v1.TasksetService"
 KEY = "a-valid-key"
@@ -67,17 +68,21 @@ class Tasksets(rpc.TasksetServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         self.calls += 1
         self.trace_ids.append(trace.get_current_span().get_span_context().trace_id)
-        async with domain_errors_as_status(context, STATUS_OF):
-            await self._act(request.run_id)
+        await self._act(request.run_id)
         return pb.GetRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
         raise ZeroDivisionError("a servicer that forgot its table")
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:
-        async with domain_errors_as_status(context, STATUS_OF):
-            yield pb.WatchRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
-            await self._act(request.run_id)
+        yield pb.WatchRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
+        await self._act(request.run_id)
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Any) -> pb.PauseRunResponse:
+        raise Unavailable("the planner's database", retry_after_s=2.0)
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Any) -> pb.StopRunResponse:
+        raise StoreFull("database planner is full")
 
     async def _act(self, run_id: str) -> None:
         match run_id:
@@ -107,7 +112,7 @@ async def tasksets() -> Tasksets:
 @pytest.fixture
 async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
     made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=2.0)
-    made.add(rpc.add_TasksetServiceServicer_to_server, tasksets)
+    made.add(rpc.add_TasksetServiceServicer_to_server, tasksets, STATUS_OF)
     await made.start()
     yield made
     await made.stop()
@@ -130,7 +135,6 @@ async def get(stub: "rpc.TasksetServiceAsyncStub", run_id: str) -> str:
         ("missing", RemoteNotFound, grpc.StatusCode.NOT_FOUND, "UNKNOWN_RUN"),
         ("moved", RemoteConflict, grpc.StatusCode.ABORTED, "RUN_MOVED"),
         ("gate", RemoteRefused, grpc.StatusCode.FAILED_PRECONDITION, "HELD_OUT_GATE_NOT_PASSED"),
-        ("nested-timeout", RemoteUnavailable, grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
         ("bug", RemoteError, grpc.StatusCode.INTERNAL, "INTERNAL"),
     ],
 )
@@ -147,6 +151,16 @@ async def test_a_domain_error_arrives_as_a_class_with_status_and_reason(
     assert type(caught.value) is kind
     assert (caught.value.code, caught.value.reason) == (code, reason)
     assert str(caught.value).startswith(f"get {run_id}: {code.name} {reason}: ")
+
+
+async def test_a_deadline_that_passed_inside_the_service_arrives_as_a_timed_out_call(
+    stub: "rpc.TasksetServiceAsyncStub",
+) -> None:
+    with pytest.raises(
+        CallTimedOut, match="get nested-timeout: DEADLINE_EXCEEDED DEADLINE_EXCEEDED: "
+    ) as caught:
+        await get(stub, "nested-timeout")
+    assert isinstance(caught.value, Unavailable)
 
 
 async def test_the_message_says_what_the_domain_said(stub: "rpc.TasksetServiceAsyncStub") -> None:
@@ -196,17 +210,16 @@ async def _watch(stub: "rpc.TasksetServiceAsyncStub", run_id: str, seen: list[st
 async def test_a_call_without_a_deadline_gets_the_servers(server: GrpcServer) -> None:
     async with grpc.aio.insecure_channel(server.address) as bare:
         with (
-            pytest.raises(RemoteUnavailable, match=r"default of 0.2 s passed") as caught,
+            pytest.raises(CallTimedOut, match=r"DEFAULT_DEADLINE: .*default of 0.2 s passed"),
             remote_errors("get"),
         ):
             await rpc.TasksetServiceStub(bare).GetRun(pb.GetRunRequest(run_id="slow"))
-    assert caught.value.reason == "DEFAULT_DEADLINE"
 
 
 async def test_the_callers_deadline_goes_first(stub: "rpc.TasksetServiceAsyncStub") -> None:
     assert await get(stub, "slow") == "slow"  # 0.6 s: past the server's default, within the client's
 
-    with pytest.raises(RemoteUnavailable, match="DEADLINE_EXCEEDED"), remote_errors("get"):
+    with pytest.raises(CallTimedOut, match="DEADLINE_EXCEEDED"), remote_errors("get"):
         await stub.GetRun(pb.GetRunRequest(run_id="slow"), timeout=0.1)
 
 
@@ -254,7 +267,7 @@ async def test_a_call_that_is_not_idempotent_fails_at_once(tasksets: Tasksets) -
     await gone.stop()
 
     async with connect(gone.address, default_timeout_s=10) as channel:
-        with pytest.raises(RemoteUnavailable, match="UNAVAILABLE"):
+        with pytest.raises(Unavailable, match="UNAVAILABLE"):
             await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
 
 
@@ -263,7 +276,7 @@ async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
     await gone.stop()
 
     async with connect(gone.address, default_timeout_s=0.5, idempotent=["GetRun"]) as channel:
-        with pytest.raises(RemoteUnavailable):
+        with pytest.raises(Unavailable):
             await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
 
 
@@ -337,6 +350,38 @@ async def test_the_trace_of_the_caller_reaches_the_handler(server: GrpcServer, t
         with tracer.start_as_current_span("caller") as span:
             await get(rpc.TasksetServiceStub(channel), "ok")
     assert tasksets.trace_ids == [span.get_span_context().trace_id]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Everything that ends as a span from now on; a process can set its global provider only once."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+async def test_calls_that_poll_make_no_spans(spans: InMemorySpanExporter, server: GrpcServer) -> None:
+    async with connect(server.address) as channel:
+        stub = rpc.TasksetServiceStub(channel)
+        await get(stub, "ok")
+        assert [span.name for span in spans.get_finished_spans()] == []
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.CancelRun(pb.CancelRunRequest(run_id="r"))
+    assert [span.kind for span in spans.get_finished_spans()] == [trace.SpanKind.SERVER]
+
+
+async def test_what_is_unavailable_everywhere_needs_no_entry_in_a_table(server: GrpcServer) -> None:
+    async with connect(server.address) as channel:
+        stub = rpc.TasksetServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as away:
+            await stub.PauseRun(pb.PauseRunRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as full:
+            await stub.StopRun(pb.StopRunRequest())
+    assert (away.value.code(), full.value.code()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    )
 
 
 async def test_a_taken_port_is_said_with_a_way_out(server: GrpcServer) -> None:

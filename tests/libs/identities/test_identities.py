@@ -74,3 +74,7 @@ def test_an_empty_or_endless_name_is_refused() -> None:
         objects.policy_version("m", -1)
     with pytest.raises(InvalidIdentity, match="run id is empty"):
         objects.trajectory_body("", "e")
+
+
+def test_an_id_cannot_leave_its_folder_in_the_object_store() -> None:
+    assert objects.trajectory_body("../x", "a/b") == "default/trajectories/..%2Fx/a%2Fb.pb.zst"

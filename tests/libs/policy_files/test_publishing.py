@@ -10,6 +10,7 @@ import pytest
 from tests.services.policy_engine.policies import make_policy
 
 from blob_store import BlobRef, BlobStore, CorruptBlob, MemoryBlobStore, MissingBlob, S3BlobStore
+from identities.objects import policy_manifest
 from policy_files import (
     CorruptPolicy,
     InvalidManifest,
@@ -21,7 +22,6 @@ from policy_files import (
     load,
     manifest_bytes,
     manifest_from_bytes,
-    manifest_key,
     manifest_ref,
     policy_digest,
     prune,
@@ -218,7 +218,7 @@ async def test_directories_that_are_no_policies_are_refused(tmp_path: Path, base
     (base / "tokenizer.json").unlink()
     with pytest.raises(InvalidManifest, match=r"tokenizer\.json"):
         await publish(store, base, wanted)
-    assert await store.read(manifest_key("m", 0)) is None, "a refused policy leaves no version behind"
+    assert await store.read(policy_manifest("m", 0)) is None, "a refused policy leaves no version behind"
 
 
 def _manifest() -> PolicyManifest:
@@ -266,4 +266,4 @@ def test_manifests_only_grow() -> None:
 
 def test_blob_references_travel_unchanged() -> None:
     ref = manifest_ref(_manifest())
-    assert ref == BlobRef(manifest_key("m", 1), ref.sha256, len(manifest_bytes(_manifest())))
+    assert ref == BlobRef(policy_manifest("m", 1), ref.sha256, len(manifest_bytes(_manifest())))

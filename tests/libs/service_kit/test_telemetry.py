@@ -15,7 +15,7 @@ from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 
 from service_kit import semconv
-from service_kit.telemetry import UnknownProtocol, setup_telemetry, span_limits
+from service_kit.telemetry import UnknownExporter, setup_telemetry, span_limits
 
 REPOSITORY = Path(__file__).parents[3]
 NUM_LINKS = 300
@@ -77,11 +77,31 @@ def test_without_an_endpoint_ids_flow_and_nothing_is_recorded(monkeypatch: pytes
     telemetry.shutdown()
 
 
+def test_the_console_shows_spans_without_a_collector(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    telemetry = setup_telemetry("toy")
+
+    with telemetry.provider.get_tracer("test").start_as_current_span("shown"):
+        pass
+    telemetry.shutdown()
+
+    assert '"name": "shown"' in capsys.readouterr().out
+
+
+def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "consol")
+
+    with pytest.raises(UnknownExporter, match=r"'consol': expected one of otlp, console, none"):
+        setup_telemetry("toy")
+
+
 def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
 
-    with pytest.raises(UnknownProtocol, match=r"carrier-pigeon.*http/protobuf or grpc"):
+    with pytest.raises(UnknownExporter, match=r"carrier-pigeon.*http/protobuf or grpc"):
         setup_telemetry("toy")
 
 

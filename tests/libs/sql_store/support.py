@@ -8,8 +8,10 @@ from typing import TypeVar
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
 
-from event_bus import BusUnavailable, Encoded, PubAck
+from event_bus import Encoded, PubAck
+from event_bus.topology import TASKS
 from sql_store import Database, outbox_table
+from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 METADATA = MetaData()
@@ -55,18 +57,13 @@ class Remembering:
         self.down = False
         self.refuses: dict[str, Exception] = {}
 
-    async def publish_encoded(self, event: Encoded, *, model: str, event_id: str) -> PubAck:
-        return self._take("fact", model, event_id)
-
-    async def command_encoded(self, command: Encoded, *, pool: str, event_id: str) -> PubAck:
-        return self._take("command", pool, event_id)
-
-    def _take(self, kind: str, address: str, event_id: str) -> PubAck:
+    async def publish_encoded(self, message: Encoded, stream: str, subject: str, *, event_id: str) -> PubAck:
+        kind = "command" if stream == TASKS else "fact"
         if self.down:
-            raise BusUnavailable("down")
+            raise Unavailable("down")
         if event_id in self.refuses:
             raise self.refuses[event_id]
-        self.published.append((kind, address, event_id))
+        self.published.append((kind, subject, event_id))
         return PubAck("s", len(self.published), duplicate=False)
 
     def ids(self, kind: str) -> list[str]:

@@ -11,8 +11,18 @@ from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
 from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, until, write
 
-from event_bus import BusSettings, BusTimings, EventBus, EventTooLarge, PubAck, QueueFull, UnknownEvent
+from event_bus import (
+    BusSettings,
+    BusTimings,
+    Encoded,
+    EventBus,
+    EventTooLarge,
+    PubAck,
+    QueueFull,
+    UnknownEvent,
+)
 from event_bus.provision import provision
+from identities.errors import InvalidIdentity
 from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
 from upcycle.api.common.v1.common_pb2 import BlobRef, EpisodeIdentity
@@ -66,7 +76,7 @@ async def test_what_the_bus_would_refuse_is_refused_while_the_transaction_can_be
             await db.run(too_large)
         with pytest.raises(UnknownEvent):
             await db.run(lambda connection: enqueue(connection, BlobRef(), model="m", event_id="a"))
-        with pytest.raises(UnknownEvent):
+        with pytest.raises(InvalidIdentity):
             await db.run(lambda connection: enqueue(connection, fact("a"), model="", event_id="a"))
         assert await db.run(texts) == []
 
@@ -136,6 +146,7 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
                 connection,
                 EpisodeRequested(episode=EpisodeIdentity(episode_id="e")),
                 pool="train",
+                model="m",
                 event_id="task",
             )
         )
@@ -143,7 +154,7 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
         await eventually(db, unpublished, ["task"])
         assert bus.ids("fact") == ["a"]
         del bus.refuses["task"]
-        await until(lambda: bus.published[-1] == ("command", "train", "task"))
+        await until(lambda: bus.published[-1] == ("command", "up.default.task.episode.train.m", "task"))
         await relay.stop()
 
 
@@ -186,8 +197,10 @@ async def test_a_stop_publishes_what_is_committed(sql_url: str) -> None:
 
 async def test_a_crash_between_publish_and_mark_publishes_again_under_the_same_id(sql_url: str) -> None:
     class Crashing(Remembering):
-        async def publish_encoded(self, event: object, *, model: str, event_id: str) -> PubAck:
-            self._take("fact", model, event_id)
+        async def publish_encoded(
+            self, message: Encoded, stream: str, subject: str, *, event_id: str
+        ) -> PubAck:
+            await super().publish_encoded(message, stream, subject, event_id=event_id)
             raise asyncio.CancelledError
 
     crashing, bus = Crashing(), Remembering()
@@ -195,7 +208,7 @@ async def test_a_crash_between_publish_and_mark_publishes_again_under_the_same_i
         await put(db, "a", "b")
         relay = OutboxRelay(db, crashing)
         await relay.start()
-        await until(lambda: not relay.ready())
+        await until(lambda: relay.ready() is not None)
         await relay.stop()
         again = OutboxRelay(db, bus)
         await again.start()
@@ -209,9 +222,11 @@ async def test_a_published_event_belongs_to_the_trace_that_stored_it(sql_url: st
     seen: list[int] = []
 
     class Looking(Remembering):
-        async def publish_encoded(self, event: object, *, model: str, event_id: str) -> PubAck:
+        async def publish_encoded(
+            self, message: Encoded, stream: str, subject: str, *, event_id: str
+        ) -> PubAck:
             seen.append(trace.get_current_span().get_span_context().trace_id)
-            return self._take("fact", model, event_id)
+            return await super().publish_encoded(message, stream, subject, event_id=event_id)
 
     provider = TracerProvider()
     async with opened(sql_url) as db:

@@ -1,7 +1,7 @@
 """Turns as messages: what was said, then what each tool answered."""
 
-from trajectory_body import turn_messages
-from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, Turn
+from trajectory_body import body_messages, turn_messages
+from upcycle.api.trajectory.v1.trajectory_pb2 import Message, ToolCall, ToolResult, TrajectoryBody, Turn
 
 
 def test_a_turn_is_its_words_with_its_calls_then_their_results() -> None:
@@ -21,3 +21,23 @@ def test_a_turn_is_its_words_with_its_calls_then_their_results() -> None:
 
 def test_a_turn_without_calls_names_none() -> None:
     assert turn_messages(Turn(text="3")) == [{"role": "assistant", "content": "3"}]
+
+
+def test_a_prompt_message_keeps_its_tool_calls_and_leaves_empty_fields_out() -> None:
+    call = ToolCall(call_id="c1", name="add", arguments_json="{}")
+    prompt = [
+        Message(role="user", content="add"),
+        Message(role="assistant", tool_calls=[call]),
+        Message(role="tool", content="3", tool_call_id="c1", name="add"),
+    ]
+    body = TrajectoryBody(prompt=prompt, turns=[Turn(text="3")])
+    assert body_messages(body) == [
+        {"role": "user", "content": "add"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"},
+        {"role": "assistant", "content": "3"},
+    ]

@@ -7,7 +7,6 @@ from typing import get_type_hints
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
 
-from grpc_edge import RemoteNotFound, RemoteRefused
 from upcycle import TrainingClient
 from upcycle.agents import create_agent
 from upcycle.api.common.v1 import common_pb2 as common
@@ -16,6 +15,7 @@ from upcycle.cli.train import Recipe, options_of
 from upcycle.errors import UpcycleError
 from upcycle.evaluation import EvaluationFailed, Job, Run
 from upcycle.platform import Platform
+from upcycle.rpc import RemoteNotFound, RemoteRefused
 from upcycle.run_config import DEFAULTS
 from upcycle.run_specs import (
     OptionInvalid,

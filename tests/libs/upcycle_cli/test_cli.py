@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from grpc import StatusCode
 
-from grpc_edge import RemoteRefused, RemoteUnavailable
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.cli.output import fail
-from upcycle.errors import UpcycleError
+from upcycle.errors import Unavailable, UpcycleError
 from upcycle.platform import PEERS, PlatformNotFound, find_addresses
+from upcycle.rpc import RemoteRefused
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 
@@ -100,8 +100,8 @@ def test_what_cannot_train_is_refused_before_anything_is_sent(tmp_path: Path, fl
 def test_what_a_service_refuses_as_wrong_is_a_usage_error(
     code: StatusCode, status: Exit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = RemoteUnavailable if status is Exit.UNREACHABLE else RemoteRefused
-    assert fail(error("submit", code, "INVALID_REQUEST", "spec.training.loss 'ppoo'")) == status
+    refusal = RemoteRefused("submit", code, "INVALID_REQUEST", "spec.training.loss 'ppoo'")
+    assert fail(Unavailable(str(refusal)) if status is Exit.UNREACHABLE else refusal) == status
     assert "spec.training.loss 'ppoo'" in capsys.readouterr().err
 
 

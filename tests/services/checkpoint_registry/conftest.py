@@ -10,15 +10,17 @@ from sqlalchemy import select
 from tests.services.checkpoint_registry.planner_double import PlannerDouble
 from tests.services.checkpoint_registry.running_registry import PlannerStub, Stack
 
+from blob_store import BlobRef
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
-from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState, checkpoint_id_of
+from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer
+from identities import entities
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from sql_store import Database, migrate
@@ -107,12 +109,12 @@ class Bench:
 
 def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> Checkpoint:
     return Checkpoint(
-        checkpoint_id=checkpoint_id_of(MODEL, version),
+        checkpoint_id=entities.checkpoint_id(MODEL, version),
         model=MODEL,
         version=version,
-        parent_checkpoint_id=checkpoint_id_of(MODEL, version - 1) if version else "",
+        parent_checkpoint_id=entities.checkpoint_id(MODEL, version - 1) if version else "",
         digest=digest or f"{version:064x}",
-        manifest=BlobAddress(f"policy/{MODEL}/v{version:08d}/manifest.json", "a" * 64, 100),
+        manifest=BlobRef(f"default/policies/{MODEL}/v{version:08d}/manifest.json", "a" * 64, 100),
         state=CheckpointState.CANDIDATE if version else CheckpointState.BASE,
         created_at=START,
         run_id=run_id if version else "",

@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from event_bus import EventBus
-from grpc_edge import connect, remote_errors
+from identities.entities import checkpoint_id
+from identities.events import of_checkpoint
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -26,6 +27,7 @@ from upcycle.api.taskset.v1.service_pb2_grpc import (
     TasksetServiceServicer,
 )
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
+from upcycle.rpc import connect, remote_errors
 
 if TYPE_CHECKING:  # generated for type checkers only
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub as Stub
@@ -154,10 +156,10 @@ class Stack:
         sources: Mapping[str, int] | None = None,
     ) -> None:
         saved = CheckpointSaved(
-            checkpoint_id=f"ckpt-{model}-v{version:08d}",
+            checkpoint_id=checkpoint_id(model, version),
             model=model,
             version=version,
-            parent_checkpoint_id=f"ckpt-{model}-v{version - 1:08d}",
+            parent_checkpoint_id=checkpoint_id(model, version - 1),
             digest=f"{version:064x}",
             manifest=manifest,
             run_id=TRAINING_RUN,
@@ -165,7 +167,7 @@ class Stack:
             sources=sources,
         )
         saved.saved_at.GetCurrentTime()
-        await self.bus.publish(saved, model=model, event_id=f"checkpoint.saved/{model}/{version}")
+        await self.bus.publish(saved, model=model, event_id=of_checkpoint("saved", saved.checkpoint_id))
 
 
 def weights(fill: int) -> bytes:

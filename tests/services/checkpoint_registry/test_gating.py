@@ -4,8 +4,9 @@ import pytest
 from tests.services.checkpoint_registry.conftest import MODEL, START, Bench, checkpoint
 from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT, PROFILE, evaluation_run, graded
 
+from blob_store import BlobRef
 from checkpoint_registry.domain.errors import CheckpointConflict, PeerUnavailable, UnknownModel
-from checkpoint_registry.domain.models import BlobAddress, Checkpoint, CheckpointState
+from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.domain.runs import RunOutcome, TasksetView, exact_name
 from checkpoint_registry.usecases.rollback import RollbackPolicy
 
@@ -33,8 +34,8 @@ async def test_a_better_candidate_becomes_head(bench: Bench) -> None:
     assert await bench.state(1) is CheckpointState.PROMOTED
     assert "promoted: success" in await bench.reason(1)
     assert await bench.events() == [
-        "checkpoint.evaluated/ckpt-incident-v00000001",
-        "checkpoint.promoted/incident/2",
+        "checkpoint.evaluated/default/ckpt-incident-v00000001",
+        "checkpoint.promoted/default/incident/2",
     ]
     move = (await bench.models.head_moves(MODEL))[-1]
     assert (move.revision, move.actor, move.to_checkpoint_id) == (2, "gate", "ckpt-incident-v00000001")
@@ -46,8 +47,8 @@ async def test_a_candidate_that_is_no_better_is_held(bench: Bench) -> None:
     assert await bench.state(1) is CheckpointState.HELD
     assert (await bench.reason(1)).startswith("held: success")
     assert await bench.events() == [
-        "checkpoint.evaluated/ckpt-incident-v00000001",
-        "checkpoint.held/ckpt-incident-v00000001",
+        "checkpoint.evaluated/default/ckpt-incident-v00000001",
+        "checkpoint.held/default/ckpt-incident-v00000001",
     ]
 
 
@@ -155,7 +156,7 @@ async def test_a_checkpoint_of_an_unknown_model_is_refused(bench: Bench) -> None
         1,
         "",
         "d",
-        BlobAddress("k", "s", 1),
+        BlobRef("k", "s", 1),
         CheckpointState.CANDIDATE,
         START,
     )
@@ -219,7 +220,7 @@ async def test_an_evaluation_that_always_fails_holds_with_the_reason(bench: Benc
     assert await bench.state(1) is CheckpointState.HELD
     assert "in 3 tries" in await bench.reason(1)
     assert "no engine serves v1" in await bench.reason(1)
-    assert await bench.events() == ["checkpoint.held/ckpt-incident-v00000001"]
+    assert await bench.events() == ["checkpoint.held/default/ckpt-incident-v00000001"]
 
 
 async def test_too_few_graded_episodes_are_topped_up(bench: Bench) -> None:
@@ -285,8 +286,8 @@ async def test_a_restart_at_any_point_goes_on(bench: Bench) -> None:
     assert await bench.head() == 1
     assert len(bench.planner.orders) == 2
     assert await bench.events() == [
-        "checkpoint.evaluated/ckpt-incident-v00000001",
-        "checkpoint.promoted/incident/2",
+        "checkpoint.evaluated/default/ckpt-incident-v00000001",
+        "checkpoint.promoted/default/incident/2",
     ]
 
 
@@ -342,7 +343,7 @@ async def test_head_rolls_back_when_the_evidence_turns(bench: Bench) -> None:
     move = (await bench.models.head_moves(MODEL))[-1]
     assert (move.actor, move.revision) == ("gate", 3)
     assert "evidence turned" in move.reason
-    assert (await bench.events())[-1] == "checkpoint.rolled_back/incident/3"
+    assert (await bench.events())[-1] == "checkpoint.rolled_back/default/incident/3"
     # And it stays: the same evidence never moves head forward again.
     await later_evaluation(bench, 0, 0.45, "run-after")
     assert await bench.head() == 0

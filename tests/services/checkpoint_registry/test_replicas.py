@@ -71,6 +71,6 @@ async def test_two_replicas_conclude_once(bench: Bench) -> None:
     await asyncio.gather(*[bench.gate.advance(MODEL) for _ in range(4)])
     assert await bench.head() == 1
     assert await bench.events() == [
-        "checkpoint.evaluated/ckpt-incident-v00000001",
-        "checkpoint.promoted/incident/2",
+        "checkpoint.evaluated/default/ckpt-incident-v00000001",
+        "checkpoint.promoted/default/incident/2",
     ]

@@ -18,13 +18,14 @@ from tests.services.checkpoint_registry.planner_double import PROFILE, evaluatio
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
 
 import policy_files
-from blob_store import BlobStore, MemoryBlobStore, S3BlobStore
+from blob_store import BlobRef, BlobStore, MemoryBlobStore, S3BlobStore
 from checkpoint_registry.adapters.policy_store import BlobPolicyStore
 from checkpoint_registry.adapters.version_store import BlobVersions
 from checkpoint_registry.domain.errors import PeerUnavailable, StoreTrouble
-from checkpoint_registry.domain.models import BlobAddress, EngineLease
+from checkpoint_registry.domain.models import EngineLease
 from checkpoint_registry.domain.retention import PublishedVersion, RetentionPolicy, unneeded
 from checkpoint_registry.usecases.retention import PruneVersions
+from identities.objects import parse_policy_version, policies, policy_manifest
 from policy_files import PolicyFacts
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
@@ -119,8 +120,8 @@ class Shelf:
         return await prune.sweep()
 
     def versions(self) -> set[int]:
-        keys = [key for key in self.store.objects if key.startswith(f"policy/{MODEL}/")]
-        return {int(key.split("/")[2][1:]) for key in keys if key.endswith("/manifest.json")}
+        keys = [key for key in self.store.objects if key.startswith(f"default/policies/{MODEL}/")]
+        return {int(key.split("/")[3][1:]) for key in keys if key.endswith("/manifest.json")}
 
     async def whole(self, manifest: PolicyManifest, name: str) -> bytes:
         """Weights of a version, fetched and verified."""
@@ -158,7 +159,7 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
     await lease(bench, 8, ttl_s=-60)  # lapsed a moment ago
     await lease(bench, 2, ttl_s=-3600)
     bench.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
-    address = BlobAddress(
+    address = BlobRef(
         **dataclasses.asdict(policy_files.manifest_ref(shelf.manifests[5]))  # key, sha256, size
     )
     policies = BlobPolicyStore(
@@ -196,7 +197,7 @@ async def test_who_cannot_be_asked_may_need_everything(shelf: Shelf) -> None:
     shelf.bench.planner.is_away = True
     with pytest.raises(PeerUnavailable):
         await shelf.prune()
-    key = policy_files.manifest_key(MODEL, 12)
+    key = policy_manifest(MODEL, 12)
     shelf.store.objects[key] = b"rotten"
     shelf.bench.planner.is_away = False
     with pytest.raises(StoreTrouble, match="cannot be read"):
@@ -254,9 +255,9 @@ async def test_the_service_sweeps_by_the_clock(stack: Stack, tmp_path: Path) -> 
         for number in range(1, 6):
             parent = await publish(store, tmp_path / "policy", number, parent)
         async with asyncio.timeout(20):
-            while await store.read(policy_files.manifest_key(MODEL, 3)) is not None:
+            while await store.read(policy_manifest(MODEL, 3)) is not None:
                 await asyncio.sleep(0.05)
-        kept = {key.split("/")[2] for key in await store.list(f"policy/{MODEL}/") if "manifest" in key}
-        assert kept == {"v00000000", "v00000004", "v00000005"}
+        kept = {parse_policy_version(key) for key in await store.list(policies()) if "manifest" in key}
+        assert kept == {(MODEL, 0), (MODEL, 4), (MODEL, 5)}
         assert (await stub.GetModel(pb.GetModelRequest(model=MODEL))).head.manifest == base.manifest
     await store.stop()

@@ -13,9 +13,9 @@ from tests.services.checkpoint_registry.planner_double import PROFILE, evaluatio
 from tests.services.checkpoint_registry.running_registry import weights
 from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
 
-import policy_files
 from checkpoint_registry.adapters.version_store import BlobVersions
 from checkpoint_registry.usecases.retention import PruneVersions
+from identities.objects import policy_manifest
 
 OLD = 12
 """Neither checkpoint nor new: a sweep wants it gone."""
@@ -104,10 +104,10 @@ async def last_moment(shelf: Shelf, question: str) -> int:
     gone, calls = await swept(shelf)
     assert OLD in gone
     shelf.store.objects.update(whole)
-    end = calls.index(f"delete {policy_files.manifest_key(MODEL, OLD)}")
+    end = calls.index(f"delete {policy_manifest(MODEL, OLD)}")
     asked, listed = (
         max(index for index, call in enumerate(calls[:end]) if call.startswith(word))
-        for word in (question, "list policy/")
+        for word in (question, "list default/policies/")
     )
     assert asked > listed, "nobody is asked once the removal has begun"
     return asked

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import REGISTRY
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
-from grpc_edge import RemoteConflict, RemoteNotFound, RemoteRefused, remote_errors
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused, remote_errors
 
 
 async def test_an_imported_model_is_its_version_0_and_head(stack: Stack) -> None:
@@ -21,7 +21,7 @@ async def test_an_imported_model_is_its_version_0_and_head(stack: Stack) -> None
         assert imported.base.state == registry_pb2.CHECKPOINT_STATE_BASE
         found = await stub.GetModel(pb.GetModelRequest(model="imported"))
         assert (found.model.head_version, found.model.head_revision, found.head.is_head) == (0, 1, True)
-        assert found.head.manifest.key == "policy/imported/v00000000/manifest.json"
+        assert found.head.manifest.key == "default/policies/imported/v00000000/manifest.json"
         again = await upload(stub, "imported", policy(), if_not_exists=True)
         assert not again.created
         with pytest.raises(RemoteConflict, match="MODEL_EXISTS"):
@@ -87,7 +87,7 @@ async def test_a_fork_shares_files_and_has_its_own_tree(stack: Stack) -> None:
         request = pb.ForkModelRequest(source_model="origin", model="fork")
         forked = await stub.ForkModel(request)
         assert forked.base.digest == origin.base.digest
-        assert forked.base.manifest.key == "policy/fork/v00000000/manifest.json"
+        assert forked.base.manifest.key == "default/policies/fork/v00000000/manifest.json"
         assert forked.model.forked_from_checkpoint_id == "ckpt-origin-v00000000"
         with pytest.raises(RemoteConflict), remote_errors("fork"):
             await stub.ForkModel(request)

@@ -26,15 +26,15 @@ from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.trajectories import StoredBody
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.runs.deps import Tools
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
+from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, fetch, load, manifest_ref, publish
-from trajectory_body import body_key, pack
+from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
@@ -77,7 +77,7 @@ class World:
         facts = PolicyFacts(model=model, version=version, created_at=START)
         ref = manifest_ref(await publish(self.store, directory, facts))
         identity = f"ckpt-{model}-v{version:08d}"
-        self.heads[model] = BasePolicy(version, identity, StoredBody(ref.key, ref.sha256, ref.size_bytes))
+        self.heads[model] = BasePolicy(version, identity, BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
     def tools(self, thread: LearnerThread) -> Tools:
         """Fresh adapters over what outlives them."""
@@ -224,17 +224,7 @@ class Episodes:
         body = self.body(index, member, **changes)
         ref = await self._store(body)
         fact = TrajectoryGraded(
-            trajectory_id=body.trajectory_id,
-            episode_id=body.episode_id,
-            run_id=body.run_id,
-            group_id=body.group_id,
-            member=member,
-            group_size=self.group_size,
-            model=body.model,
-            purpose=body.purpose,
-            split=body.split,
-            task_slug=body.task_slug,
-            task_digest=body.task_digest,
+            episode=body.episode,
             body=common.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
             sampled_by=body.sampled_by,
             reward=reward,
@@ -243,7 +233,7 @@ class Episodes:
         return fact
 
     async def _store(self, body: trajectory.TrajectoryBody) -> BlobRef:
-        return await self.world.store.put(body_key(body.run_id, body.episode_id), pack(body))
+        return await self.world.store.put(body_key(body.episode.run_id, body.episode.episode_id), pack(body))
 
     def body(self, index: int, member: int, **changes: Any) -> trajectory.TrajectoryBody:
         """Two turns: prompt, call, observation, answer."""
@@ -256,17 +246,22 @@ class Episodes:
             _turn(torch.randint(VOCAB, (9,), generator=shared).tolist(), own, version),
             _turn(torch.randint(VOCAB, (5,), generator=own).tolist(), own, version),
         ]
-        return trajectory.TrajectoryBody(
+        episode = common.EpisodeIdentity(
+            tenant="default",
             trajectory_id=f"traj-{episode_id}",
             episode_id=episode_id,
             run_id=self.run_id,
             group_id=group_id,
             member=member,
+            group_size=self.group_size,
             model=MODEL,
             purpose=changes.get("purpose", common.PURPOSE_TRAIN),
             split=changes.get("split", common.SPLIT_TRAIN),
             task_slug=f"task-{index}",
             task_digest=changes.get("task_digest", f"digest-{index}"),
+        )
+        return trajectory.TrajectoryBody(
+            episode=episode,
             turns=turns,
             temperature=1.0,
             sampled_by=common.VersionSpan(oldest=version, newest=version),

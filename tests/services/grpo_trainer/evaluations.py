@@ -50,7 +50,7 @@ class Evaluation:
             source_run_id=self.run_id,
             model=MODEL,
             group_size=self.group_size,
-            task_digest=said_digest or facts[0].task_digest,
+            task_digest=said_digest or facts[0].episode.task_digest,
             split=split,
             before_start=before_start,
             members=map(_member, facts),
@@ -73,9 +73,9 @@ def settled_id(group_id: str) -> str:
 
 def _member(fact: TrajectoryGraded) -> taskset.OfferedTrajectory:
     return taskset.OfferedTrajectory(
-        trajectory_id=fact.trajectory_id,
-        episode_id=fact.episode_id,
-        member=fact.member,
+        trajectory_id=fact.episode.trajectory_id,
+        episode_id=fact.episode.episode_id,
+        member=fact.episode.member,
         reward=fact.reward,
         success=fact.success,
         body=fact.body,

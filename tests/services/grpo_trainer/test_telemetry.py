@@ -14,11 +14,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 
+from blob_store import BlobRef
 from grpo_trainer import telemetry
 from grpo_trainer.domain.alarms import watched
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
-from grpo_trainer.domain.trajectories import GradedTrajectory, StoredBody
+from grpo_trainer.domain.trajectories import GradedTrajectory
 from service_kit.telemetry import span_limits
 
 RUN_TRACE = "a" * 32
@@ -34,7 +35,7 @@ def trajectory(index: int, headers: dict[str, str]) -> GradedTrajectory:
         group_size=512,
         reward=0.0,
         success=False,
-        body=StoredBody("k", "s", 1),
+        body=BlobRef("k", "s", 1),
         oldest_version=0,
         newest_version=0,
         task_digest="d",

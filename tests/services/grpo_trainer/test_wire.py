@@ -109,7 +109,7 @@ async def test_a_body_that_disagrees_with_its_fact_is_refused(world: World) -> N
     assert wire.tokens_from_body(body, graded, train_parse_errors=False).num_trained > 0
     for field, value in (("task_digest", "other"), ("group_id", "g"), ("member", 3), ("run_id", "r")):
         odd = episodes.body(0, 0)
-        setattr(odd, field, value)
+        setattr(odd.episode, field, value)
         with pytest.raises(UnusableTrajectory, match="the fact said"):
             wire.tokens_from_body(odd, graded, train_parse_errors=False)
     fresher = episodes.body(0, 0, version=4)

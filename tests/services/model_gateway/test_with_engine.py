@@ -18,13 +18,12 @@ from tests.services.policy_engine.reference import canary_rows
 from blob_store import BlobRef, S3BlobStore
 from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
+from episodes import Channel
 from event_bus import EventBus
-from grpc_edge import connect
 from model_gateway.app import build_app as build_gateway
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
 from policy_engine.app import build_app as build_keeper
-from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
@@ -34,6 +33,7 @@ from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+from upcycle.rpc import connect
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub

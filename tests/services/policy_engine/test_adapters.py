@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 from tests.services.policy_engine.policies import Shape, make_policy
 
 from blob_store import BlobRef
+from episodes import Channel
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
 from policy_engine.adapters.vllm_files import untied
-from policy_engine.domain import Channel, EngineBroken, Policy, Target, VersionRefused
+from policy_engine.domain import EngineBroken, Policy, Target, VersionRefused
 from policy_engine.settings import PolicyEngineSettings
 from service_kit.settings import SettingsError, load_settings
 

@@ -20,10 +20,9 @@ from blob_store import S3BlobStore
 from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from engine_client import EngineClient, SamplingParams, TokenSpan
+from episodes import Channel
 from event_bus import EventBus
-from grpc_edge import connect
 from policy_engine.app import build_app
-from policy_engine.domain import Channel
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_ref, publish
 from service_kit import Service
@@ -37,6 +36,7 @@ from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+from upcycle.rpc import connect
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub

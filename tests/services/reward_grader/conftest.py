@@ -1,4 +1,4 @@
-"""Graders between real NATS and S3 and a stand-in for the environments."""
+"""Graders between real NATS and S3 and a double for the environments."""
 
 import asyncio
 import secrets
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.services.rollout_sampler.stand_ins import MODEL, Fleet
+from tests.services.rollout_sampler.doubles import MODEL, EnvironmentDouble
 
 from blob_store import S3BlobStore
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
@@ -27,12 +27,12 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRec
 
 
 @dataclass
-class World:
+class Testbed:
     """Everything around the graders of one test."""
 
     bus: EventBus
     blobs: S3BlobStore
-    fleet: Fleet
+    environments: EnvironmentDouble
     settings: GraderSettings
     run_id: str
     resources: AsyncExitStack
@@ -48,7 +48,7 @@ class World:
         """A stored body whose environment still lives, as the sampler leaves it."""
         episode_id = f"{self.run_id}-g{number:05d}-e000-a0"
         lease_id = f"lease-{number}"
-        self.fleet.open_leases[lease_id] = episode_id
+        self.environments.open_leases[lease_id] = episode_id
         stored = body_of(episode_id, self.run_id)
         ref = await self.blobs.put(body_key(self.run_id, episode_id), pack(stored) if body is None else body)
         event = TrajectoryRecorded(
@@ -70,7 +70,7 @@ class World:
             num_turns=2,
             num_sampled_tokens=9,
             lease_id=lease_id,
-            environment_address=self.fleet.address,
+            environment_address=self.environments.address,
         )
         return event
 
@@ -113,7 +113,7 @@ async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 @pytest.fixture
-async def world(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterator[World]:
+async def bed(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterator[Testbed]:
     async with AsyncExitStack() as resources:
         server = nats_server()
         await provision(server.url)
@@ -127,15 +127,15 @@ async def world(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncItera
             s3=s3_settings,
         )
         timings = BusTimings(connect_s=5, drain_s=1, close_s=1)
-        blobs, fleet = S3BlobStore(s3_settings), Fleet()
+        blobs, environments = S3BlobStore(s3_settings), EnvironmentDouble()
         bus = EventBus(settings.bus, client_name="test", timings=timings)
-        for part in (blobs, fleet, bus):
+        for part in (blobs, environments, bus):
             await part.start()
             resources.push_async_callback(part.stop)
-        world = World(bus, blobs, fleet, settings, f"run-{secrets.token_hex(6)}", resources)
-        watching = asyncio.create_task(_watch(world))
+        bed = Testbed(bus, blobs, environments, settings, f"run-{secrets.token_hex(6)}", resources)
+        watching = asyncio.create_task(_watch(bed))
         resources.push_async_callback(_end, watching)
-        yield world
+        yield bed
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -143,12 +143,12 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
 
 
-async def _watch(world: World) -> None:
+async def _watch(bed: Testbed) -> None:
     kinds = [TrajectoryGraded, EpisodeFailed]
-    replay = cast("AsyncGenerator[Delivery[Any], None]", world.bus.replay(kinds, after_sequence=0))
+    replay = cast("AsyncGenerator[Delivery[Any], None]", bed.bus.replay(kinds, after_sequence=0))
     async with aclosing(replay) as deliveries:
         async for delivery in deliveries:
-            world.events.append(delivery)
+            bed.events.append(delivery)
 
 
 def tree(value: float = 0.5, **changes: Any) -> trajectory_pb2.Subscore:

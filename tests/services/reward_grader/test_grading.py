@@ -10,8 +10,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.services.reward_grader.conftest import World, tree, until
-from tests.services.rollout_sampler.stand_ins import Fleet
+from tests.services.reward_grader.conftest import Testbed, tree, until
+from tests.services.rollout_sampler.doubles import EnvironmentDouble
 
 from reward_grader.usecases import GradeTrajectory
 from service_kit.ports import free_ports
@@ -21,21 +21,21 @@ from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 
-async def test_the_environments_reward_becomes_a_self_sufficient_fact(world: World) -> None:
-    world.fleet.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
-    await world.grader()
-    record = await world.record()
-    await world.announce(record)
-    (fact,) = await world.outcomes(1)
+async def test_the_environments_reward_becomes_a_self_sufficient_fact(bed: Testbed) -> None:
+    bed.environments.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
+    await bed.grader()
+    record = await bed.record()
+    await bed.announce(record)
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     assert (fact.reward, fact.success, fact.subscores[0].children[0].name) == (0.75, True, "class")
     for name in ("trajectory_id", "group_id", "group_size", "purpose", "split", "task_digest", "body"):
         assert getattr(fact, name) == getattr(record, name), name
-    (request,) = world.fleet.grades
+    (request,) = bed.environments.grades
     assert (request.answer, request.lease_id) == ("OOM", "lease-0")
     assert request.transcript.turns[0].tool_results[0].content == "oom"
     assert not any(turn.sampled_ids or turn.sampled_logprobs for turn in request.transcript.turns)
-    assert world.fleet.closed == []  # a grade ends its environment
+    assert bed.environments.closed == []  # a grade ends its environment
 
 
 @pytest.mark.parametrize(
@@ -50,64 +50,64 @@ async def test_the_environments_reward_becomes_a_self_sufficient_fact(world: Wor
     ],
 )
 async def test_a_reward_that_is_no_number_is_a_failure_and_never_a_reward(
-    world: World, answer: GradeResponse
+    bed: Testbed, answer: GradeResponse
 ) -> None:
-    world.fleet.grade = lambda _: answer
-    await world.grader()
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+    bed.environments.grade = lambda _: answer
+    await bed.grader()
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, fact.reported_by) == ("reward_invalid", "reward_grader")
-    await until(lambda: world.fleet.closed == ["lease-0"])
+    await until(lambda: bed.environments.closed == ["lease-0"])
 
 
-async def test_a_redelivery_after_the_lease_lapsed_cannot_undo_the_reward(world: World) -> None:
+async def test_a_redelivery_after_the_lease_lapsed_cannot_undo_the_reward(bed: Testbed) -> None:
     """Killed between announcing and acknowledging: the environment is gone, the reward stands."""
-    await world.grader()
-    record = await world.record()
-    await world.announce(record)
-    await world.outcomes(1)
-    world.fleet.open_leases.clear()
-    await world.announce(record, again="/redelivered")
-    await world.announce(await world.record(1))
-    await world.outcomes(2)
+    await bed.grader()
+    record = await bed.record()
+    await bed.announce(record)
+    await bed.outcomes(1)
+    bed.environments.open_leases.clear()
+    await bed.announce(record, again="/redelivered")
+    await bed.announce(await bed.record(1))
+    await bed.outcomes(2)
     await asyncio.sleep(0.3)
-    assert [type(delivery.message) for delivery in world.events] == [TrajectoryGraded, TrajectoryGraded]
+    assert [type(delivery.message) for delivery in bed.events] == [TrajectoryGraded, TrajectoryGraded]
 
 
-async def test_an_environment_that_is_gone_is_lost_not_wrong(world: World) -> None:
-    await world.grader()
-    record = await world.record()
-    world.fleet.open_leases.clear()
-    await world.announce(record)
-    (fact,) = await world.outcomes(1)
+async def test_an_environment_that_is_gone_is_lost_not_wrong(bed: Testbed) -> None:
+    await bed.grader()
+    record = await bed.record()
+    bed.environments.open_leases.clear()
+    await bed.announce(record)
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "environment_lost"
 
 
-async def test_a_replica_that_restarts_is_waited_for_and_one_that_stays_away_is_lost(world: World) -> None:
+async def test_a_replica_that_restarts_is_waited_for_and_one_that_stays_away_is_lost(bed: Testbed) -> None:
     (port,) = free_ports(1)
-    replica = Fleet()
-    record = await world.record()
+    replica = EnvironmentDouble()
+    record = await bed.record()
     record.environment_address = f"127.0.0.1:{port}"
-    await world.grader(gone_after_s=20.0)
-    await world.announce(record)
+    await bed.grader(gone_after_s=20.0)
+    await bed.announce(record)
     await asyncio.sleep(0.5)
-    assert world.events == []
+    assert bed.events == []
     replica.open_leases["lease-0"] = record.episode_id
     await replica.start(port)
-    (fact,) = await world.outcomes(1)
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     await replica.stop()
 
 
-async def test_a_replica_that_stays_away_is_lost_after_a_while(world: World) -> None:
+async def test_a_replica_that_stays_away_is_lost_after_a_while(bed: Testbed) -> None:
     (port,) = free_ports(1)
-    record = await world.record()
+    record = await bed.record()
     record.environment_address = f"127.0.0.1:{port}"
-    await world.grader(gone_after_s=1.0)
-    await world.announce(record)
-    (fact,) = await world.outcomes(1)
+    await bed.grader(gone_after_s=1.0)
+    await bed.announce(record)
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, str(port) in fact.detail) == ("environment_lost", True)
 
@@ -121,87 +121,87 @@ async def test_a_replica_that_stays_away_is_lost_after_a_while(world: World) -> 
     ],
 )
 async def test_a_scenario_that_cannot_grade_is_a_typed_failure(
-    world: World, code: grpc.StatusCode, sent: str | None, kind: str
+    bed: Testbed, code: grpc.StatusCode, sent: str | None, kind: str
 ) -> None:
-    world.fleet.refuse, world.fleet.kind = (code, "it raised"), sent
-    await world.grader()
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+    bed.environments.refuse, bed.environments.kind = (code, "it raised"), sent
+    await bed.grader()
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == kind
 
 
 @pytest.mark.parametrize("stored", [b"garbage", b""])
-async def test_a_corrupt_body_settles_its_episode(world: World, stored: bytes) -> None:
-    await world.grader()
-    await world.announce(await world.record(body=stored))
-    flipped = await world.record(1)
+async def test_a_corrupt_body_settles_its_episode(bed: Testbed, stored: bytes) -> None:
+    await bed.grader()
+    await bed.announce(await bed.record(body=stored))
+    flipped = await bed.record(1)
     flipped.body.sha256 = "0" * 64
-    await world.announce(flipped)
-    facts = await world.outcomes(2)
+    await bed.announce(flipped)
+    facts = await bed.outcomes(2)
     assert [fact.kind for fact in facts] == ["body_corrupt", "body_corrupt"]
-    assert world.fleet.grades == []
+    assert bed.environments.grades == []
 
 
-async def test_a_huge_reward_tree_is_cut_to_what_an_event_holds(world: World) -> None:
+async def test_a_huge_reward_tree_is_cut_to_what_an_event_holds(bed: Testbed) -> None:
     leaves = [
         trajectory_pb2.Subscore(name=f"check-{n}", weight=1, value=1, info="x" * 5000) for n in range(500)
     ]
-    world.fleet.grade = lambda _: GradeResponse(reward=1.0, success=True, subscores=leaves)
-    await world.grader()
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+    bed.environments.grade = lambda _: GradeResponse(reward=1.0, success=True, subscores=leaves)
+    await bed.grader()
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     assert (fact.reward, len(fact.subscores), fact.subscores[0].info) == (1.0, 500, "")
 
 
-async def test_a_record_that_names_nothing_goes_to_the_dead_letters(world: World) -> None:
-    await world.grader()
-    nameless = await world.record()
+async def test_a_record_that_names_nothing_goes_to_the_dead_letters(bed: Testbed) -> None:
+    await bed.grader()
+    nameless = await bed.record()
     nameless.lease_id = ""
-    await world.announce(nameless)
-    await world.announce(await world.record(1))
-    (fact,) = await world.outcomes(1)
+    await bed.announce(nameless)
+    await bed.announce(await bed.record(1))
+    (fact,) = await bed.outcomes(1)
     await asyncio.sleep(0.3)
     assert fact.group_id.endswith("g00001")
-    assert len(world.events) == 1
+    assert len(bed.events) == 1
 
 
-async def test_a_surprise_is_retried_and_then_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     async def surprise(*_: object) -> Any:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(GradeTrajectory, "__call__", surprise)
-    await world.grader()
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+    await bed.grader()
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     assert fact.kind == "grader_error"
 
 
-async def test_many_records_are_each_graded_once(world: World) -> None:
+async def test_many_records_are_each_graded_once(bed: Testbed) -> None:
     def grade(request: GradeRequest) -> GradeResponse:
         return GradeResponse(reward=int(request.lease_id.split("-")[1]) / 100)
 
-    world.fleet.grade = grade
-    await world.grader()
+    bed.environments.grade = grade
+    await bed.grader()
     for number in range(60):
-        await world.announce(await world.record(number))
-    facts = await world.outcomes(60)
+        await bed.announce(await bed.record(number))
+    facts = await bed.outcomes(60)
     assert sorted(fact.reward for fact in facts) == [number / 100 for number in range(60)]
-    assert len(world.fleet.grades) == 60
+    assert len(bed.environments.grades) == 60
 
 
-async def test_each_score_is_an_event_on_the_span(world: World) -> None:
+async def test_each_score_is_an_event_on_the_span(bed: Testbed) -> None:
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         provider = TracerProvider()
         trace.set_tracer_provider(provider)
     memory = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    world.fleet.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
-    await world.grader()
-    await world.announce(await world.record())
-    await world.outcomes(1)
+    bed.environments.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
+    await bed.grader()
+    await bed.announce(await bed.record())
+    await bed.outcomes(1)
     await until(lambda: any(span.name == "grade" for span in memory.get_finished_spans()))
     (span,) = [span for span in memory.get_finished_spans() if span.name == "grade"]
     results = [dict(event.attributes or {}) for event in span.events]

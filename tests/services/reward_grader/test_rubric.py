@@ -1,7 +1,7 @@
 """Extra graders of the operator: weighed into the tree, and never a zero when they break."""
 
 import pytest
-from tests.services.reward_grader.conftest import World, tree
+from tests.services.reward_grader.conftest import Testbed, tree
 
 from reward_grader.adapters.rubric import RubricInvalid, load_grader
 from reward_grader.domain import Transcript
@@ -33,11 +33,11 @@ def extra(name: str, weight: float = 1.0) -> ExtraGraderSettings:
     return ExtraGraderSettings(path=f"{HERE}:{name}", weight=weight)
 
 
-async def test_extra_graders_are_weighed_into_the_tree(world: World) -> None:
-    world.fleet.grade = lambda _: GradeResponse(reward=0.5, success=True, subscores=[tree()])
-    await world.grader(environment_weight=2.0, extra_graders=(extra("brief"), extra("polite")))
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+async def test_extra_graders_are_weighed_into_the_tree(bed: Testbed) -> None:
+    bed.environments.grade = lambda _: GradeResponse(reward=0.5, success=True, subscores=[tree()])
+    await bed.grader(environment_weight=2.0, extra_graders=(extra("brief"), extra("polite")))
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     # (2 x 0.5 + 1 x 1 + 1 x 0) / 4
     assert fact.reward == 0.5
     assert [(node.name, node.weight, node.value) for node in fact.subscores] == [
@@ -49,10 +49,10 @@ async def test_extra_graders_are_weighed_into_the_tree(world: World) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("broken", "grader_error"), ("silly", "reward_invalid")])
-async def test_an_extra_grader_that_fails_has_not_scored_zero(world: World, name: str, kind: str) -> None:
-    await world.grader(extra_graders=(extra(name),))
-    await world.announce(await world.record())
-    (fact,) = await world.outcomes(1)
+async def test_an_extra_grader_that_fails_has_not_scored_zero(bed: Testbed, name: str, kind: str) -> None:
+    await bed.grader(extra_graders=(extra(name),))
+    await bed.announce(await bed.record())
+    (fact,) = await bed.outcomes(1)
     assert fact.kind == kind
 
 

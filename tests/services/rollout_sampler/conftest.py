@@ -1,4 +1,4 @@
-"""A sampler between real NATS and S3 and small stand-ins of its peers."""
+"""A sampler between real NATS and S3 and small doubles of its peers."""
 
 import asyncio
 import secrets
@@ -13,12 +13,22 @@ from typing import Any, Protocol, TypeVar, cast
 import pytest
 from google.protobuf.message import Message
 from tests.conftest import NatsFactory
-from tests.services.rollout_sampler.stand_ins import MODEL, Engine, Fleet, Registry, Script, write_policy
+from tests.services.rollout_sampler.doubles import (
+    MODEL,
+    EngineDouble,
+    EnvironmentDouble,
+    RegistryDouble,
+    Script,
+    write_policy,
+)
 
-from blob_store import BlobRef, S3BlobStore
+from blob_store import S3BlobStore
+from blob_store.ref import from_wire
 from chat_format import ChatFormat
+from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
+from identities import entities
 from policy_files import PolicyFacts, publish
 from rollout_sampler.app import build_app
 from rollout_sampler.settings import SamplerSettings
@@ -45,22 +55,24 @@ FAST = BusTimings(connect_s=5, drain_s=1, pull_s=0.5, first_retry_s=0.05)
 
 
 @dataclass
-class World:
-    """Everything around the samplers of one test."""
+class Testbed:
+    """The samplers of one test with everything that they talk to."""
+
+    __test__ = False
 
     bus: EventBus
     blobs: S3BlobStore
     chat: ChatFormat
-    fleet: Fleet
-    registry: Registry
+    environments: EnvironmentDouble
+    registry: RegistryDouble
     settings: SamplerSettings
     run_id: str
     resources: AsyncExitStack
     events: list[Delivery[Any]] = field(default_factory=list)
 
-    async def engine(self, script: Script, **changes: Any) -> Engine:
+    async def engine(self, script: Script, **changes: Any) -> EngineDouble:
         """Start an engine and lease it."""
-        engine = Engine(self.chat, script, **changes)
+        engine = EngineDouble(self.chat, script, **changes)
         await engine.start()
         self.resources.push_async_callback(engine.stop)
         self.registry.engines.append(engine)
@@ -75,7 +87,7 @@ class World:
 
     def request(self, number: int = 0, **changes: Any) -> EpisodeRequested:
         """A planned episode."""
-        group_id = f"{self.run_id}-g{number:05d}"
+        group_id = entities.group_id(self.run_id, number)
         sampling = taskset_pb2.SamplingConfig(
             temperature=1.0,
             top_p=1.0,
@@ -85,18 +97,23 @@ class World:
             seed=7,
         )
         sampling.MergeFrom(changes.pop("sampling", taskset_pb2.SamplingConfig()))
-        message = EpisodeRequested(
+        identity = EpisodeIdentity(
             episode_id=f"{group_id}-e000-a0",
             run_id=self.run_id,
             group_id=group_id,
+            member=0,
             group_size=1,
-            purpose=changes.pop("purpose", common_pb2.PURPOSE_TRAIN),
-            split=common_pb2.SPLIT_TRAIN,
-            policy=changes.pop("policy", common_pb2.PolicySelector(model=MODEL)),
-            sampling=sampling,
+            model=MODEL,
+            purpose=changes.pop("purpose", Purpose.TRAIN),
+            split=Split.TRAIN,
             task_slug="checkout",
             task_digest="d" * 64,
             family="db",
+        )
+        message = EpisodeRequested(
+            episode=identity_to_wire(identity),
+            policy=changes.pop("policy", common_pb2.PolicySelector(model=MODEL)),
+            sampling=sampling,
             **changes,
         )
         message.requested_at.FromDatetime(datetime.now(UTC))
@@ -106,7 +123,9 @@ class World:
     async def ask(self, *requests: EpisodeRequested, pool: str = "train", again: str = "") -> None:
         """Plan episodes; `again` tells a re-dispatch apart."""
         for request in requests:
-            await self.bus.command(request, pool=pool, event_id=f"task/{request.episode_id}{again}")
+            await self.bus.command(
+                request, pool=pool, model=MODEL, event_id=f"task/{request.episode.episode_id}{again}"
+            )
 
     async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
         """The first `count` facts that samplers published."""
@@ -115,8 +134,7 @@ class World:
 
     async def body(self, fact: TrajectoryRecorded) -> TrajectoryBody:
         """The stored body behind a fact, verified."""
-        ref = BlobRef(fact.body.key, fact.body.sha256, fact.body.size_bytes)
-        return unpack(await self.blobs.get(ref))
+        return unpack(await self.blobs.get(from_wire(fact.body)))
 
 
 async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -134,7 +152,7 @@ def policy_dirs(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 
 
 def _settings(
-    nats_url: str, s3: S3Settings, fleet: Fleet, registry: Registry, folder: Path
+    nats_url: str, s3: S3Settings, environments: EnvironmentDouble, registry: RegistryDouble, folder: Path
 ) -> SamplerSettings:
     return SamplerSettings(
         http_port=0,
@@ -150,14 +168,14 @@ def _settings(
         cache_dir=folder / "formats",
         bus=BusSettings(url=nats_url),
         s3=s3,
-        peers=PeerSettings(environments=fleet.address, registry=registry.address),
+        peers=PeerSettings(environments=environments.address, registry=registry.address),
     )
 
 
 @pytest.fixture
-async def world(
+async def bed(
     nats_server: NatsFactory, s3_settings: S3Settings, policy_dirs: Sequence[Path], tmp_path: Path
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Testbed]:
     async with AsyncExitStack() as resources:
         server = nats_server()
         await provision(server.url)
@@ -165,22 +183,23 @@ async def world(
         for version, folder in zip((3, 4), policy_dirs, strict=True):
             moment = datetime(2026, 1, version, tzinfo=UTC)
             await publish(blobs, folder, PolicyFacts(model=MODEL, version=version, created_at=moment))
-        fleet, registry = await _started(resources, Fleet()), await _started(resources, Registry())
-        settings = _settings(server.url, s3_settings, fleet, registry, tmp_path)
+        environments = await _started(resources, EnvironmentDouble())
+        registry = await _started(resources, RegistryDouble())
+        settings = _settings(server.url, s3_settings, environments, registry, tmp_path)
         bus = await _started(resources, EventBus(settings.bus, client_name="test", timings=FAST))
-        world = World(
+        bed = Testbed(
             bus=bus,
             blobs=blobs,
             chat=ChatFormat.load(policy_dirs[0]),
-            fleet=fleet,
+            environments=environments,
             registry=registry,
             settings=settings,
             run_id=f"run-{secrets.token_hex(6)}",
             resources=resources,
         )
-        watching = asyncio.create_task(_watch(world))
+        watching = asyncio.create_task(_watch(bed))
         resources.push_async_callback(_end, watching)
-        yield world
+        yield bed
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -194,9 +213,9 @@ async def _started(resources: AsyncExitStack, part: S) -> S:
     return part
 
 
-async def _watch(world: World) -> None:
+async def _watch(bed: Testbed) -> None:
     kinds: list[type[Message]] = [TrajectoryRecorded, EpisodeFailed]
-    replay = cast("AsyncGenerator[Delivery[Any], None]", world.bus.replay(kinds, after_sequence=0))
+    replay = cast("AsyncGenerator[Delivery[Any], None]", bed.bus.replay(kinds, after_sequence=0))
     async with aclosing(replay) as deliveries:
         async for delivery in deliveries:
-            world.events.append(delivery)
+            bed.events.append(delivery)

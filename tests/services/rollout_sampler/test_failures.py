@@ -11,21 +11,21 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.services.rollout_sampler.conftest import World, until
-from tests.services.rollout_sampler.stand_ins import Engine, never, tool_call
+from tests.services.rollout_sampler.conftest import Testbed, until
+from tests.services.rollout_sampler.doubles import EngineDouble, never, tool_call
 
-from upcycle.errors import Unavailable
+from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, Topology
 from event_bus.provision import provision
 from event_bus.topology import UPCYCLE
 from rollout_sampler import wire
-from rollout_sampler.adapters.bodies import BlobBodies, store_errors
 from rollout_sampler.app import build_play
 from rollout_sampler.domain import Recorded
-from rollout_sampler.usecases import PlayEpisode
+from rollout_sampler.usecases.play_episode import PlayEpisode
 from service_kit.ports import free_ports
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+from upcycle.errors import Unavailable
 
 
 def investigator(prompt: str, _: object) -> str:
@@ -33,41 +33,42 @@ def investigator(prompt: str, _: object) -> str:
     return "OOM" if looked == 2 else tool_call("search_logs", page=looked)
 
 
-async def test_a_stored_body_is_announced_again_and_never_sampled_again(world: World) -> None:
+async def test_a_stored_body_is_announced_again_and_never_sampled_again(bed: Testbed) -> None:
     """The sampler died after it stored the body and before it published the event."""
-    engine = await world.engine(lambda _, __: "first answer")
-    await world.sampler()
-    request = world.request()
-    await world.ask(request)
-    (first,) = await world.outcomes(1)
-    body_bytes = await world.blobs.read(first.body.key)
+    engine = await bed.engine(lambda _, __: "first answer")
+    await bed.sampler()
+    request = bed.request()
+    await bed.ask(request)
+    (first,) = await bed.outcomes(1)
+    body_bytes = await bed.blobs.read(first.body.key)
     engine.script = lambda _, __: "second answer"
-    world.events.clear()
-    forgotten = world.request(1)
-    facts = await _store_without_announcing(world, forgotten)
+    bed.events.clear()
+    forgotten = bed.request(1)
+    stored = await _store_without_publishing(bed, forgotten)
     # The command comes again, as after a crash or a re-dispatch by the planner.
     late = EpisodeRequested()
     late.CopyFrom(forgotten)
     late.requested_at.FromSeconds(late.requested_at.seconds - 3600)
     asked = len(engine.requests)
-    await world.ask(late)
-    (fact,) = await world.outcomes(1)
-    assert fact == wire.recorded_to_wire(wire.task_from_wire(late), facts)
+    await bed.ask(late)
+    (fact,) = await bed.outcomes(1)
+    assert fact == wire.recorded_to_wire(stored.body, stored.ref)
+    assert fact.episode == forgotten.episode
     assert len(engine.requests) == asked
-    assert await world.blobs.read(first.body.key) == body_bytes
+    assert await bed.blobs.read(first.body.key) == body_bytes
 
 
-async def _store_without_announcing(world: World, request: EpisodeRequested) -> Any:
+async def _store_without_publishing(bed: Testbed, request: EpisodeRequested) -> Recorded:
     """Play an episode up to the stored body."""
-    play, held = build_play(world.settings, world.blobs)
+    play, held = build_play(bed.settings, bed.blobs)
     outcome = await play(wire.task_from_wire(request), may_be_stored=False)
     for component in held:
         await component.stop()
     assert isinstance(outcome, Recorded)
-    return outcome.facts
+    return outcome
 
 
-async def test_two_samplers_of_one_episode_announce_one_body(world: World) -> None:
+async def test_two_samplers_of_one_episode_announce_one_body(bed: Testbed) -> None:
     """A re-dispatch while the first sampler still plays: one body wins, the other environment closes."""
     answers = iter(["one", "two"])
     gate = asyncio.Event()
@@ -79,32 +80,32 @@ async def test_two_samplers_of_one_episode_announce_one_body(world: World) -> No
         await asyncio.wait_for(gate.wait(), 10)
         return answer
 
-    await world.engine(slow)
-    await world.sampler()
-    await world.ask(world.request())
-    await world.ask(world.request(), again="/again")
-    await world.outcomes(1)
-    await until(lambda: len(world.fleet.closed) == 1)
+    await bed.engine(slow)
+    await bed.sampler()
+    await bed.ask(bed.request())
+    await bed.ask(bed.request(), again="/again")
+    await bed.outcomes(1)
+    await until(lambda: len(bed.environments.closed) == 1)
     await asyncio.sleep(0.3)
-    assert len(world.events) == 1, "both announce the same event id"
-    fact = world.events[0].message
-    body = await world.body(fact)
+    assert len(bed.events) == 1, "both announce the same event id"
+    fact = bed.events[0].message
+    body = await bed.body(fact)
     assert fact.lease_id == body.lease_id
-    assert world.fleet.closed != [body.lease_id]
+    assert bed.environments.closed != [body.lease_id]
 
 
-async def test_an_engine_that_dies_in_the_middle_costs_no_token(world: World) -> None:
-    world.fleet.tools = {"search_logs": lambda arguments: f"page {arguments['page']}"}
-    dying = await world.engine(never, engine_id="engine-a", version=3)
-    await world.sampler()
-    await world.ask(world.request())
+async def test_an_engine_that_dies_in_the_middle_costs_no_token(bed: Testbed) -> None:
+    bed.environments.tools = {"search_logs": lambda arguments: f"page {arguments['page']}"}
+    dying = await bed.engine(never, engine_id="engine-a", version=3)
+    await bed.sampler()
+    await bed.ask(bed.request())
     await until(lambda: len(dying.requests) == 1)
-    survivor = await world.engine(investigator, engine_id="engine-b", version=4)
-    world.registry.engines.remove(dying)
+    survivor = await bed.engine(investigator, engine_id="engine-b", version=4)
+    bed.registry.engines.remove(dying)
     await dying.stop()
-    (fact,) = await world.outcomes(1)
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryRecorded)
-    body = await world.body(fact)
+    body = await bed.body(fact)
     assert survivor.requests[0]["token_ids"] == dying.requests[0]["token_ids"]
     assert survivor.requests[0]["sampling_params"]["seed"] == dying.requests[0]["sampling_params"]["seed"]
     assert {span.version for turn in body.turns for span in turn.versions} == {4}
@@ -113,19 +114,19 @@ async def test_an_engine_that_dies_in_the_middle_costs_no_token(world: World) ->
     assert len(body.turns) == 3
 
 
-async def test_an_episode_that_spans_a_reload_says_which_tokens_are_whose(world: World) -> None:
-    world.fleet.tools = {"search_logs": lambda _: "x"}
+async def test_an_episode_that_spans_a_reload_says_which_tokens_are_whose(bed: Testbed) -> None:
+    bed.environments.tools = {"search_logs": lambda _: "x"}
 
     def reloading(prompt: str, _: object) -> str:
         if "<tool_response>" in prompt:
             engine.version = 4
         return investigator(prompt, _)
 
-    engine: Engine = await world.engine(reloading)
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
-    body = await world.body(fact)
+    engine: EngineDouble = await bed.engine(reloading)
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
+    body = await bed.body(fact)
     assert [turn.versions[0].version for turn in body.turns] == [3, 4, 4]
     assert len({turn.versions[0].weights_digest for turn in body.turns}) == 2
     assert (fact.sampled_by.oldest, fact.sampled_by.newest) == (3, 4)
@@ -147,24 +148,24 @@ def _abort(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lie", [_drop_logprob, _wrong_version, _abort])
-async def test_an_engine_that_answers_nonsense_is_left_for_another(world: World, lie: Any) -> None:
-    liar = await world.engine(lambda _, __: "lies", engine_id="a-liar")
+async def test_an_engine_that_answers_nonsense_is_left_for_another(bed: Testbed, lie: Any) -> None:
+    liar = await bed.engine(lambda _, __: "lies", engine_id="a-liar")
     liar.change_reply = lie
-    await world.engine(lambda _, __: "truth", engine_id="b-honest")
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
-    assert (await world.body(fact)).answer == "truth"
+    await bed.engine(lambda _, __: "truth", engine_id="b-honest")
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
+    assert (await bed.body(fact)).answer == "truth"
 
 
-async def test_without_an_engine_work_waits_and_goes_on_when_one_comes(world: World) -> None:
-    await world.sampler()
-    await world.ask(*(world.request(number) for number in range(3)))
+async def test_without_an_engine_work_waits_and_goes_on_when_one_comes(bed: Testbed) -> None:
+    await bed.sampler()
+    await bed.ask(*(bed.request(number) for number in range(3)))
     await asyncio.sleep(1.0)
-    assert world.fleet.opened == [], "no environment is held by an episode that nobody can sample"
-    assert world.events == []
-    await world.engine(lambda _, __: "here")
-    facts = await world.outcomes(3)
+    assert bed.environments.opened == [], "no environment is held by an episode that nobody can sample"
+    assert bed.events == []
+    await bed.engine(lambda _, __: "here")
+    facts = await bed.outcomes(3)
     assert all(isinstance(fact, TrajectoryRecorded) for fact in facts)
 
 
@@ -177,143 +178,142 @@ async def test_without_an_engine_work_waits_and_goes_on_when_one_comes(world: Wo
     ],
 )
 async def test_a_scenario_that_cannot_start_is_a_typed_failure(
-    world: World, code: grpc.StatusCode, kind_sent: str | None, kind: str
+    bed: Testbed, code: grpc.StatusCode, kind_sent: str | None, kind: str
 ) -> None:
-    world.fleet.refuse, world.fleet.kind = (code, "it raised"), kind_sent
-    await world.engine(lambda _, __: "never")
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+    bed.environments.refuse, bed.environments.kind = (code, "it raised"), kind_sent
+    await bed.engine(lambda _, __: "never")
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, fact.reported_by) == (kind, "rollout_sampler")
     assert "it raised" in fact.detail
 
 
-async def test_an_episode_that_nobody_waits_for_is_forgotten(world: World) -> None:
-    world.fleet.refuse = (grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
-    engine = await world.engine(lambda _, __: "never")
-    await world.sampler()
-    await world.ask(world.request(0))
+async def test_an_episode_that_nobody_waits_for_is_forgotten(bed: Testbed) -> None:
+    bed.environments.refuse = (grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
+    engine = await bed.engine(lambda _, __: "never")
+    await bed.sampler()
+    await bed.ask(bed.request(0))
     await asyncio.sleep(0.5)
-    world.fleet.refuse = None
-    await world.ask(world.request(1))
-    (fact,) = await world.outcomes(1)
+    bed.environments.refuse = None
+    await bed.ask(bed.request(1))
+    (fact,) = await bed.outcomes(1)
     await asyncio.sleep(0.3)
-    assert fact.group_id.endswith("g00001")
-    assert (len(world.events), len(engine.requests)) == (1, 1)
+    assert fact.episode.group_id.endswith("g00001")
+    assert (len(bed.events), len(engine.requests)) == (1, 1)
 
 
-async def test_a_full_or_absent_fleet_is_waited_for(world: World) -> None:
-    await world.engine(lambda _, __: "ok")
-    world.fleet.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, "64 of 64 slots are taken")
-    await world.sampler()
-    await world.ask(world.request())
+async def test_an_episode_waits_for_a_free_environment_slot(bed: Testbed) -> None:
+    await bed.engine(lambda _, __: "ok")
+    bed.environments.refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, "64 of 64 slots are taken")
+    await bed.sampler()
+    await bed.ask(bed.request())
     await asyncio.sleep(0.5)
-    assert world.events == []
-    world.fleet.refuse = None
-    (fact,) = await world.outcomes(1)
+    assert bed.events == []
+    bed.environments.refuse = None
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryRecorded)
 
 
-async def test_an_environment_that_dies_in_the_middle_is_lost_not_wrong(world: World) -> None:
+async def test_an_environment_that_dies_in_the_middle_is_lost_not_wrong(bed: Testbed) -> None:
     def kill_all(_: object) -> str:
-        world.fleet.open_leases.clear()
+        bed.environments.open_leases.clear()
         return "the last words"
 
-    world.fleet.tools = {"search_logs": kill_all}
-    await world.engine(investigator)
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+    bed.environments.tools = {"search_logs": kill_all}
+    await bed.engine(investigator)
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "environment_lost"
 
 
-async def test_a_tool_call_is_repeated_while_its_replica_is_away_and_has_one_effect(world: World) -> None:
-    world.fleet.tools = {"search_logs": lambda _: "once"}
-    world.fleet.fail_calls = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE]
-    await world.engine(investigator)
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+async def test_a_tool_call_is_repeated_while_its_replica_is_away_and_has_one_effect(bed: Testbed) -> None:
+    bed.environments.tools = {"search_logs": lambda _: "once"}
+    bed.environments.fail_calls = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE]
+    await bed.engine(investigator)
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryRecorded)
-    assert len(world.fleet.calls) == len({call_id for call_id, _, _ in world.fleet.calls}) == 2
+    assert len(bed.environments.calls) == len({call_id for call_id, _, _ in bed.environments.calls}) == 2
 
 
-async def test_an_episode_that_takes_too_long_times_out_and_lets_its_environment_go(world: World) -> None:
-    await world.engine(never)
-    await world.sampler(episode_timeout_s=1.0, late_start_s=0.5)
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+async def test_an_episode_that_takes_too_long_times_out_and_lets_its_environment_go(bed: Testbed) -> None:
+    await bed.engine(never)
+    await bed.sampler(episode_timeout_s=1.0, late_start_s=0.5)
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "timeout"
-    await until(lambda: world.fleet.closed == ["lease-0"])
+    await until(lambda: bed.environments.closed == ["lease-0"])
 
 
 async def test_an_object_store_that_is_away_costs_time_and_no_episode(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    bed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three failed writes in a row, as the adapter reports them after its own retries."""
-    real, failures = BlobBodies.keep, [Unavailable("away")] * 3
+    """Three failed writes in a row, as the store reports them after its own retries."""
+    real, failures = S3BlobStore.put_if_absent, [Unavailable("the object store")] * 3
 
-    async def flaky(self: BlobBodies, trajectory: Any) -> Any:
+    async def flaky(self: S3BlobStore, key: str, data: bytes) -> BlobRef | None:
         if failures:
-            with store_errors():
-                raise failures.pop()
-        return await real(self, trajectory)
+            raise failures.pop()
+        return await real(self, key, data)
 
-    monkeypatch.setattr(BlobBodies, "keep", flaky)
-    engine = await world.engine(lambda _, __: "ok")
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+    monkeypatch.setattr(S3BlobStore, "put_if_absent", flaky)
+    engine = await bed.engine(lambda _, __: "ok")
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryRecorded)
     assert len(engine.requests) == 1
 
 
-async def test_a_command_without_an_episode_goes_to_the_dead_letters(world: World) -> None:
-    await world.engine(lambda _, __: "ok")
-    await world.sampler()
-    poison = world.request(0, policy=None)
+async def test_a_command_without_an_episode_goes_to_the_dead_letters(bed: Testbed) -> None:
+    await bed.engine(lambda _, __: "ok")
+    await bed.sampler()
+    poison = bed.request(0, policy=None)
     poison.ClearField("policy")
-    await world.ask(poison)
-    await world.ask(world.request(1))
-    (fact,) = await world.outcomes(1)
+    await bed.ask(poison)
+    await bed.ask(bed.request(1))
+    (fact,) = await bed.outcomes(1)
     await asyncio.sleep(0.3)
-    assert fact.group_id.endswith("g00001")
-    assert len(world.events) == 1
+    assert fact.episode.group_id.endswith("g00001")
+    assert len(bed.events) == 1
 
 
-async def test_a_surprise_is_retried_and_then_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     async def surprise(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(PlayEpisode, "__call__", surprise)
-    await world.sampler()
-    await world.ask(world.request())
-    (fact,) = await world.outcomes(1)
+    await bed.sampler()
+    await bed.ask(bed.request())
+    (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "sampler_error"
     assert "ZeroDivisionError" in fact.detail
 
 
-async def test_a_drain_hands_work_back_for_another_sampler_at_once(world: World) -> None:
-    engine = await world.engine(never)
-    first = await world.sampler(drain_s=1.0)
-    await world.ask(world.request())
+async def test_a_drain_hands_work_back_for_another_sampler_at_once(bed: Testbed) -> None:
+    engine = await bed.engine(never)
+    first = await bed.sampler(drain_s=1.0)
+    await bed.ask(bed.request())
     await until(lambda: len(engine.requests) == 1)
     engine.script = lambda _, __: "done by the second"
     await first.stop()
-    assert world.fleet.closed == ["lease-0"], "a drained episode does not keep its environment"
-    await world.sampler()
-    (fact,) = await world.outcomes(1)
-    assert (await world.body(fact)).answer == "done by the second"
+    assert bed.environments.closed == ["lease-0"], "a drained episode does not keep its environment"
+    await bed.sampler()
+    (fact,) = await bed.outcomes(1)
+    assert (await bed.body(fact)).answer == "done by the second"
 
 
 @contextmanager
-def _process(world: World, http_port: int) -> Iterator[int]:
+def _process(bed: Testbed, http_port: int) -> Iterator[int]:
     """The sampler as its own process, by its entry point."""
-    settings = world.settings
+    settings = bed.settings
     environ = {
         **os.environ,
         "ROLLOUT_SAMPLER_HTTP_PORT": str(http_port),
@@ -336,18 +336,18 @@ def _process(world: World, http_port: int) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-async def test_a_killed_sampler_loses_no_episode(world: World) -> None:
+async def test_a_killed_sampler_loses_no_episode(bed: Testbed) -> None:
     """kill -9 in the middle of a turn; the bus gives the command to the next sampler."""
     hasty = tuple(replace(spec, ack_wait_s=1.0) for spec in UPCYCLE.consumers)
     topology = Topology(UPCYCLE.streams, hasty, UPCYCLE.events, UPCYCLE.commands)
-    await provision(BusSettings(url=world.settings.bus.url), topology=topology)
-    engine = await world.engine(never)
+    await provision(BusSettings(url=bed.settings.bus.url), topology=topology)
+    engine = await bed.engine(never)
     ports = free_ports(2)
-    with _process(world, ports[0]):
-        await world.ask(world.request())
+    with _process(bed, ports[0]):
+        await bed.ask(bed.request())
         await until(lambda: len(engine.requests) == 1)
         engine.script = lambda _, __: "after the crash"
-    with _process(world, ports[1]):
-        (fact,) = await world.outcomes(1, timeout_s=40)
+    with _process(bed, ports[1]):
+        (fact,) = await bed.outcomes(1, timeout_s=40)
     assert isinstance(fact, TrajectoryRecorded)
-    assert (await world.body(fact)).answer == "after the crash"
+    assert (await bed.body(fact)).answer == "after the crash"

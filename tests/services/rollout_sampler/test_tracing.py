@@ -8,8 +8,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.services.rollout_sampler.conftest import World, until
-from tests.services.rollout_sampler.stand_ins import MODEL, tool_call
+from tests.services.rollout_sampler.conftest import Testbed, until
+from tests.services.rollout_sampler.doubles import MODEL, tool_call
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-async def test_an_episode_is_one_trace(world: World, exporter: InMemorySpanExporter) -> None:
-    world.fleet.tools = {"search_logs": lambda _: "oom"}
+async def test_an_episode_is_one_trace(bed: Testbed, exporter: InMemorySpanExporter) -> None:
+    bed.environments.tools = {"search_logs": lambda _: "oom"}
     turns = iter([tool_call("search_logs"), "OOM"])
-    await world.engine(lambda _, __: next(turns))
-    await world.sampler()
-    request = world.request()
-    await world.ask(request)
-    (fact,) = await world.outcomes(1)
+    await bed.engine(lambda _, __: next(turns))
+    await bed.sampler()
+    request = bed.request()
+    await bed.ask(request)
+    (fact,) = await bed.outcomes(1)
     await until(lambda: any(s.name.startswith("process") for s in exporter.get_finished_spans()))
     named = [s for s in exporter.get_finished_spans() if s.context is not None]
     (agent,) = [s for s in named if s.name == f"invoke_agent {MODEL}"]
@@ -46,7 +46,7 @@ async def test_an_episode_is_one_trace(world: World, exporter: InMemorySpanExpor
     assert {f"chat {MODEL}", "execute_tool search_logs"} <= children
     assert len(chats) == 2
     assert attributes(agent)["gen_ai.operation.name"] == "invoke_agent"
-    assert attributes(agent)["gen_ai.conversation.id"] == fact.trajectory_id
+    assert attributes(agent)["gen_ai.conversation.id"] == fact.episode.trajectory_id
     chat = attributes(chats[0])
     assert chat["gen_ai.response.model"] == f"{MODEL}@v3"
     assert chat["gen_ai.response.finish_reasons"] == ("stop",)
@@ -54,7 +54,7 @@ async def test_an_episode_is_one_trace(world: World, exporter: InMemorySpanExpor
         fact.num_sampled_tokens
     )
     assert attributes(tool)["gen_ai.tool.name"] == "search_logs"
-    body = await world.body(fact)
+    body = await bed.body(fact)
     assert body.traceparent.split("-")[1] == f"{agent.context.trace_id:032x}"
     ours = {s.context.trace_id for s in (agent, tool, *chats) if s.context is not None}
     assert len(ours) == 1

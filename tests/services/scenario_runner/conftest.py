@@ -16,7 +16,7 @@ from tests.services.scenario_runner.source_runs import Sources
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from event_bus.provision import provision
-from grpc_edge import GrpcServer, connect
+from grpc_edge import GrpcServer
 from identities import objects
 from local_stack.nats import NatsServer
 from scenario_runner.app import build_app
@@ -33,6 +33,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 )
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.rpc import connect
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 

@@ -14,22 +14,14 @@ from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
-from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
-    EpisodeRow,
-    EpisodeState,
-    PolicyChoice,
-    RunRecord,
-    RunSpec,
-    RunState,
-    Training,
-)
+from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeRow, EpisodeState, RunRecord, RunState
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
 from scenario_runner.wire.received import fact_from
 from sql_store import Database, migrate
 from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 T = TypeVar("T")
 RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_grace_s=20)
@@ -80,7 +72,7 @@ class World:
         await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
 
     async def cancel(self, *, is_delivered: bool = True) -> None:
-        """heard: the word came back through the stream."""
+        """is_delivered: `run.stopping` came back through the stream."""
         await self.change(lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
         if is_delivered:
             await self.apply(Stopping(self.run_id))
@@ -101,13 +93,13 @@ class World:
         await self.change(resume)
 
     async def stop(self, *, is_delivered: bool = True) -> None:
-        """heard: the word came back through the stream."""
+        """is_delivered: `run.stopping` came back through the stream."""
         await self.change(lambda unit, run: stop_early(unit, run, "enough"))
         if is_delivered:
             await self.apply(Stopping(self.run_id))
 
     async def give_up(self, *, is_delivered: bool = True) -> None:
-        """The trainer fails for good. heard: what the planner says on it came back through the stream."""
+        """The trainer fails for good. is_delivered: what the planner publishes then came back through the stream."""
         await self.apply(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
         if is_delivered and (await self.announced())[f"run.stopping/{self.run_id}/final"]:
             await self.apply(Stopping(self.run_id, is_final=True))

@@ -15,15 +15,7 @@ from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Graded, GroupSettled
-from scenario_runner.domain.runs import (
-    EpisodeRow,
-    PolicyChoice,
-    RunRecord,
-    RunSpec,
-    RunState,
-    RunView,
-    Training,
-)
+from scenario_runner.domain.runs import EpisodeRow, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases.planning import plan_more, sweep
@@ -35,6 +27,7 @@ from scenario_runner.wire.received import fact_from
 from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 BODY = BlobRef("trajectories/x.pb.zst", "a" * 64, 1234)
 NUM_TASKS = 6
@@ -179,7 +172,7 @@ class Sources:
         return [one for one in offers if one.run_id == run_id]
 
     async def settled_by_planner(self) -> list[Fact | None]:
-        """group.settled that the planner published itself, as it hears them."""
+        """group.settled that the planner published itself, as it receives them."""
         rows = await self.outbox("group.settled/%")
         return [fact_from(json_format.Parse(row, training_events.GroupSettled())) for row in rows]
 

@@ -143,9 +143,7 @@ async def announce_graded(runner: Runner, request: Any, reward: float, success: 
         episode=request.episode,
         reward=reward,
         success=success,
-        num_turns=2,
-        sampled_by=common_pb2.VersionSpan(oldest=1, newest=2),
-        **fields,
+        **{"num_turns": 2, "sampled_by": common_pb2.VersionSpan(oldest=1, newest=2), **fields},
     )
     await _publish_outcome(runner, request, event)
 

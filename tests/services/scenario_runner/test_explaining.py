@@ -16,16 +16,8 @@ from scenario_runner.domain.explain import (
     explain,
 )
 from scenario_runner.domain.learning import WithoutStep
-from scenario_runner.domain.runs import (
-    Counts,
-    EpisodeState,
-    PolicyChoice,
-    RunRecord,
-    RunSpec,
-    RunState,
-    RunView,
-    Training,
-)
+from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 WORKING = DurableFact(num_pending=0, num_unacknowledged=3, num_pulling=5)
 GONE = DurableFact(num_pending=40, num_unacknowledged=0, num_pulling=0)

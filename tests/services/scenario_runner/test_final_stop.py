@@ -38,12 +38,12 @@ KINDS: tuple[type[Message], ...] = (
     training_events.GroupSettled,
 )
 UNDER_WAY = (
-    *[(action, 4 * (action == "hear")) for action in ("grade", "hear") * 4],
+    *[(action, 4 * (action == "apply")) for action in ("grade", "apply") * 4],
     *[("read", 4), ("read", 4), ("step", 0), ("land", 0)],
 )
 """Two groups are graded, and a step with the first one is durable; cut off anywhere, it is less."""
 ACTIONS = (
-    *("grade", "grade", "grade", "relay", "relay", "hear", "hear", "read", "read"),
+    *("grade", "grade", "grade", "relay", "relay", "apply", "apply", "read", "read"),
     *("step", "land", "announce", "announce", "die", "tick", "wait", "wait", "sweep", "sweep"),
 )
 
@@ -148,7 +148,7 @@ class Platform:
         self.stream = Stream()
         self.trainer = Trainer(world.run_id, self.stream)
         self.relayed = 0
-        self.heard = 0
+        self.applied = 0
 
     async def grade(self, pick: int) -> None:
         waiting = [row for row in await self.world.episodes() if row.state is EpisodeState.PLANNED]
@@ -174,10 +174,10 @@ class Platform:
                     self.stream.publish(row.event_id, fact, self.world.now)
 
     async def apply(self, pick: int) -> None:
-        batch = self.stream.facts[self.heard : self.heard + 1 + pick % 5]
+        batch = self.stream.facts[self.applied : self.applied + 1 + pick % 5]
         facts = [fact_from(one) for one in batch]
         await self.world.apply(*(fact for fact in facts if fact is not None))
-        self.heard += len(batch)
+        self.applied += len(batch)
 
     async def read(self, pick: int) -> None:
         for _ in range(1 + pick % 5):
@@ -213,12 +213,12 @@ class Platform:
 
     async def come_to_an_end(self) -> None:
         for _ in range(60):
-            for action in ("relay", "hear", "read", "step", "land", "announce", "announce", "sweep"):
+            for action in ("relay", "apply", "read", "step", "land", "announce", "announce", "sweep"):
                 await self.act(action, 4)
             if (await self.world.run()).state in FINAL_RUN_STATES:
                 break
             self.world.now += timedelta(seconds=30)
-        for action in ("relay", "die", *["read"] * 40, "announce", "announce", "announce", "hear", "hear"):
+        for action in ("relay", "die", *["read"] * 40, "announce", "announce", "announce", "apply", "apply"):
             await self.act(action, 4)
 
     async def check(self) -> None:

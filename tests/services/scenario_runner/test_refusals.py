@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
 from tests.services.scenario_runner.support import (
     EVAL,
@@ -181,6 +182,10 @@ def _training(**fields: Any) -> taskset_pb2.RunSpec:
     return run_spec(TRAIN, 2, training=taskset_pb2.TrainingConfig(**fields))
 
 
+def _bad_training(group_size: int = 2, **fields: Any) -> taskset_pb2.RunSpec:
+    return run_spec(TRAIN, group_size, training=taskset_pb2.TrainingConfig(**fields))
+
+
 def _sampling(**fields: Any) -> taskset_pb2.RunSpec:
     return run_spec(sampling=taskset_pb2.SamplingConfig(**fields))
 
@@ -193,16 +198,20 @@ INVALID, NOT_FOUND, PRECONDITION = (
 GATE = taskset_pb2.GateConfig(taskset="held")
 BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_with(purpose=TRAIN, group_size=1), INVALID, "spec.group_size must be >= 2 and <= 1024, got 1"),
-    (_with(group_size=0), INVALID, "spec.group_size is 0"),
-    (_with(group_size=100_000), INVALID, "spec.group_size is 100000"),
+    (_with(group_size=0), INVALID, "spec.group_size must be >= 1 and <= 1024, got 0"),
+    (_with(group_size=100_000), INVALID, "spec.group_size must be >= 1 and <= 1024, got 100000"),
     (_with(purpose=common_pb2.PURPOSE_UNSPECIFIED), INVALID, "spec.purpose"),
     (_with(taskset="summs"), NOT_FOUND, "no taskset 'summs'"),
     (_policy(model="incidnet"), NOT_FOUND, "incidnet"),
     (_policy(model=""), INVALID, "spec.policy.model"),
     (_policy(pinned_version=99), NOT_FOUND, "no version 99"),
-    (_policy(pinned_version=-1), INVALID, "pinned_version is -1"),
+    (_policy(pinned_version=-1), INVALID, "pinned_version must be >= 0"),
     (_policy(channel=common_pb2.CHANNEL_CANDIDATE), INVALID, "set pinned_version"),
-    (_sampling(temperature=float("nan")), INVALID, "spec.sampling.temperature is nan"),
+    (
+        _sampling(temperature=float("nan")),
+        INVALID,
+        "sampling.temperature must be >= 0 and <= 10, got nan",
+    ),
     (_sampling(temperature=-1.0), INVALID, "spec.sampling.temperature"),
     (_sampling(max_turns=0), INVALID, "spec.sampling.max_turns"),
     (_sampling(top_p=1.5), INVALID, "spec.sampling.top_p"),
@@ -210,33 +219,16 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_with(label="x" * 501), INVALID, "spec.label"),
     (_with(training=taskset_pb2.TrainingConfig(steps=1)), INVALID, "for purpose TRAIN only"),
     (_with(gate=GATE), INVALID, "for purpose TRAIN only"),
-    (_training(steps=-1), INVALID, "spec.training.steps must be >= 0"),
     (_with(source_runs=["run-x"]), INVALID, "spec.source_runs is for purpose TRAIN only"),
     (_with(no_sampling=True), INVALID, "spec.no_sampling is for purpose TRAIN only"),
     (_with(purpose=TRAIN, trainable=True), INVALID, "spec.trainable is for purpose EVAL only"),
-    (_with(trainable=True, group_size=1), INVALID, "spec.trainable needs spec.group_size of 2 or more"),
+    (_with(trainable=True, group_size=1), INVALID, "spec.trainable needs spec.group_size of 2 to 512"),
     (_with(trainable=True, taskset="held"), PRECONDITION, "held out: its episodes never train"),
     (_with(purpose=TRAIN, source_runs=["a", "a"]), INVALID, "names 'a' twice"),
     (_with(purpose=TRAIN, source_runs=["run-nope"]), NOT_FOUND, "source run 'run-nope' does not exist"),
-    (_training(prompts_per_step=0), INVALID, "spec.training.prompts_per_step"),
-    (_training(learning_rate=float("inf")), INVALID, "spec.training.learning_rate"),
-    (
-        _training(steps=3, warmup_steps=3),
-        INVALID,
-        "spec.training.warmup_steps must be >= 0 and below spec.training.steps (3)",
-    ),
-    (_training(warmup_steps=-1), INVALID, "spec.training.warmup_steps must be >= 0 and below"),
-    (_training(min_lr_fraction=1.5), INVALID, "spec.training.min_lr_fraction"),
-    (_training(steps=0, lr_schedule="cosine"), INVALID, "spec.training.lr_schedule 'cosine' falls"),
-    (_training(no_step_groups=-1), INVALID, "spec.training.no_step_groups must be >= 0"),
-    (_training(loss="ppoo"), INVALID, "spec.training.loss 'ppoo' does not exist; did you mean 'ppo'?"),
-    (_training(advantage="grp"), INVALID, "did you mean 'grpo'?"),
-    (_training(aggregation="token_median"), INVALID, "did you mean 'token_mean'?"),
-    (_training(kl_estimator="k2"), INVALID, "spec.training.kl_estimator 'k2' without kl_coefficient"),
-    (_training(prompts_per_step=1025), INVALID, "is 2050, limit 2048"),
-    (_training(lora_alpha=4), INVALID, "spec.training.lora_alpha is set but spec.training.lora_rank is 0"),
-    (_training(loss_config={"clip": 0.1}), INVALID, "did you mean 'clip_low'?"),
-    (_training(loss_config={"clip_low": float("nan")}), INVALID, "loss_config['clip_low']"),
+    (_sampling(thinking="512"), INVALID, "no engine here can end the thinking of a turn after so many"),
+    (_training(epochs=1, warmup_steps=2), INVALID, "over 3 tasks: spec.training.warmup_steps must be >= 0"),
+    *[(_bad_training(**config), INVALID, said) for config, said in BAD_TRAININGS],
     (_with(purpose=TRAIN, taskset="held"), PRECONDITION, "held out: it never trains"),
     (_with(purpose=TRAIN, taskset="loose"), PRECONDITION, "'loose' is unassigned: it neither trains nor"),
     (_with(purpose=TRAIN, gate=taskset_pb2.GateConfig(taskset="sums")), PRECONDITION, "judges on held-out"),

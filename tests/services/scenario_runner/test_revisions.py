@@ -33,7 +33,6 @@ from scenario_runner.domain.runs import (
     EpisodeState,
     InvalidRequest,
     RunRecord,
-    RunSpec,
     RunState,
 )
 from scenario_runner.domain.tasksets import RegisteredTaskset
@@ -42,6 +41,7 @@ from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.submitting import Runs
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2
+from upcycle.run_config import RunSpec
 
 TRAIN = Split.TRAIN
 

@@ -9,7 +9,7 @@ from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
 from tests.services.scenario_runner.support import play_to_grade, sampling
 
 import upcycle
-from grpc_edge import GrpcServer, RemoteConflict, RemoteNotFound, RemoteRefused
+from grpc_edge import GrpcServer
 from upcycle import evaluation
 from upcycle.agents import create_agent
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
@@ -21,6 +21,7 @@ from upcycle.environment import load_environment
 from upcycle.errors import UpcycleError
 from upcycle.eval import EvaluationFailed, Job
 from upcycle.platform import Addresses, Platform
+from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused
 from upcycle.tasks import Task, Taskset
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scenario_runner.domain.runs import Training
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit import SettingsError, load_settings
 from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.run_config import Training
 
 
 def refused(**environ: str) -> str:

@@ -15,7 +15,8 @@ from tests.services.scenario_runner.planning import (
 
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.plan import MAX_ATTEMPTS
-from scenario_runner.domain.runs import Counts, RunSpec, RunState
+from scenario_runner.domain.runs import Counts, RunState
+from upcycle.run_config import RunSpec
 
 DEADLINE_S = 10
 Ending = Callable[[World, int], Awaitable[None]]

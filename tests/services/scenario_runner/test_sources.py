@@ -18,10 +18,8 @@ from scenario_runner.domain.runs import (
     GroupRow,
     InvalidRequest,
     NotFound,
-    PolicyChoice,
     Refused,
     RunRecord,
-    RunSpec,
     RunState,
 )
 from scenario_runner.domain.source_groups import EndedGroup, SourceReport
@@ -30,7 +28,7 @@ from scenario_runner.usecases.ending import end_run
 from scenario_runner.wire.published import group_offered
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
-from upcycle.run_config import MAX_TRAINABLE_GROUP
+from upcycle.run_config import MAX_TRAINABLE_GROUP, PolicyChoice, RunSpec
 
 GROUP = EndedGroup("g", None, "evaluated", 2, 0, 4, 4)  # type: ignore[arg-type]
 SOURCE = OfferRules(Split.TRAIN, True, 2, 16, head_version=4)

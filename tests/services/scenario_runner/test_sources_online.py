@@ -12,12 +12,13 @@ from tests.services.scenario_runner.source_runs import Sources, eval_spec, settl
 from episodes import Split
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
-from scenario_runner.domain.runs import PolicyChoice, RunState
+from scenario_runner.domain.runs import RunState
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.usecases.ending import end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.supply import offer_more
 from sql_store import Database
+from upcycle.run_config import PolicyChoice
 
 ONLY_EVALUATIONS = train_spec(sampling=False)
 

@@ -37,8 +37,10 @@ async def _grade(runner: Runner, request: Any) -> None:
     """Publish what sampler and grader publish about one episode, without an environment."""
     member = request.episode.member
     body = common_pb2.BlobRef(key=f"bodies/{request.episode.episode_id}", sha256="b" * 64, size_bytes=9)
-    done = trajectory_pb2.STOP_REASON_DONE
-    await announce_graded(runner, request, float(member), bool(member), body=body, stop_reason=done)
+    done, base = trajectory_pb2.STOP_REASON_DONE, common_pb2.VersionSpan()
+    await announce_graded(
+        runner, request, float(member), bool(member), body=body, stop_reason=done, sampled_by=base
+    )
 
 
 async def _settle(runner: Runner, run_id: str, offer: Any, outcome: str) -> None:

@@ -21,7 +21,6 @@ from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, BusTimings, EventBus
 from event_bus.provision import provision
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
-from grpc_edge import connect
 from service_kit.groups import S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from sql_store import Database
@@ -34,6 +33,7 @@ from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
+from upcycle.rpc import connect
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub

@@ -11,22 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
 
-from episodes import Purpose
 from grpo_math.advantages import ADVANTAGES, AGGREGATION_OF, DEFAULT_ADVANTAGE
 from grpo_math.aggregation import AGGREGATIONS
 from grpo_math.divergence import KL_KINDS, KL_PLACEMENTS
 from grpo_math.errors import GrpoMathError, UnknownName
 from grpo_math.objective import DEFAULT_LOSS, LOSSES, KlChoice, build_objective
+from grpo_trainer import wire as trainer_wire
 from grpo_trainer.domain import schedules
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.core import LearnerOptions, new_optimizer, step_options
 from grpo_trainer.learner.rate_schedule import RateSchedule
-from scenario_runner.domain.runs import InvalidRequest, PolicyChoice, RunSpec, Training
-from scenario_runner.usecases.submitting import check_spec
+from scenario_runner.domain.runs import InvalidRequest
+from scenario_runner.wire import runs as planner_wire
 from upcycle import run_config
-from upcycle.api.taskset.v1.taskset_pb2 import TrainingConfig
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 
 NUM_RANDOM = 600
 ODD_VALUES = (-1.0, -1e-6, 0.0, 1e-6, 0.2, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, 5.0, 1e9)
@@ -138,88 +141,71 @@ def some_config(draw: random.Random) -> dict[str, Any]:
     return config
 
 
-def trainer_begins(config: Mapping[str, Any]) -> bool:
-    """As the trainer begins a session, up to the model."""
+def message_of(config: Mapping[str, Any]) -> ts.RunSpec:
+    """The message of a training run with these hyperparameters and this group_size."""
+    training = {name: value for name, value in config.items() if name != "group_size"}
+    policy = common_pb2.PolicySelector(model="tiny")
+    return ts.RunSpec(
+        taskset="t",
+        purpose=common_pb2.PURPOSE_TRAIN,
+        policy=policy,
+        group_size=config.get("group_size", 4),
+        training=ts.TrainingConfig(**training),
+    )
+
+
+def trainer_refuses(message: ts.RunSpec) -> str:
+    """What the trainer says as it begins a session, up to the model; empty where it begins."""
     try:
-        spec = TrainingSpec("run-1", "tiny", **config)
-    except InvalidTrainingSpec:
-        return False
+        spec = trainer_wire.spec_from_wire(RunSubmitted(run_id="run-1", spec=message))
+    except InvalidTrainingSpec as error:
+        return str(error).removeprefix("run run-1: ")
     options = step_options(spec, LearnerOptions())
     assert options.objective.aggregation in AGGREGATIONS
     rates = RateSchedule(new_optimizer([torch.nn.Parameter(torch.zeros(1))], spec), spec.schedule)
-    assert 0 < rates.rate <= config["learning_rate"]
-    return True
+    assert 0 < rates.rate <= spec.learning_rate
+    return ""
 
 
-def planner_accepts(config: Mapping[str, Any]) -> bool:
-    training = dict(config)
-    size = training.pop("group_size")
+def planner_refuses(message: ts.RunSpec) -> str:
+    """What SubmitRun says before it looks at tasksets and models; empty where it goes on."""
     try:
-        check_spec(RunSpec("t", Purpose.TRAIN, PolicyChoice("m"), size, training=Training(**training)))
-    except InvalidRequest:
-        return False
-    return True
+        planner_wire.spec_from_wire(message)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
 
 
-def test_random_configurations_are_refused_at_submit_iff_the_trainer_refuses_them_at_begin() -> None:
+def test_random_configurations_are_refused_by_planner_and_trainer_with_the_same_words() -> None:
     draw, outcomes = random.Random(11), Counter[bool]()
     for _ in range(NUM_RANDOM):
-        config = some_config(draw)
-        rest = {name: value for name, value in config.items() if name != "group_size"}
-        refused = run_config.refusals(rest, group_size=config["group_size"])
-        assert trainer_begins(config) == (not refused), (config, refused)
-        assert planner_accepts(config) == (not refused), (config, refused)
+        message = message_of(some_config(draw))
+        refused = planner_refuses(message)
+        assert trainer_refuses(message) == refused, message
         outcomes[bool(refused)] += 1
     assert min(outcomes[True], outcomes[False]) > 100
 
 
-def test_what_is_left_out_has_the_default_of_planner_trainer_and_contract() -> None:
-    fields = {field.name for field in TrainingConfig.DESCRIPTOR.fields}
-    assert set(run_config.DEFAULTS) == fields - {"seed"}, "a field without a rule, or a rule without a field"
-    training, spec = Training(), TrainingSpec("run-1", "tiny", 2)
-    for name, default in run_config.DEFAULTS.items():
-        assert getattr(training, name) == default, name
-        assert getattr(spec, name, default) == default, name
-    assert (run_config.DEFAULTS["loss"], run_config.DEFAULTS["advantage"]) == (
-        DEFAULT_LOSS,
-        DEFAULT_ADVANTAGE,
-    )
-    assert set(run_config.LIMITS) | set(USUAL_AND_ODD) <= {"group_size", *run_config.DEFAULTS}
-    assert run_config.refusals({}, group_size=2) == []
+@pytest.mark.parametrize(("config", "said"), BAD_TRAININGS)
+def test_a_bad_run_is_refused_by_planner_and_trainer_with_the_same_words(
+    config: dict[str, Any], said: str
+) -> None:
+    message = message_of(config)
+    assert said in planner_refuses(message)
+    assert trainer_refuses(message) == planner_refuses(message)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"loss": "ppoo"}, "<loss> 'ppoo' does not exist; did you mean 'ppo'? known: cispo, decoupled,"),
-        (
-            {"loss": "gspo", "loss_config": {"clip_lo": 0.1}},
-            "<loss_config> of loss 'gspo': 'clip_lo' does not",
-        ),
-        ({"loss_config": {"dual_clip": 0.5}}, "must be 0 (off), or > 1 and <= 1e+09, got 0.5"),
-        (
-            {"loss_config": {"entropy_bonus": float("nan")}},
-            "<loss_config>['entropy_bonus'] must be >= -1e+09",
-        ),
-        ({"steps": 0, "lr_schedule": "cosine"}, "<steps> is 0, which has no end: give <steps> a number"),
-        ({"steps": 0, "warmup_steps": -1}, "<warmup_steps> must be >= 0, got -1"),
-        ({"no_step_groups": -1}, "<no_step_groups> must be >= 0"),
-        ({"loss_config": {"sampler_weight_high": 2.0}}, "set proximal_anchor to 1"),
-    ],
-)
-def test_a_refusal_names_the_field_as_the_reader_does(config: dict[str, Any], said: str) -> None:
-    (text,) = run_config.refusals(config, group_size=4, say=lambda name: f"<{name}>")
-    assert said in text
+def test_loss_and_advantage_default_to_those_of_the_mathematics() -> None:
+    training = run_config.Training()
+    assert (training.loss, training.advantage) == (DEFAULT_LOSS, DEFAULT_ADVANTAGE)
+
+
+def test_the_trainer_adds_no_hyperparameter_of_its_own() -> None:
+    own = {one.name for one in dataclasses.fields(TrainingSpec)}
+    shared = {one.name for one in dataclasses.fields(run_config.Training)}
+    assert own - shared == {"run_id", "model", "group_size", "held_out_taskset", "held_out_split"}
 
 
 @pytest.mark.parametrize("config", [{"steps": 0}, {"steps": 0, "warmup_steps": 500}, {"no_step_groups": 1}])
 def test_a_run_without_an_end_may_warm_up(config: dict[str, Any]) -> None:
-    assert run_config.refusals(config, group_size=4) == []
-
-
-def test_limits_of_a_gate() -> None:
-    assert run_config.gate_refusals({"attempts": 4}) == []
-    assert run_config.gate_refusals({"attempts": 0, "min_gain": 2.0}, say=str.upper) == [
-        "ATTEMPTS must be >= 1 and <= 1024, got 0",
-        "MIN_GAIN must be >= -1 and <= 1, got 2",
-    ]
+    assert planner_refuses(message_of(config)) == ""

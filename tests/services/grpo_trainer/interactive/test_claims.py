@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import hands, inline, passing
 from tests.services.grpo_trainer.interactive.test_service import serving
+from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
 
-from grpc_edge import GrpcServer, Peer, RemoteRefused
+from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.policies import PlannerClaims
-from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup, Waiting
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup
 from grpo_trainer.interactive.inputs import Split, StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient
@@ -29,36 +29,38 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import (
     TrajectoryServiceServicer,
     add_TrajectoryServiceServicer_to_server,
 )
+from upcycle.errors import Unavailable
+from upcycle.rpc import RemoteRefused
 
 UNASSIGNED = Split.UNASSIGNED
 WHO = f"interactive training of {MODEL}"
 
 
-def stored(by: Any, *tasks: str, split: Split = UNASSIGNED) -> list[Any]:
+def stored(trainer: Any, *tasks: str, split: Split = UNASSIGNED) -> list[Any]:
     """Two trajectories of each task, the second one better."""
     return [
-        StoredInput(by.library.add(f"traj-{task}-{reward:g}", reward, split=split, task=task))
+        StoredInput(trainer.library.add(f"traj-{task}-{reward:g}", reward, split=split, task=task))
         for task in tasks
         for reward in (0.0, 1.0)
     ]
 
 
 async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World) -> None:
-    async with hands(world) as by:
-        inputs = [*stored(by, "b", "a"), *stored(by, "sure", split=Split.TRAIN)]
+    async with trainer_on(world) as trainer:
+        inputs = [*stored(trainer, "b", "a"), *stored(trainer, "sure", split=Split.TRAIN)]
         inputs += [inline(1, 0.0), inline(2, 1.0)]
-        await by.forward_backward("f", inputs, group_size=2)
-        assert by.claims.made == [(("a", "b", "sure"), WHO)]
-        asked = passing(stored(by, "c"), group_size=2)
-        await by.models.once(MODEL, "w", b"", lambda one: one.forward(asked))
-        await by.forward_backward("x", stored(by, "d"), loss="cross_entropy")
-        assert [digests for digests, _ in by.claims.made[1:]] == [("c",), ("d",)]
-        await by.forward_backward("y", [inline(3, 0.0), inline(4, 1.0)])
-        assert len(by.claims.made) == 3
-        await by.forward_backward("z", stored(by, "e", "a", split=Split.TRAIN), group_size=2)
-        await by.forward_backward("again", stored(by, "e", "a"), group_size=2)
-        assert [digests for digests, _ in by.claims.made[3:]] == [("e",)]
-        assert (await by.optim_step("o")).version == 1
+        await trainer.forward_backward("f", inputs, group_size=2)
+        assert trainer.claims.made == [(("a", "b", "sure"), WHO)]
+        asked = passing(stored(trainer, "c"), group_size=2)
+        await trainer.models.once(MODEL, "w", b"", lambda one: one.forward(asked))
+        await trainer.forward_backward("x", stored(trainer, "d"), loss="cross_entropy")
+        assert [digests for digests, _ in trainer.claims.made[1:]] == [("c",), ("d",)]
+        await trainer.forward_backward("y", [inline(3, 0.0), inline(4, 1.0)])
+        assert len(trainer.claims.made) == 3
+        await trainer.forward_backward("z", stored(trainer, "e", "a", split=Split.TRAIN), group_size=2)
+        await trainer.forward_backward("again", stored(trainer, "e", "a"), group_size=2)
+        assert [digests for digests, _ in trainer.claims.made[3:]] == [("e",)]
+        assert (await trainer.optim_step("o")).version == 1
 
 
 @pytest.mark.parametrize("split", [Split.UNASSIGNED, Split.TRAIN])
@@ -66,38 +68,38 @@ async def test_a_task_that_is_held_out_by_now_refuses_the_batch_before_anything_
     world: World, split: Split
 ) -> None:
     """split: what the stored body says, which was so when the episode was asked for."""
-    async with hands(world) as by:
-        by.claims.held_out.add("b")
+    async with trainer_on(world) as trainer:
+        trainer.claims.held_out.add("b")
         with pytest.raises(HeldOutInput, match="task b is held out: it must never train"):
-            await by.forward_backward("f", stored(by, "a", "b", split=split), group_size=2)
+            await trainer.forward_backward("f", stored(trainer, "a", "b", split=split), group_size=2)
         with pytest.raises(NothingAccumulated):
-            await by.optim_step("o")
-        assert by.claims.made == []
-        await by.forward_backward("g", stored(by, "a"), group_size=2)
-        assert (await by.optim_step("p")).version == 1
+            await trainer.optim_step("o")
+        assert trainer.claims.made == []
+        await trainer.forward_backward("g", stored(trainer, "a"), group_size=2)
+        assert (await trainer.optim_step("p")).version == 1
 
 
 async def test_a_batch_that_is_refused_anyway_claims_nothing(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         with pytest.raises(PartialGroup):
-            await by.forward_backward("f", stored(by, "a", "b")[:3], group_size=2)
-        mixed = [*stored(by, "a"), *stored(by, "secret", split=Split.HELD_OUT)]
+            await trainer.forward_backward("f", stored(trainer, "a", "b")[:3], group_size=2)
+        mixed = [*stored(trainer, "a"), *stored(trainer, "secret", split=Split.HELD_OUT)]
         with pytest.raises(HeldOutInput, match="is of a held-out task"):
-            await by.forward_backward("g", mixed, group_size=2)
-        assert by.claims.made == []
+            await trainer.forward_backward("g", mixed, group_size=2)
+        assert trainer.claims.made == []
 
 
 async def test_a_claim_waits_for_the_planner(world: World) -> None:
-    async with hands(world) as by:
-        by.claims.absences = 2
-        await by.forward_backward("f", stored(by, "a"))
-        assert by.claims.made == [(("a",), WHO)]
+    async with trainer_on(world) as trainer:
+        trainer.claims.absences = 2
+        await trainer.forward_backward("f", stored(trainer, "a"))
+        assert trainer.claims.made == [(("a",), WHO)]
 
 
 async def test_the_refusal_reaches_the_caller(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
-        by.claims.held_out.add("b")
-        names = [one.trajectory_id for one in stored(by, "b")]
+    async with trainer_on(world) as trainer, serving(trainer) as where:
+        trainer.claims.held_out.add("b")
+        names = [one.trajectory_id for one in stored(trainer, "b")]
         with pytest.raises(RemoteRefused, match="task b is held out") as refused:
             await TrainingClient(MODEL, runtime=where).forward_backward(names)
         assert (refused.value.reason, refused.value.code) == (
@@ -136,9 +138,9 @@ class Store(TrajectoryServiceServicer):
             new_prompt_ids=[1, 2], sampled_ids=[3], sampled_logprobs=[-1.0], versions=versions
         )
         body = trajectory_pb2.TrajectoryBody(
-            trajectory_id=request.trajectory_id,
-            split=self.split,
-            task_digest="d",
+            episode=common_pb2.EpisodeIdentity(
+                trajectory_id=request.trajectory_id, split=self.split, task_digest="d"
+            ),
             temperature=1,
             turns=[turn],
         )
@@ -171,7 +173,7 @@ async def test_what_the_planner_says_is_told_by_type(services: tuple[Planner, St
         (grpc.StatusCode.FAILED_PRECONDITION, HeldOutInput),
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidInput),
         (grpc.StatusCode.UNIMPLEMENTED, InvalidInput),
-        (grpc.StatusCode.UNAVAILABLE, Waiting),
+        (grpc.StatusCode.UNAVAILABLE, Unavailable),
     ]
     for code, error in expected:
         planner.answer = code

@@ -1,4 +1,4 @@
-"""Training by hand under kill: at every durable write, then a restart, and the same bits and versions."""
+"""Interactive training that is killed at every durable write and restarted ends in the same bits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.crashes import Fuse, Guarded, Killed
-from tests.services.grpo_trainer.interactive.setup import (
+from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
     Policies,
     Registry,
-    hands,
     inline,
+    trainer_on,
 )
 from tests.services.grpo_trainer.learners import distance, same
 from tests.services.grpo_trainer.surroundings import START
@@ -68,15 +68,15 @@ class Client:
         self._acked: str | None = None
 
     async def work(self, fuse: Fuse) -> None:
-        async with hands(self.world, **fused(self.world, self.registry, fuse)) as by:
+        async with trainer_on(self.world, **fused(self.world, self.registry, fuse)) as trainer:
             while len(self.done) < STEPS:
                 step = len(self.done) + 1
                 if self._acked is None:
                     self.passes += 1
-                    await by.forward_backward(f"pass-{self.passes}", batch(step), group_size=4)
+                    await trainer.forward_backward(f"pass-{self.passes}", batch(step), group_size=4)
                     self._acked = f"pass-{self.passes}"
                 try:
-                    done = await by.optim_step(f"optim-{step}", Adam(1e-3), gradients=(self._acked,))
+                    done = await trainer.optim_step(f"optim-{step}", Adam(1e-3), gradients=(self._acked,))
                 except LostGradients:
                     self._acked = None
                     continue
@@ -98,16 +98,16 @@ async def trained(folder: Path, fuse: Fuse) -> tuple[World, Client]:
 
 def announced(versions: list[int]) -> set[str]:
     """Each version once, and none that no step is behind."""
-    published = {f"policy.published/{MODEL}/{version}" for version in versions}
-    return published | {f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}" for version in versions}
+    published = {f"policy.published/default/{MODEL}/{version}" for version in versions}
+    return published | {f"checkpoint.saved/default/ckpt-{MODEL}-v{version:08d}" for version in versions}
 
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bool) -> None:
     counting = Fuse(write_s=0.0)
     calm, calm_client = await trained(tmp_path / "calm", counting)
-    async with hands(calm) as by:
-        expected = [await by.weights(version) for version in (1, 2)]
+    async with trainer_on(calm) as trainer:
+        expected = [await trainer.weights(version) for version in (1, 2)]
     assert counting.used >= 16
     for kill_at in range(counting.used):
         world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at, late=late, write_s=0.0))
@@ -116,9 +116,9 @@ async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bo
         assert 1 <= versions[0] < versions[1] <= 3, kill_at  # a number that nobody heard of may be left out
         assert [one.metrics for one in client.done] == [one.metrics for one in calm_client.done], kill_at
         assert world.heads[MODEL].version == versions[1], kill_at
-        async with hands(world) as by:
+        async with trainer_on(world) as trainer:
             for version, weights in zip(versions, expected, strict=True):
-                assert same(await by.weights(version), weights), (kill_at, version)
+                assert same(await trainer.weights(version), weights), (kill_at, version)
         assert set(world.recorder.events) == announced(versions), kill_at
 
 
@@ -126,16 +126,16 @@ async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
     one, two = World(tmp_path / "one"), World(tmp_path / "two")
     for world in (one, two):
         await world.publish_base()
-    async with hands(one) as by:
+    async with trainer_on(one) as trainer:
         for step in (1, 2):
-            await by.forward_backward(f"f{step}", batch(step))
-            await by.optim_step(f"o{step}", Adam(1e-3))
-        expected = await by.weights(2)
+            await trainer.forward_backward(f"f{step}", batch(step))
+            await trainer.optim_step(f"o{step}", Adam(1e-3))
+        expected = await trainer.weights(2)
     for step in (1, 2):
-        async with hands(two) as by:
-            await by.forward_backward(f"f{step}", batch(step))
-            await by.optim_step(f"o{step}", Adam(1e-3))
-            found = await by.weights(step)
+        async with trainer_on(two) as trainer:
+            await trainer.forward_backward(f"f{step}", batch(step))
+            await trainer.optim_step(f"o{step}", Adam(1e-3))
+            found = await trainer.weights(step)
     assert same(found, expected)
 
 
@@ -144,40 +144,40 @@ async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> Non
     await world.publish_base()
     registry = Registry(world)
     for step in (1, 2):
-        async with hands(world, registry=registry) as by:
-            await by.forward_backward(f"f{step}", batch(step))
-            done = await by.optim_step(f"o{step}", SGD_LIKE, keep_head=True)
+        async with trainer_on(world, registry=registry) as trainer:
+            await trainer.forward_backward(f"f{step}", batch(step))
+            done = await trainer.optim_step(f"o{step}", SGD_LIKE, keep_head=True)
             assert not done.is_head
     assert world.heads[MODEL].version == 0
-    saved = world.recorder.events["checkpoint.saved/ckpt-tiny-v00000002"]
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000002"]
     assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
 
 
 async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     await world.publish_base()
-    async with hands(world) as by:
-        kept = await by.forward_backward("a", batch(1))
+    async with trainer_on(world) as trainer:
+        kept = await trainer.forward_backward("a", batch(1))
         with pytest.raises(InvalidInput, match="reward inf"):
-            await by.forward_backward("b", [inline(1, float("inf")), inline(2, 0.0)])
-        done = await by.optim_step("c")
+            await trainer.forward_backward("b", [inline(1, float("inf")), inline(2, 0.0)])
+        done = await trainer.optim_step("c")
         assert done.metrics["tokens"] == kept.metrics["tokens"]
 
 
 async def test_a_version_that_somebody_else_took_is_left_to_them(tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     await world.publish_base()
-    async with hands(world) as by:
-        await by.forward_backward("a", batch(1))
-        newest = by.models.tools.policies.newest_version
+    async with trainer_on(world) as trainer:
+        await trainer.forward_backward("a", batch(1))
+        newest = trainer.models.tools.policies.newest_version
         taken = await newest(MODEL)
         await world.publish_base(version=1, seed=7)  # a run of another trainer was faster
-        await by.registry.set_head(MODEL, 0)
-        vars(by.models.tools.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
+        await trainer.registry.set_head(MODEL, 0)
+        vars(trainer.models.tools.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
         with pytest.raises(LineageTaken, match="versions are never reused"):
-            await by.optim_step("b")
-        del vars(by.models.tools.policies)["newest_version"]
-        await by.forward_backward("c", batch(1))
-        done = await by.optim_step("d")
+            await trainer.optim_step("b")
+        del vars(trainer.models.tools.policies)["newest_version"]
+        await trainer.forward_backward("c", batch(1))
+        done = await trainer.optim_step("d")
         assert (done.step, done.version) == (1, 2)
-        assert distance(await by.weights(1), await by.weights(2)) > 0.01
+        assert distance(await trainer.weights(1), await trainer.weights(2)) > 0.01

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from grpc_edge import GrpcServer, Peer
-from grpo_trainer.domain.errors import UnknownModel, Waiting
+from grpo_trainer.domain.errors import UnknownModel
 from grpo_trainer.interactive.heads import RegistryHeads
 from service_kit.ports import free_ports
 from upcycle.api.registry.v1 import registry_pb2
@@ -18,6 +18,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
     RegistryServiceServicer,
     add_RegistryServiceServicer_to_server,
 )
+from upcycle.errors import Unavailable
 
 MODEL = "tiny"
 
@@ -93,7 +94,7 @@ async def test_a_checkpoint_that_the_registry_has_not_heard_of_is_waited_for(
     registry: Registry, heads: RegistryHeads
 ) -> None:
     assert not await heads.holds(MODEL, "v1")
-    with pytest.raises(Waiting, match="v1 to be recorded"):
+    with pytest.raises(Unavailable, match="v1 to be recorded"):
         await promoted(heads, "v1", 1)
     registry.known.append("v1")
     assert await heads.holds(MODEL, "v1")
@@ -104,7 +105,7 @@ async def test_an_answer_that_was_lost_is_found_out_by_asking_again(
 ) -> None:
     registry.known.append("v1")
     registry.loses_answers = True
-    with pytest.raises(Waiting, match="gone"):
+    with pytest.raises(Unavailable, match="gone"):
         await promoted(heads, "v1", 1)
     registry.loses_answers = False
     assert await promoted(heads, "v1", 1) == 2
@@ -116,6 +117,6 @@ async def test_an_unknown_model_and_an_absent_registry_are_told_apart(heads: Reg
     (nowhere,) = free_ports(1)
     absent = Peer("registry", f"127.0.0.1:{nowhere}")
     await absent.start()
-    with pytest.raises(Waiting, match="the registry at"):
+    with pytest.raises(Unavailable, match="the registry at"):
         await RegistryHeads(absent).head(MODEL)
     await absent.stop()

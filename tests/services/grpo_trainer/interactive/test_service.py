@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import Hands, hands, inline
+from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
 
-from grpc_edge import GrpcServer, RemoteNotFound, RemoteRefused, connect
+from grpc_edge import GrpcServer
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.servicer import TrainingServicer
+from identities import objects
 from upcycle import TrainingClient, UpcycleError
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
@@ -24,6 +25,7 @@ from upcycle.api.training.v1.service_pb2_grpc import (
 )
 from upcycle.evaluation import Run
 from upcycle.platform import PEERS, Addresses
+from upcycle.rpc import RemoteNotFound, RemoteRefused, connect
 from upcycle.train import DatumTensors, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.custom import CustomLossInvalid
 from upcycle.train.inputs import InputInvalid
@@ -32,11 +34,11 @@ LOCAL = "127.0.0.1"
 
 
 @asynccontextmanager
-async def serving(by: Hands, port: int = 0) -> AsyncIterator[Addresses]:
-    """The service over `by`."""
+async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[Addresses]:
+    """The service of `trainer`."""
     sessions = Sessions.__new__(Sessions)  # nothing here asks for the runs
     server = GrpcServer(LOCAL, port).add(
-        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, by.models)
+        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.models)
     )
     await server.start()
     try:
@@ -56,7 +58,7 @@ def trajectories(count: int = 4) -> list[Trajectory]:
 
 
 async def test_a_client_trains_and_reads_what_came_of_it(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
+    async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         assert {"importance_sampling", "ppo", "cispo", "dro", "cross_entropy"} <= set(
             await client.available_losses()
@@ -66,8 +68,8 @@ async def test_a_client_trains_and_reads_what_came_of_it(world: World) -> None:
         assert passed.metrics["reward_mean"] == 0.5
         done = await client.optim_step(1e-3, weight_decay=0.1)
         assert (done.step, done.version, done.is_head) == (1, 1, True)
-        assert done.sampler_path == f"policy/{MODEL}/v00000001/manifest.json"
-        assert done.state_path == f"interactive/{MODEL}/step-00000001/state.json"
+        assert done.sampler_path == f"default/policies/{MODEL}/v00000001/manifest.json"
+        assert done.state_path == f"{objects.interactive_session(MODEL)}/step-00000001/state.json"
         both = await client.step(trajectories(), learning_rate=1e-3, group_size=2, num_substeps=2)
         assert (both.step, both.num_datums) == (2, 4)
         assert both.metrics["learning_rate"] == pytest.approx(1e-3)
@@ -75,7 +77,7 @@ async def test_a_client_trains_and_reads_what_came_of_it(world: World) -> None:
 
 
 async def test_a_forward_pass_has_arrays_of_equal_length(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
+    async with trainer_on(world) as trainer, serving(trainer) as where:
         passed = await TrainingClient(MODEL, runtime=where).forward(
             trajectories(), group_size=2, reward_scale=2.0
         )
@@ -98,7 +100,7 @@ async def test_a_forward_pass_has_arrays_of_equal_length(world: World) -> None:
 
 
 async def test_refusals_name_the_way_out(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
+    async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         with pytest.raises(RemoteRefused, match="known: cispo, cross_entropy") as refused:
             await client.forward_backward(trajectories(), "grpo")
@@ -133,7 +135,7 @@ async def test_a_custom_loss_is_checked_where_it_is_written(world: World) -> Non
     def infinite(data: list[DatumTensors], logprobs: list[Any]) -> Any:
         return (logprobs[0] * float("inf")).sum(), {}
 
-    async with hands(world) as by, serving(by) as where:
+    async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         for loss, says in ((detached, "detaching"), (nothing, "metrics"), (infinite, "nan|inf")):
             with pytest.raises(CustomLossInvalid, match=says):
@@ -144,7 +146,11 @@ async def test_a_custom_loss_is_checked_where_it_is_written(world: World) -> Non
 
 
 async def test_the_same_request_is_done_once(world: World) -> None:
-    async with hands(world) as by, serving(by) as where, connect(where.peers["training"]) as channel:
+    async with (
+        trainer_on(world) as trainer,
+        serving(trainer) as where,
+        connect(where.peers["training"]) as channel,
+    ):
         stub = TrainingServiceStub(channel)
         batch = pb.Batch(inputs=[pb.TrainingInput(row=pb.TokenRow(token_ids=[1, 2, 3], weights=[0, 1, 1]))])
         request = service.StepRequest(
@@ -162,7 +168,11 @@ async def test_the_same_request_is_done_once(world: World) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Step(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    async with hands(world) as by, serving(by) as where, connect(where.peers["training"]) as channel:
+    async with (
+        trainer_on(world) as trainer,
+        serving(trainer) as where,
+        connect(where.peers["training"]) as channel,
+    ):
         request.num_substeps = 0
         again = await TrainingServiceStub(channel).Step(request)
         assert again.result.checkpoint_id == answers[0].result.checkpoint_id
@@ -170,10 +180,10 @@ async def test_the_same_request_is_done_once(world: World) -> None:
 
 
 async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
+    async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         leaving = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
-        while not by.models.is_working:
+        while not trainer.models.is_working:
             await asyncio.sleep(0.001)
         leaving.cancel()
         async with asyncio.timeout(30):
@@ -182,14 +192,14 @@ async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None
 
 
 async def test_a_trainer_that_is_away_is_waited_for(world: World) -> None:
-    async with hands(world) as by:
-        async with serving(by) as where:
+    async with trainer_on(world) as trainer:
+        async with serving(trainer) as where:
             port = int(where.peers["training"].rpartition(":")[2])
         client = TrainingClient(MODEL, runtime=where, timeout_s=30.0)
         asked = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
         await asyncio.sleep(0.5)
         assert not asked.done()
-        async with serving(by, port):
+        async with serving(trainer, port):
             assert (await asked).version == 1
 
 

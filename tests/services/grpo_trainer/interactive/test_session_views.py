@@ -1,4 +1,4 @@
-"""Models trained by hand, as an operator sees them: while they train, after a restart, and when their state
+"""Interactive sessions as an operator sees them: while they train, after a restart, and when their state
 is broken."""
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import Hands, hands, inline
+from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
 from tests.services.grpo_trainer.learners import options, thread_of
 
-from grpc_edge import GrpcServer, connect
+from grpc_edge import GrpcServer
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.servicer import TrainingServicer
+from identities import objects
+from identities.entities import interactive_run_id
 from upcycle.api.training.v1 import service_pb2 as service
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import (
     TrainingServiceStub,
     add_TrainingServiceServicer_to_server,
 )
+from upcycle.rpc import connect
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub
 
-RUN = f"hand-{MODEL}"
+RUN = interactive_run_id(MODEL)
 
 
 @asynccontextmanager
-async def asked(by: Hands) -> AsyncIterator[TrainingServiceAsyncStub]:
+async def asked(trainer: InteractiveTrainer) -> AsyncIterator[TrainingServiceAsyncStub]:
     """The service of a trainer whose components were started; it has no runs."""
     with thread_of(options(1)) as thread:
-        servicer = TrainingServicer(Sessions(by.world.tools(thread)), by.models)
+        servicer = TrainingServicer(Sessions(trainer.world.tools(thread)), trainer.models)
         server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
         server.add(add_TrainingServiceServicer_to_server, servicer)
-        await by.models.start()
+        await trainer.models.start()
         await server.start()
         try:
             async with connect(server.address) as channel:
@@ -47,10 +50,10 @@ async def asked(by: Hands) -> AsyncIterator[TrainingServiceAsyncStub]:
             await server.stop()
 
 
-async def one_step(by: Hands, number: int) -> None:
+async def one_step(trainer: InteractiveTrainer, number: int) -> None:
     batch: list[TrainingInput] = [inline(seed, float(seed % 2)) for seed in range(4)]
-    await by.forward_backward(f"f{number}", batch, group_size=4)
-    await by.optim_step(f"o{number}")
+    await trainer.forward_backward(f"f{number}", batch, group_size=4)
+    await trainer.optim_step(f"o{number}")
 
 
 async def listed(stub: TrainingServiceAsyncStub) -> training.TrainingSession:
@@ -71,13 +74,17 @@ async def step_seen(watch: grpc.aio.UnaryStreamCall[Any, service.WatchSessionRes
     return reply.session.step
 
 
-async def test_a_model_trained_by_hand_is_a_session(world: World) -> None:
-    async with hands(world) as by, asked(by) as stub:
+async def test_a_model_in_interactive_training_is_listed_as_a_session(world: World) -> None:
+    async with trainer_on(world) as trainer, asked(trainer) as stub:
         assert not (await stub.ListSessions(service.ListSessionsRequest())).sessions
         for number in (1, 2):
-            await one_step(by, number)
+            await one_step(trainer, number)
         session = await listed(stub)
-        assert (session.run_id, session.model, session.kind) == (RUN, MODEL, training.SESSION_KIND_BY_HAND)
+        assert (session.run_id, session.model, session.kind) == (
+            RUN,
+            MODEL,
+            training.SESSION_KIND_INTERACTIVE,
+        )
         assert (session.step, session.version, session.target_steps) == (2, 2, 0)
         assert session.state == training.SESSION_STATE_WAITING
         assert {"loss", "grad_norm", "learning_rate"} <= set(session.last_metrics.values)
@@ -85,29 +92,29 @@ async def test_a_model_trained_by_hand_is_a_session(world: World) -> None:
         assert [(point.step, point.version) for point in got.steps] == [(2, 2)]
         assert got.session.last_metrics == got.steps[0].metrics
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.GetSession(service.GetSessionRequest(run_id="hand-nobody"))
+            await stub.GetSession(service.GetSessionRequest(run_id="interactive-unknown"))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_it_is_seen_after_a_restart_and_goes_on_from_there(world: World) -> None:
-    async with hands(world) as by:
-        await one_step(by, 1)
-        registry = by.registry
-    async with hands(world, registry=registry) as by, asked(by) as stub:
+    async with trainer_on(world) as trainer:
+        await one_step(trainer, 1)
+        registry = trainer.registry
+    async with trainer_on(world, registry=registry) as trainer, asked(trainer) as stub:
         session = await listed(stub)
         assert (session.run_id, session.step, session.version) == (RUN, 1, 1)
         assert session.last_metrics.values["grad_norm"] > 0
-        await one_step(by, 2)
+        await one_step(trainer, 2)
         got = await stub.GetSession(service.GetSessionRequest(run_id=RUN, num_steps=8))
         assert [point.step for point in got.steps] == [1, 2]
 
 
 async def test_watching_it_shows_each_step(world: World) -> None:
-    async with hands(world) as by, asked(by) as stub:
-        await one_step(by, 1)
+    async with trainer_on(world) as trainer, asked(trainer) as stub:
+        await one_step(trainer, 1)
         watch = stub.WatchSession(service.WatchSessionRequest(run_id=RUN))
         seen = [await step_seen(watch)]
-        stepping = asyncio.create_task(one_step(by, 2))
+        stepping = asyncio.create_task(one_step(trainer, 2))
         async with asyncio.timeout(20):
             while seen[-1] < 2:
                 seen.append(await step_seen(watch))
@@ -118,10 +125,10 @@ async def test_watching_it_shows_each_step(world: World) -> None:
 
 
 async def test_a_state_that_cannot_be_read_is_a_session_that_failed(world: World) -> None:
-    async with hands(world) as by:
-        await one_step(by, 1)
-    world.store.objects[f"interactive/{MODEL}/step-00000001/state.json"] = b"{}"
-    async with hands(world) as by, asked(by) as stub:
+    async with trainer_on(world) as trainer:
+        await one_step(trainer, 1)
+    world.store.objects[f"{objects.interactive_session(MODEL)}/step-00000001/state.json"] = b"{}"
+    async with trainer_on(world) as trainer, asked(trainer) as stub:
         session = await listed(stub)
         assert (session.run_id, session.state) == (RUN, training.SESSION_STATE_FAILED)
         assert "state that this trainer reads" in session.failure

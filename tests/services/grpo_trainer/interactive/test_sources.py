@@ -7,71 +7,75 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import hands, inline, passing
+from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
 
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
-from grpo_trainer.interactive.state import groups_after, hand_state_from_json
+from grpo_trainer.interactive.state import groups_after, interactive_state_from_json
 
 FIRST, SECOND = "run-e1", "run-e2"
 
 
-def group(by: Any, run_id: str, index: int, *, unreadable: bool = False) -> list[StoredInput]:
+def group(trainer: Any, run_id: str, index: int, *, unreadable: bool = False) -> list[StoredInput]:
     """Two stored trajectories of one group."""
     name = f"{run_id}-g{index:05d}"
     return [
         StoredInput(
-            by.library.add(f"traj-{name}-{reward:g}", reward, task=name, group=name, unreadable=unreadable)
+            trainer.library.add(
+                f"traj-{name}-{reward:g}", reward, task=name, group=name, unreadable=unreadable
+            )
         )
         for reward in (0.0, 1.0)
     ]
 
 
-async def step(by: Any, number: int, *groups: Sequence[TrainingInput]) -> dict[str, int]:
+async def step(trainer: Any, number: int, *groups: Sequence[TrainingInput]) -> dict[str, int]:
     """One optimizer step with a pass per group; what its checkpoint says of its sources."""
     for index, inputs in enumerate(groups):
-        await by.forward_backward(f"f{number}-{index}", inputs, group_size=2)
-    done = await by.optim_step(f"o{number}")
-    saved = by.world.recorder.events[f"checkpoint.saved/{done.checkpoint_id}"]
+        await trainer.forward_backward(f"f{number}-{index}", inputs, group_size=2)
+    done = await trainer.optim_step(f"o{number}")
+    saved = trainer.world.recorder.events[f"checkpoint.saved/default/{done.checkpoint_id}"]
     return dict(saved.sources)
 
 
 async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(world: World) -> None:
-    async with hands(world) as by:
+    async with trainer_on(world) as trainer:
         own: list[TrainingInput] = [inline(1, 0.0), inline(2, 1.0)]
-        assert await step(by, 1, own) == {}
-        assert await step(by, 2, group(by, FIRST, 0), group(by, FIRST, 1), group(by, SECOND, 7)) == {
+        assert await step(trainer, 1, own) == {}
+        assert await step(
+            trainer, 2, group(trainer, FIRST, 0), group(trainer, FIRST, 1), group(trainer, SECOND, 7)
+        ) == {
             FIRST: 2,
             SECOND: 1,
         }
-        registry = by.registry
-    async with hands(world, registry=registry) as by:
-        untrainable: list[TrainingInput] = [*group(by, SECOND, 8, unreadable=True), *own]
-        assert await step(by, 3, group(by, FIRST, 1), group(by, FIRST, 3), untrainable) == {
+        registry = trainer.registry
+    async with trainer_on(world, registry=registry) as trainer:
+        untrainable: list[TrainingInput] = [*group(trainer, SECOND, 8, unreadable=True), *own]
+        assert await step(trainer, 3, group(trainer, FIRST, 1), group(trainer, FIRST, 3), untrainable) == {
             FIRST: 3,
             SECOND: 1,
         }
         await registry.set_head(MODEL, 2)  # its state is kept, and knows what version 2 was trained on
-        assert await step(by, 4, group(by, SECOND, 9)) == {FIRST: 2, SECOND: 2}
+        assert await step(trainer, 4, group(trainer, SECOND, 9)) == {FIRST: 2, SECOND: 2}
         await registry.set_head(MODEL, 0)  # the base was not trained interactively
-        assert await step(by, 5, group(by, SECOND, 9)) == {SECOND: 1}
+        assert await step(trainer, 5, group(trainer, SECOND, 9)) == {SECOND: 1}
 
 
 async def test_a_callers_own_loss_names_the_sources_too(world: World) -> None:
-    async with hands(world) as by:
-        asked = passing(group(by, FIRST, 0), group_size=2)
-        forward_id, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+    async with trainer_on(world) as trainer:
+        asked = passing(group(trainer, FIRST, 0), group_size=2)
+        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.1] * len(one.logprobs) for one in data]
-        await by.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
-        assert await step(by, 1) == {FIRST: 1}
+        await trainer.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
+        assert await step(trainer, 1) == {FIRST: 1}
 
 
 async def test_a_state_that_an_older_trainer_wrote_is_read_back_to_its_bytes(world: World) -> None:
-    async with hands(world) as by:
-        await step(by, 1, [inline(1, 0.0), inline(2, 1.0)])
-        state = await by.models.tools.states.newest(MODEL)
+    async with trainer_on(world) as trainer:
+        await step(trainer, 1, [inline(1, 0.0), inline(2, 1.0)])
+        state = await trainer.models.tools.states.newest(MODEL)
     plain = json.loads(json.dumps(state.to_json()))
     assert "groups" not in plain
-    again = hand_state_from_json(plain)
+    again = interactive_state_from_json(plain)
     assert (again.sources, again.to_json()) == ({}, state.to_json())
 
 

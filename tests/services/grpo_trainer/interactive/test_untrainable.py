@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.setup import Hands, hands, inline, passing
 from tests.services.grpo_trainer.interactive.test_service import serving
+from tests.services.grpo_trainer.interactive.trainers import (
+    InteractiveTrainer,
+    inline,
+    passing,
+    trainer_on,
+)
 from tests.services.grpo_trainer.learners import distance
 
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated
@@ -15,10 +20,10 @@ from upcycle import TrainingClient
 THIRD = 1 / 3
 
 
-def stored(by: Hands, *rewards: float | None, unreadable: int = 1) -> list[TrainingInput]:
+def stored(trainer: InteractiveTrainer, *rewards: float | None, unreadable: int = 1) -> list[TrainingInput]:
     """Trajectories of one task; `unreadable` is the index of the one that cannot be trained."""
     return [
-        StoredInput(by.library.add(f"traj-{at}", reward, unreadable=at == unreadable))
+        StoredInput(trainer.library.add(f"traj-{at}", reward, unreadable=at == unreadable))
         for at, reward in enumerate(rewards)
     ]
 
@@ -38,13 +43,13 @@ def row(name: str, advantage: float) -> RowInput:
 
 
 async def test_one_stays_in_the_baseline_of_its_group_and_is_counted(world: World) -> None:
-    async with hands(world) as by:
-        asked = passing(stored(by, 1.0, 0.0, 0.0), group_size=3)
-        _, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+    async with trainer_on(world) as trainer:
+        asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
+        _, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         assert [one.input_index for one in data] == [0, 2]
         assert [one.group_index for one in data] == [0, 0]
         assert [one.advantage for one in data] == pytest.approx([2 * THIRD, -THIRD])
-        measured = await by.forward_backward("a", asked.inputs, group_size=3)
+        measured = await trainer.forward_backward("a", asked.inputs, group_size=3)
     assert measured.metrics["untrainable"] == 1
     assert (measured.metrics["num_traces"], measured.num_datums) == (3, 2)
     assert measured.metrics["reward_mean"] == pytest.approx(THIRD)
@@ -54,76 +59,76 @@ async def test_one_stays_in_the_baseline_of_its_group_and_is_counted(world: Worl
 async def test_its_reward_moves_the_gradient_of_the_others_and_nothing_else_does(world: World) -> None:
     other = World(world.folder / "other")
     await other.publish_base()
-    async with hands(world) as by:
-        await by.forward_backward("a", stored(by, 1.0, 0.0, 0.0), group_size=3)
-        done = await by.optim_step("b")
-        found, base = await by.weights(1), await by.weights(0)
-    async with hands(other) as by:
-        await by.forward_backward("a", [row("one", 2 * THIRD), row("two", -THIRD)])
-        await by.optim_step("b")
-        expected = await by.weights(1)
+    async with trainer_on(world) as trainer:
+        await trainer.forward_backward("a", stored(trainer, 1.0, 0.0, 0.0), group_size=3)
+        done = await trainer.optim_step("b")
+        found, base = await trainer.weights(1), await trainer.weights(0)
+    async with trainer_on(other) as trainer:
+        await trainer.forward_backward("a", [row("one", 2 * THIRD), row("two", -THIRD)])
+        await trainer.optim_step("b")
+        expected = await trainer.weights(1)
     assert distance(found, expected) < 1e-7
     assert distance(found, base) > 1e-5
     assert done.metrics["untrainable"] == 1
 
 
 async def test_a_caller_answers_a_forward_pass_without_it(world: World) -> None:
-    async with hands(world) as by:
-        asked = passing(stored(by, 1.0, 0.0, 0.0), group_size=3)
-        forward_id, _, data = await by.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+    async with trainer_on(world) as trainer:
+        asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
+        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.5] * len(one.logprobs) for one in data]
-        measured = await by.models.once(
+        measured = await trainer.models.once(
             MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {})
         )
     assert (measured.num_datums, measured.metrics["untrainable"]) == (2, 1)
 
 
 async def test_passes_of_a_step_add_up_what_they_left_out(world: World) -> None:
-    async with hands(world) as by:
-        await by.forward_backward("a", stored(by, 1.0, 0.0, 0.0), group_size=3)
-        await by.forward_backward("b", stored(by, 1.0, 0.0, unreadable=0), group_size=2)
-        done = await by.optim_step("c")
+    async with trainer_on(world) as trainer:
+        await trainer.forward_backward("a", stored(trainer, 1.0, 0.0, 0.0), group_size=3)
+        await trainer.forward_backward("b", stored(trainer, 1.0, 0.0, unreadable=0), group_size=2)
+        done = await trainer.optim_step("c")
     assert done.metrics["untrainable"] == 2
 
 
 async def test_a_batch_of_nothing_else_is_refused_and_nothing_changes(world: World) -> None:
-    async with hands(world) as by:
-        alone = [StoredInput(by.library.add(f"t{n}", float(n), unreadable=True)) for n in range(2)]
+    async with trainer_on(world) as trainer:
+        alone = [StoredInput(trainer.library.add(f"t{n}", float(n), unreadable=True)) for n in range(2)]
         for how in ({"group_size": 2}, {"loss": "cross_entropy"}):
             with pytest.raises(InvalidInput, match="t0: no token of it may be trained, nor of the other 1"):
-                await by.forward_backward("a", alone, **how)
+                await trainer.forward_backward("a", alone, **how)
         with pytest.raises(InvalidInput, match=r"t0: no token of it may be trained$"):
-            await by.forward_backward("a", alone[:1], group_size=1)
+            await trainer.forward_backward("a", alone[:1], group_size=1)
         with pytest.raises(NothingAccumulated):
-            await by.optim_step("b")
+            await trainer.optim_step("b")
 
 
 async def test_what_was_not_sampled_at_all_is_untrainable_too(world: World) -> None:
     silent = InlineInput("silent", (Sample([1, 2, 3], [], []),), 1.0, 0.0)
-    async with hands(world) as by:
-        measured = await by.forward_backward("a", [inline(0, 1.0), silent, inline(1, 0.5)], group_size=3)
+    async with trainer_on(world) as trainer:
+        measured = await trainer.forward_backward("a", [inline(0, 1.0), silent, inline(1, 0.5)], group_size=3)
     assert measured.metrics["untrainable"] == 1
     assert measured.metrics["reward_mean"] == 0.5
 
 
 async def test_cloning_leaves_it_out(world: World) -> None:
-    async with hands(world) as by:
-        measured = await by.forward_backward("a", stored(by, 1.0, 1.0), loss="cross_entropy")
+    async with trainer_on(world) as trainer:
+        measured = await trainer.forward_backward("a", stored(trainer, 1.0, 1.0), loss="cross_entropy")
     assert (measured.metrics["tokens"], measured.metrics["untrainable"]) == (4, 1)
 
 
 async def test_it_still_needs_a_reward_and_still_must_not_be_held_out(world: World) -> None:
-    async with hands(world) as by:
-        by.library.add("held", 0.0, unreadable=True, split=Split.HELD_OUT)
+    async with trainer_on(world) as trainer:
+        trainer.library.add("held", 0.0, unreadable=True, split=Split.HELD_OUT)
         with pytest.raises(HeldOutInput):
-            await by.forward_backward("a", [inline(0, 1.0), StoredInput("held")])
+            await trainer.forward_backward("a", [inline(0, 1.0), StoredInput("held")])
         with pytest.raises(InvalidInput, match="reward nan: it must be graded"):
-            await by.forward_backward("a", stored(by, 1.0, float("nan"), 0.0))
+            await trainer.forward_backward("a", stored(trainer, 1.0, float("nan"), 0.0))
 
 
 async def test_the_client_sees_how_many(world: World) -> None:
-    async with hands(world) as by, serving(by) as where:
-        stored(by, 1.0, 0.0, 0.0)
+    async with trainer_on(world) as trainer, serving(trainer) as where:
+        stored(trainer, 1.0, 0.0, 0.0)
         client = TrainingClient(MODEL, runtime=where)
         done = await client.step(["traj-0", "traj-1", "traj-2"], learning_rate=1e-3, group_size=3)
         passed = await client.forward(["traj-0", "traj-1", "traj-2"], group_size=3)

@@ -232,8 +232,8 @@ async def test_two_models_on_one_base_train_adapters_side_by_side(tmp_path: Path
         await Episodes(world).group(index, MIXED)
         await Episodes(world, run_id="run-2").group(index, MIXED)
     async with Trainer(world) as trainer:
-        await world.published("checkpoint.saved/ckpt-other-v00000002")
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+        await world.published("checkpoint.saved/default/ckpt-other-v00000002")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000002")
         models = [trainer.sessions.get(run)._learner for run in (RUN, "run-2")]
         assert all(isinstance(one, TorchLearner) for one in models)
         left, right = (adapted(one) for one in models if isinstance(one, TorchLearner))

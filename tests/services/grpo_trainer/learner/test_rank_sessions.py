@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 3
 TWO = LearnerOptions(num_threads=1, ranks=2, rank_deadline_s=60.0)
-LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+LAST = f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}"
 
 
 async def submitted(folder: Path, *, groups: int = 2 * STEPS) -> World:

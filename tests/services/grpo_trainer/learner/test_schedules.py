@@ -111,7 +111,7 @@ def test_a_schedule_comes_with_the_run_and_is_part_of_its_digest() -> None:
     assert len({one.digest() for one in different}) == 4
 
 
-async def test_training_by_hand_brings_its_own_rates(thread: LearnerThread, tmp_path: Path) -> None:
+async def test_interactive_updates_bring_their_own_rates(thread: LearnerThread, tmp_path: Path) -> None:
     learner = InteractiveLearner(thread)
     with pytest.raises(InvalidTrainingSpec, match="give each optim_step its learning_rate"):
         await learner.begin(spec(lr_schedule="linear"), policy(tmp_path / "base"))

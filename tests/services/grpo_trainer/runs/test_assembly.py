@@ -10,17 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blob_store import BlobRef
+from episodes import GroupReason
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.offers import Completion
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import (
-    CompleteGroup,
-    GradedTrajectory,
-    Reason,
-    Settlement,
-    StoredBody,
-)
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 
@@ -43,7 +39,7 @@ def graded(index: int, member: int, reward: float, sequence: int, version: int =
         group_size=SIZE,
         reward=reward,
         success=reward > 0,
-        body=StoredBody("k", "s", 1),
+        body=BlobRef("k", "s", 1),
         oldest_version=version,
         newest_version=version,
         task_digest=f"d{index}",
@@ -155,7 +151,7 @@ def test_no_cut_batch_holds_a_token_older_than_the_bound(
     assert all(training - group.effective_version <= bound for group in cut.groups)
     fresh = [index for index, version in enumerate(versions) if training - version <= bound]
     assert len(cut.stale) == len(versions) - len(fresh)
-    assert {one.reason for one in cut.stale} <= {Reason.STALE}
+    assert {one.reason for one in cut.stale} <= {GroupReason.STALE}
     wanted = fresh[:2] if len(fresh) >= 2 else []
     assert [group.group_id for group in cut.groups] == [f"{RUN}-g{index:05d}" for index in wanted]
     assert cutter.num_ready == len(fresh)
@@ -166,7 +162,7 @@ def test_a_group_is_as_old_as_its_oldest_member() -> None:
     mixed = complete(0, 5)
     old = dataclasses.replace(mixed.members[2], oldest_version=1)
     cutter.add(dataclasses.replace(mixed, members=(*mixed.members[:2], old, mixed.members[3])))
-    assert [one.reason for one in cutter.cut(4).stale] == [Reason.STALE]
+    assert [one.reason for one in cutter.cut(4).stale] == [GroupReason.STALE]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from grpo_trainer.runs.deps import Tools
 from service_kit.groups import S3Settings
 from upcycle.api.training.v1 import events_pb2 as events
 
-RECORD = f"training/{MODEL}/{RUN}/attempts.json"
+RECORD = f"default/training/{MODEL}/{RUN}/attempts.json"
 FAILED = f"session.failed/{RUN}"
 
 
@@ -53,7 +53,7 @@ async def begun(world: World, starts: int) -> None:
     world.stream.append(submission(steps=2, prompts_per_step=1, max_staleness=2))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
     group_id = await Episodes(world).group(1, MIXED)
     attempt = next_attempt(None, 2, [group_id])
     assert json.loads(world.store.objects[RECORD])["done"]
@@ -64,7 +64,7 @@ async def begun(world: World, starts: int) -> None:
 async def test_a_batch_that_was_begun_once_is_taken_and_noted(world: World) -> None:
     await begun(world, 1)
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000002")
     record = json.loads(world.store.objects[RECORD])
     assert (record["step"], record["starts"], record["done"]) == (2, 2, True)
 
@@ -86,7 +86,7 @@ async def test_a_record_that_cannot_be_read_is_left_out_with_a_log_line(
     await begun(world, 2)
     world.store.objects[RECORD] = damage
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000002")
     assert [one for one in caplog.records if one.getMessage() == "attempts_unreadable"]
 
 

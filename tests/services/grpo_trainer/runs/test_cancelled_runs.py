@@ -33,13 +33,13 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as events
 
-CLOSED = f"training/{MODEL}/{RUN}/closed.json"
+CLOSED = f"default/training/{MODEL}/{RUN}/closed.json"
 MARKER = "step-00000001/state.json"
 
 
-def cancelled(*, last_word: bool = False) -> taskset_events.RunStopping:
+def cancelled(*, is_final: bool = False) -> taskset_events.RunStopping:
     return taskset_events.RunStopping(
-        run_id=RUN, model=MODEL, ending=taskset.RUN_STATE_CANCELLED, last_word=last_word
+        run_id=RUN, model=MODEL, ending=taskset.RUN_STATE_CANCELLED, is_final=is_final
     )
 
 
@@ -63,7 +63,7 @@ def settled_instead(index: int) -> events.GroupSettled:
 
 async def overruled(world: World) -> None:
     """The planner gives up on the trainer, says so, and ends the run."""
-    world.stream.append(cancelled(last_word=True))
+    world.stream.append(cancelled(is_final=True))
     for index in range(2):
         fact = settled_instead(index)
         await world.recorder.publish(fact, model=MODEL, event_id=f"group.settled/{fact.group_id}")
@@ -173,7 +173,7 @@ async def test_a_step_that_comes_after_the_planners_last_word_is_void(world: Wor
         await until_closed(world)
         assert trainer.sessions.get(RUN).failure == ""
     assert_nothing_was_said_of_the_step(world)
-    assert f"policy/{MODEL}/v00000001/manifest.json" not in world.store.objects
+    assert f"default/policies/{MODEL}/v00000001/manifest.json" not in world.store.objects
 
 
 async def test_a_durable_step_that_nobody_heard_of_is_void_after_the_planners_last_word(
@@ -229,7 +229,7 @@ async def test_the_first_word_in_the_stream_counts(nats_server: NatsFactory) -> 
         first = await bus.publish(cancelled(), model=MODEL, event_id="f")
         said = await facts.said_since(spec, before.sequence)
         assert said == SaidOfRun({f"{RUN}-g00000": "excluded"}, last_word=False)
-        await bus.publish(cancelled(last_word=True), model=MODEL, event_id="g")
+        await bus.publish(cancelled(is_final=True), model=MODEL, event_id="g")
         assert await facts.said_since(spec, first.sequence) == SaidOfRun({}, last_word=True)
         assert await facts.said_since(spec, first.sequence + 100) == SaidOfRun({}, last_word=False)
     finally:

@@ -23,7 +23,7 @@ from tests.services.grpo_trainer.learners import distance
 from grpo_trainer.runs.stores import BlobStates
 
 STEPS = 3
-LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+LAST = f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}"
 
 
 async def new_world(folder: Path, **config: Any) -> World:
@@ -152,14 +152,14 @@ async def test_a_second_trainer_on_the_same_run_stops_before_it_harms(tmp_path: 
 async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> None:
     world = await new_world(tmp_path / "one")
     await finish(world)
-    kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
+    kept = {key.split("/")[4] for key in world.store.objects if key.startswith("default/training/")}
     assert kept == {"step-00000002", "step-00000003", "attempts.json"}
 
 
 async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(tmp_path: Path) -> None:
     world = await new_world(tmp_path / "one")
     await finish(world)
-    folder = f"training/{MODEL}/{RUN}/step-00000002"
+    folder = f"default/training/{MODEL}/{RUN}/step-00000002"
     named = {key: data for key, data in world.store.objects.items() if key.startswith(f"{folder}/")}
     world.store.objects[f"{folder}/0123456789abcdef/__0_0.distcp"] = b"of a trainer that was killed"
     await BlobStates(world.store).prune(RUN, MODEL, newest=1)

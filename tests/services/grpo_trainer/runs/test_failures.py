@@ -22,18 +22,20 @@ from tests.services.grpo_trainer.bench import (
 )
 from tests.services.grpo_trainer.crashes import Fuse, Killed, wired
 
-from event_bus.errors import BusUnavailable, EventTooLarge, NotProvisioned, UnknownEvent
+from episodes import SessionFailure
+from event_bus.errors import EventTooLarge, NotProvisioned, UnknownEvent
 from grpo_trainer import views
 from grpo_trainer.domain.errors import Diverged, LostRank
-from grpo_trainer.domain.failures import FailureKind, detail_of, kind_of
+from grpo_trainer.domain.failures import detail_of, kind_of
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import Tools
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
+from upcycle.errors import Unavailable
 
 FAILED = f"session.failed/{RUN}"
-CLOSED = f"training/{MODEL}/{RUN}/closed.json"
+CLOSED = f"default/training/{MODEL}/{RUN}/closed.json"
 
 
 def over() -> taskset_events.RunFinished:
@@ -89,7 +91,7 @@ def same(tools: Tools) -> Tools:
 
 async def rotten(world: World) -> None:
     for key in world.store.objects:
-        if key.startswith(f"policy/{MODEL}/") and key.endswith(".safetensors"):
+        if key.startswith(f"default/policies/{MODEL}/") and key.endswith(".safetensors"):
             world.store.objects[key] = b"rotten"
 
 
@@ -166,7 +168,7 @@ async def test_a_broken_state_fails_its_run_with_the_step_that_cannot_be_read(
     world.stream.append(submission(steps=9, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
     for key in world.store.objects:
         if "step-00000001/" in key and key.endswith(damage):
             world.store.objects[key] = b"rotten"
@@ -188,7 +190,7 @@ async def test_everything_durable_is_said_before_the_failure_and_nothing_after_i
     assert fact.step == 2
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2]
     assert world.recorder.order[-1] == FAILED
-    kept = {key.split("/")[3] for key in world.store.objects if key.startswith("training/")}
+    kept = {key.split("/")[4] for key in world.store.objects if key.startswith("default/training/")}
     assert kept == {"step-00000002", "failed.json", "closed.json"}
 
 
@@ -243,7 +245,7 @@ class FailingBus:
         return tools
 
 
-GONE, BUG = BusUnavailable("gone"), ValueError("a bug in the client")
+GONE, BUG = Unavailable("gone"), ValueError("a bug in the client")
 
 
 @pytest.mark.parametrize("errors", [(GONE, GONE, GONE), (BUG,), (NotProvisioned("no stream"), GONE)])
@@ -296,7 +298,7 @@ async def test_a_kill_before_any_write_of_a_failure_loses_nothing(
         async with Trainer(world):
             await world.published("step.completed/run-2/1")
             await until(holds(world, CLOSED))
-        assert f"training/{MODEL}/{RUN}/failed.json" in world.store.objects
+        assert f"default/training/{MODEL}/{RUN}/failed.json" in world.store.objects
 
 
 async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(world: World) -> None:
@@ -324,7 +326,7 @@ async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(w
         await world.published("session.failed/run-3")
         for run in ("run-2", "run-3"):
             world.stream.append(taskset_events.RunFinished(run_id=run, model="other"))
-            await until(holds(world, f"training/other/{run}/closed.json"))
+            await until(holds(world, f"default/training/other/{run}/closed.json"))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
         await world.published(f"step.completed/{RUN}/1")
@@ -368,7 +370,7 @@ async def test_a_failure_record_that_cannot_be_read_still_keeps_the_run_from_goi
     world.stream.append(submission(loss="pppo"))
     async with Trainer(world):
         await world.published(FAILED)
-    world.store.objects[f"training/{MODEL}/{RUN}/failed.json"] = b"{"
+    world.store.objects[f"default/training/{MODEL}/{RUN}/failed.json"] = b"{"
     world.recorder.events.clear()
     async with Trainer(world):
         fact = await world.published(FAILED)
@@ -378,4 +380,4 @@ async def test_a_failure_record_that_cannot_be_read_still_keeps_the_run_from_goi
 def test_a_long_text_is_cut_and_an_empty_one_has_a_name() -> None:
     assert len(detail_of(Diverged("x" * 100_000))) == 4000
     assert detail_of(Diverged()) == "Diverged"
-    assert kind_of(KeyError("x")) is FailureKind.ERROR
+    assert kind_of(KeyError("x")) is SessionFailure.ERROR

@@ -57,7 +57,7 @@ class Life:
             if not groups[0].group_id.endswith("g00001"):
                 return await compute(groups)
             if self._first_is_durable:
-                await self._world.published(f"policy.published/{MODEL}/1")
+                await self._world.published(f"policy.published/default/{MODEL}/1")
             self.left.update(self._world.store.objects)
             self.killed.set()
             await asyncio.sleep(_FOREVER_S)

@@ -77,8 +77,8 @@ async def play(folder: Path, seed: int | None) -> World:
         for step, facts in enumerate(plan if seed is None else disturbed(plan, seed), start=1):
             for fact in facts:
                 world.stream.append(fact)
-            await world.published(f"policy.published/{MODEL}/{step}")
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
+            await world.published(f"policy.published/default/{MODEL}/{step}")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
     return world
 
 

@@ -21,7 +21,7 @@ from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation
 from upcycle.api.training.v1 import events_pb2 as events
 
 STEPS = 3
-LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+LAST = f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}"
 REASONS = {"", "stale", "zero_spread", "version", "quarantined"}
 
 

@@ -12,6 +12,9 @@ from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation
 from tests.services.grpo_trainer.learner.test_invariances import gradient, options
 from tests.services.grpo_trainer.surroundings import START, Policies
 
+from blob_store import BlobRef
+from episodes import GroupOutcome
+from episodes import GroupReason as Reason
 from grpo_math.packing import TrainingRow
 from grpo_trainer import wire
 from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
@@ -21,15 +24,18 @@ from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.trajectories import Outcome, Reason, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.learner.protocol import BatchGroup, BatchMember
 from grpo_trainer.learner.rows import batch_rows
-from policy_files import PolicyFacts, load, manifest_key, manifest_ref, publish
+from identities.objects import policy_manifest
+from policy_files import PolicyFacts, load, manifest_ref, publish
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 # The fact, word for word
+
+TRAINED, RELEASED = GroupOutcome.TRAINED, GroupOutcome.RELEASED
 
 
 async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: World) -> None:
@@ -66,13 +72,16 @@ async def test_only_an_offer_of_split_train_may_train(world: World, split: commo
 @pytest.mark.parametrize(
     ("settlement", "event_id"),
     [
-        (Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3), "group.settled/run-2-g00001"),
         (
-            Settlement("run-2-g00001", Outcome.TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
+            Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3),
+            "group.settled/run-2-g00001",
+        ),
+        (
+            Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
             f"group.settled/{RUN}/run-2-g00001",
         ),
         (
-            Settlement("run-2-g00001", Outcome.RELEASED, Reason.VERSION, ("e",), source_run_id="run-2"),
+            Settlement("run-2-g00001", RELEASED, Reason.VERSION, ("e",), source_run_id="run-2"),
             f"group.settled/{RUN}/run-2-g00001",
         ),
     ],
@@ -165,7 +174,7 @@ async def published(
 
 def base_of(manifest: PolicyManifest) -> BasePolicy:
     ref = manifest_ref(manifest)
-    return BasePolicy(manifest.version, "", StoredBody(ref.key, ref.sha256, ref.size_bytes))
+    return BasePolicy(manifest.version, "", BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
 
 async def test_ancestors_are_found_through_parents_newest_first(world: World) -> None:
@@ -188,9 +197,9 @@ async def test_a_manifest_that_is_gone_or_broken_ends_the_line(world: World) -> 
         manifests.append(await published(world, version, manifests[-1]))
     base = base_of(manifests[-1])
     assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1, 0]
-    world.store.objects[manifest_key("other", 0)] = b"{}"
+    world.store.objects[policy_manifest("other", 0)] = b"{}"
     assert [one.version for one in await policies.ancestors(base, 9)] == [2, 1]
-    del world.store.objects[manifest_key("other", 1)]
+    del world.store.objects[policy_manifest("other", 1)]
     assert [one.version for one in await policies.ancestors(base, 9)] == [2]
     assert (await load(world.store, "other", 3)).parent_version == 2
 
@@ -255,11 +264,11 @@ def test_zero_steps_mean_no_limit_and_absent_ones_the_default() -> None:
     asked = submission(steps=0, no_step_groups=7)
     spec = wire.spec_from_wire(asked)
     assert (spec.steps, spec.has_limit) == (0, False)
-    assert not any(spec.is_last(step) for step in (0, 1, 10**6))
+    assert not any(spec.reached(step) for step in (0, 1, 10**6))
     asked.spec.training.ClearField("steps")
     limited = wire.spec_from_wire(asked)
     assert limited.has_limit
-    assert [limited.is_last(step) for step in (0, 99, 100, 101)] == [False, False, True, True]
+    assert [limited.reached(step) for step in (0, 99, 100, 101)] == [False, False, True, True]
 
 
 def test_configurations_keep_the_digests_that_older_trainers_gave_them() -> None:

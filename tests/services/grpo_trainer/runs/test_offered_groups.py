@@ -21,14 +21,17 @@ from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, sett
 from tests.services.grpo_trainer.runs.test_cancelled_runs import MARKER, Gate, cancelled, slowly, until_closed
 from tests.services.grpo_trainer.surroundings import START
 
+from blob_store import BlobRef
+from episodes import GroupOutcome, GroupReason
 from grpo_trainer import views
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.domain.trajectories import Outcome, Reason, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.runs.session import Phase
 from grpo_trainer.telemetry import TrainerInstruments
+from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, load, manifest_ref, publish
-from trajectory_body import body_key, pack
+from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -59,7 +62,7 @@ async def publish_child(world: World, version: int, parent: int, *, tokenizer: s
     facts = PolicyFacts(model=MODEL, version=version, created_at=START, parent=before, canary=canary)
     ref = manifest_ref(await publish(world.store, folder, facts))
     identity = f"ckpt-{MODEL}-v{version:08d}"
-    world.heads[MODEL] = BasePolicy(version, identity, StoredBody(ref.key, ref.sha256, ref.size_bytes))
+    world.heads[MODEL] = BasePolicy(version, identity, BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
 
 async def test_offered_groups_train_beside_the_runs_own_in_order_of_completion(world: World) -> None:
@@ -68,7 +71,7 @@ async def test_offered_groups_train_beside_the_runs_own_in_order_of_completion(w
     own = await episodes.group(0, MIXED)
     offers = [await first.offered(1), await second.offered(2, MIXED), await first.offered(3)]
     async with Trainer(world) as trainer:
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000002")
         view = views.find(trainer.sessions, RUN)
     assert dict(view.sources) == {EVALUATION: 2, OTHER: 1}
     assert dict(view.settled) == {"trained": 4}
@@ -144,7 +147,7 @@ async def test_a_group_that_was_measured_greedily_is_released_as_untrainable(wor
     fact = await Evaluation(world).offer(0)
     body = Episodes(world, EVALUATION, 8).body(0, 3, purpose=common.PURPOSE_EVAL)
     body.temperature = 0.0
-    ref = await world.store.put(body_key(EVALUATION, body.episode_id), pack(body))
+    ref = await world.store.put(body_key(EVALUATION, body.episode.episode_id), pack(body))
     fact.members[3].body.CopyFrom(common.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes))
     world.stream.append(fact)
     async with Trainer(world):
@@ -214,7 +217,7 @@ async def test_the_line_of_versions_is_the_same_after_a_restart_though_manifests
         async with asyncio.timeout(20):
             while trainer.sessions.all == [] or trainer.sessions.get(RUN).phase is Phase.OPENING:
                 await asyncio.sleep(0.01)
-    for key in [key for key in world.store.objects if key.startswith(f"policy/{MODEL}/v00000000/")]:
+    for key in [key for key in world.store.objects if key.startswith(f"default/policies/{MODEL}/v00000000/")]:
         del world.store.objects[key]
     groups = await Evaluation(world).all_offered(range(2), version=0, before_start=True)
     async with Trainer(world):
@@ -250,7 +253,7 @@ async def test_a_run_that_took_its_last_step_answers_no_offer(world: World) -> N
     evaluation = Evaluation(world)
     await evaluation.offered(0)
     async with Trainer(world) as trainer:
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
         async with asyncio.timeout(20):
             while trainer.sessions.get(RUN).phase is not Phase.FINISHED:
                 await asyncio.sleep(0.01)
@@ -264,7 +267,7 @@ async def test_a_run_without_a_limit_trains_until_it_is_stopped(world: World) ->
     world.stream.append(submission(steps=0, prompts_per_step=1, checkpoint_every_steps=2, max_staleness=9))
     await Episodes(world).groups(range(5))
     async with Trainer(world) as trainer:
-        published = await world.published(f"policy.published/{MODEL}/5")
+        published = await world.published(f"policy.published/default/{MODEL}/5")
         assert views.find(trainer.sessions, RUN).target_steps == 0
         world.stream.append(stopping())
         world.stream.append(over())
@@ -282,7 +285,7 @@ async def test_a_step_with_offered_groups_is_void_where_the_planner_released_the
     groups = await Evaluation(world).all_offered(range(2))
     async with Trainer(world, change=slowly(gate)):
         await asyncio.wait_for(gate.reached.wait(), 20)
-        world.stream.append(cancelled(last_word=True))
+        world.stream.append(cancelled(is_final=True))
         for group in groups:
             fact = events.GroupSettled(
                 group_id=group,
@@ -313,12 +316,12 @@ async def test_another_runs_word_about_the_same_group_does_not_void_a_step(world
     await Evaluation(world).offered(0)
     async with Trainer(world):
         assert (await answer(world, group)).outcome == "trained"
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
     trained_once(world)
 
 
 def test_released_groups_are_counted_by_outcome_and_reason() -> None:
     labels = {"model": "counted", "outcome": "released", "reason": "zero_spread"}
-    settlement = Settlement("g", Outcome.RELEASED, Reason.ZERO_SPREAD, (), source_run_id=EVALUATION)
+    settlement = Settlement("g", GroupOutcome.RELEASED, GroupReason.ZERO_SPREAD, (), source_run_id=EVALUATION)
     TrainerInstruments().settled(TrainingSpec(RUN, "counted", 4), settlement)
     assert REGISTRY.get_sample_value("upcycle_trainer_groups_total", labels) == 1.0

@@ -11,19 +11,14 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.surroundings import START
 
+from blob_store import BlobRef
+from episodes import GroupOutcome, GroupReason
 from grpo_trainer.domain.offers import Ancestor, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
 from grpo_trainer.domain.steps import StepPlan
-from grpo_trainer.domain.trajectories import (
-    CompleteGroup,
-    GradedTrajectory,
-    Outcome,
-    Reason,
-    Settlement,
-    StoredBody,
-)
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 
@@ -45,7 +40,7 @@ def member(index: int, number: int, reward: float, **changes: Any) -> GradedTraj
         group_size=8,
         reward=reward,
         success=reward > 0,
-        body=StoredBody("k", "s", 1),
+        body=BlobRef("k", "s", 1),
         oldest_version=version,
         newest_version=version,
         task_digest=f"digest-{index}",
@@ -78,7 +73,7 @@ def assembler(**changes: Any) -> GroupAssembler:
 def released(offer: OfferedGroup, **changes: Any) -> Settlement:
     found = assembler(**changes).offer(offer)
     assert isinstance(found, Settlement)
-    assert (found.outcome, found.source_run_id, found.step) == (Outcome.RELEASED, EVALUATION, 0)
+    assert (found.outcome, found.source_run_id, found.step) == (GroupOutcome.RELEASED, EVALUATION, 0)
     assert found.label == f"released({found.reason.value})"
     assert set(found.episode_ids) == {one.episode_id for one in offer.members}
     return found
@@ -115,38 +110,40 @@ def test_an_offer_that_is_repeated_or_settled_changes_nothing() -> None:
 
 
 UNFIT = [
-    (group(may_train=False), Reason.HELD_OUT),
-    (group(66), Reason.HELD_OUT),
-    (group(rewards=[]), Reason.QUARANTINED),
-    (with_member(group(), 3, member=2), Reason.QUARANTINED),
-    (with_member(group(), 3, trajectory_id=group().members[2].trajectory_id), Reason.QUARANTINED),
-    (with_member(group(), 3, episode_id=group().members[2].episode_id), Reason.QUARANTINED),
-    (with_member(group(), 3, reward=math.nan), Reason.QUARANTINED),
-    (with_member(group(), 3, reward=math.inf), Reason.QUARANTINED),
-    (with_member(group(), 7, member=8), Reason.QUARANTINED),
-    (with_member(group(), 0, member=-1), Reason.QUARANTINED),
-    (group(rewards=[1.0]), Reason.SHORT_GROUP),
-    (group(rewards=[1.0] * 8), Reason.ZERO_SPREAD),
-    (group(version=5), Reason.VERSION),
-    (group(version=3), Reason.TOKENIZER),
-    (with_member(group(), 3, newest_version=8), Reason.VERSION),
+    (group(may_train=False), GroupReason.HELD_OUT),
+    (group(66), GroupReason.HELD_OUT),
+    (group(rewards=[]), GroupReason.QUARANTINED),
+    (with_member(group(), 3, member=2), GroupReason.QUARANTINED),
+    (with_member(group(), 3, trajectory_id=group().members[2].trajectory_id), GroupReason.QUARANTINED),
+    (with_member(group(), 3, episode_id=group().members[2].episode_id), GroupReason.QUARANTINED),
+    (with_member(group(), 3, reward=math.nan), GroupReason.QUARANTINED),
+    (with_member(group(), 3, reward=math.inf), GroupReason.QUARANTINED),
+    (with_member(group(), 7, member=8), GroupReason.QUARANTINED),
+    (with_member(group(), 0, member=-1), GroupReason.QUARANTINED),
+    (group(rewards=[1.0]), GroupReason.SHORT_GROUP),
+    (group(rewards=[1.0] * 8), GroupReason.ZERO_SPREAD),
+    (group(version=5), GroupReason.VERSION),
+    (group(version=3), GroupReason.TOKENIZER),
+    (with_member(group(), 3, newest_version=8), GroupReason.VERSION),
 ]
 
 
 @pytest.mark.parametrize(("offer", "reason"), UNFIT)
-def test_what_cannot_train_is_released_at_once_with_its_reason(offer: OfferedGroup, reason: Reason) -> None:
+def test_what_cannot_train_is_released_at_once_with_its_reason(
+    offer: OfferedGroup, reason: GroupReason
+) -> None:
     assert released(offer).reason is reason
 
 
 def test_a_run_of_a_held_out_taskset_takes_nothing() -> None:
-    assert released(group(), held_out_split=True).reason is Reason.HELD_OUT
+    assert released(group(), held_out_split=True).reason is GroupReason.HELD_OUT
 
 
 def test_a_group_that_could_make_a_step_too_large_is_released_and_one_that_cannot_is_taken() -> None:
     # 256 prompts of at most 8 trajectories are 2048; of 9 they would be 2304.
     assert isinstance(assembler(prompts_per_step=256).offer(group()), CompleteGroup)
     found = released(group(rewards=[0.0] * 8 + [1.0]), prompts_per_step=256)
-    assert found.reason is Reason.TOO_LARGE
+    assert found.reason is GroupReason.TOO_LARGE
     assert "2304, limit 2048" in found.detail
 
 
@@ -218,7 +215,7 @@ def test_groups_of_several_runs_are_ranges_each_and_odd_names_are_kept_by_name()
 
 
 def state(**changes: Any) -> SessionState:
-    body = StoredBody("k", "s", 1)
+    body = BlobRef("k", "s", 1)
     own = CompleteGroup("run-1-g00000", taken(group()).members, 5)
     record = StepPlan(SPEC, 1, 9, (own,), 0.0, "").record({}, at=START, traceparent="")
     plain = SessionState(

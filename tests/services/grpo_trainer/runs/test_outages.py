@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
-from upcycle.errors import Unavailable
-from event_bus import BusUnavailable
 from grpo_trainer import views
-from grpo_trainer.domain.errors import Waiting
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.patience import Patience
 from grpo_trainer.runs.deps import Tools
 from upcycle.api.training.v1 import training_pb2 as training
+from upcycle.errors import Unavailable
 
 
 class Flaky:
@@ -49,7 +47,7 @@ def flaky(tools: Tools) -> Tools:
     names = {"put", "put_file", "put_if_absent", "get", "get_file", "read", "list", "delete"}
     for adapter in (tools.states, tools.bodies):
         vars(adapter)["_store"] = Flaky(vars(adapter)["_store"], away, names)
-    vars(tools.facts)["_bus"] = Flaky(vars(tools.facts)["_bus"], BusUnavailable("gone too"), {"publish"})
+    vars(tools.facts)["_bus"] = Flaky(vars(tools.facts)["_bus"], Unavailable("gone too"), {"publish"})
     return tools
 
 
@@ -70,7 +68,7 @@ async def failure_of(trainer: Trainer, run_id: str) -> str:
 async def test_a_store_and_a_bus_that_often_fail_only_cost_time(world: World) -> None:
     await one_step(world)
     async with Trainer(world, change=flaky):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001", timeout_s=60)
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001", timeout_s=60)
     assert len(await world.weights(1)) > 0
 
 
@@ -87,7 +85,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
 
         async def head(self, model: str) -> BasePolicy:
             if not answers:
-                raise Waiting("the registry at nowhere:1")
+                raise Unavailable("the registry at nowhere:1")
             return answers[0]
 
     async with Trainer(
@@ -104,7 +102,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
 async def test_a_corrupt_base_policy_fails_its_run_and_the_next_one_trains(world: World) -> None:
     await world.publish_base(model="broken", seed=3)
     for key in world.store.objects:
-        if key.startswith("policy/broken/") and key.endswith(".safetensors"):
+        if key.startswith("default/policies/broken/") and key.endswith(".safetensors"):
             world.store.objects[key] = b"rotten"
     await one_step(world, run_id="run-broken", model="broken")
     await one_step(world)
@@ -117,9 +115,9 @@ async def test_a_corrupt_training_state_fails_its_run_and_the_others_go_on(world
     world.stream.append(submission(steps=9, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
     for key in world.store.objects:
-        if key.startswith("training/") and key.endswith(".distcp"):
+        if key.startswith("default/training/") and key.endswith(".distcp"):
             world.store.objects[key] = b"rotten"
     await world.publish_base(model="other", seed=4)
     await one_step(world, run_id="run-2", model="other")
@@ -135,7 +133,7 @@ async def test_a_marker_that_cannot_be_read_is_reported_and_never_overwritten(
     world.stream.append(submission(steps=9, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
     marker = max(key for key in world.store.objects if key.endswith("/state.json"))
     world.store.objects[marker] = damage
     async with Trainer(world) as trainer:
@@ -148,7 +146,7 @@ async def test_an_altered_configuration_in_a_state_is_noticed(world: World) -> N
     world.stream.append(submission(steps=9, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
     marker = max(key for key in world.store.objects if key.endswith("/state.json"))
     state = json.loads(world.store.objects[marker])
     state["spec"]["learning_rate"] = 1.0
@@ -159,9 +157,9 @@ async def test_an_altered_configuration_in_a_state_is_noticed(world: World) -> N
 
 async def test_patience_ends() -> None:
     async def never() -> None:
-        raise Waiting("godot")
+        raise Unavailable("godot")
 
     patience = Patience(budget_s=0.05, first_pause_s=0.01)
-    with pytest.raises(Waiting, match="godot"):
+    with pytest.raises(Unavailable, match="godot"):
         await patience.until_done(never)
     assert patience.waiting_for == "godot"

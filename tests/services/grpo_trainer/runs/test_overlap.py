@@ -84,7 +84,7 @@ async def new_world(folder: Path, **config: Any) -> World:
 
 async def finish(world: World) -> None:
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
 
 
 async def test_one_step_runs_ahead_of_the_state_in_flight_and_nothing_is_said(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_one_step_runs_ahead_of_the_state_in_flight_and_nothing_is_said(tm
         assert state is not None
         assert state.step == 0
         door.open.set()
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
     assert door.most_waiting == 1
     steps = [one.step for one in world.recorder.of(events.StepCompleted)]
     versions = [one.version for one in world.recorder.of(events.PolicyPublished)]
@@ -171,7 +171,7 @@ async def test_a_stop_waits_for_the_state_in_flight(tmp_path: Path) -> None:
 async def test_files_of_a_state_are_whole_or_the_run_says_which_is_not(tmp_path: Path, key: str) -> None:
     world = await new_world(tmp_path, steps=STEPS + 5)
     async with Trainer(world):
-        await world.published(f"policy.published/{MODEL}/{STEPS}")
+        await world.published(f"policy.published/default/{MODEL}/{STEPS}")
     files = sorted(
         one for one in world.store.objects if f"step-{STEPS:08d}/" in one and "state.json" not in one
     )

@@ -38,7 +38,7 @@ from service_kit.groups import S3Settings
 
 async def same_as_uninterrupted(world: World, weights: dict[str, torch.Tensor], version: int) -> None:
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{version:08d}")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{version:08d}")
     assert same(await world.weights(version), weights)
 
 
@@ -92,7 +92,7 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     tools = dataclasses.replace(world.tools(thread), new_learner=lambda: SlowLearner(thread))
     sessions, stop = Sessions(tools, leave_s=0.5), asyncio.Event()
     running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
-    await world.published(f"policy.published/{MODEL}/1")
+    await world.published(f"policy.published/default/{MODEL}/1")
     async with asyncio.timeout(20):
         while sessions.get(RUN).phase is not Phase.STEPPING:
             await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     thread.close()
     assert not [event for event in world.recorder.events if event == f"step.completed/{RUN}/2"]
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000003")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000003")
     await same_as_uninterrupted(reference, await world.weights(3), 3)
 
 

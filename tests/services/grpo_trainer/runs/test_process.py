@@ -24,11 +24,11 @@ from tests.services.grpo_trainer.processes import (
 )
 
 from blob_store.provision import provision_bucket
-from grpc_edge import connect
 from service_kit.groups import S3Settings
 from upcycle.api.training.v1 import service_pb2 as training_service
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
+from upcycle.rpc import connect
 
 KILLS = 2
 
@@ -63,7 +63,7 @@ async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupt
         found = await around.weights(STEPS, tmp_path)
     assert_all_trained_once(facts)
     async with Trainer(reference):
-        await reference.published(f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}")
+        await reference.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
     assert distance(await reference.weights(STEPS), found) <= rounding
 
 

@@ -31,7 +31,7 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 
 STEPS = 4
-LAST = f"checkpoint.saved/ckpt-{MODEL}-v{STEPS:08d}"
+LAST = f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}"
 FAILED = f"session.failed/{RUN}"
 
 
@@ -94,7 +94,7 @@ async def test_a_trainer_that_was_overtaken_goes_on_from_the_others_state(tmp_pa
         await Episodes(world).groups(range(ahead))
         await sleeper.asleep.wait()
         async with Trainer(world) as right:
-            await world.published(f"policy.published/{MODEL}/{ahead}")
+            await world.published(f"policy.published/default/{MODEL}/{ahead}")
             await until(lambda: step_of(right) == ahead)
         sleeper.wake.set()
         await until(lambda: step_of(left) == ahead)
@@ -117,7 +117,7 @@ async def test_facts_that_arrive_while_the_session_is_opened_again_are_not_lost(
         await Episodes(world).group(0, (1.0, 0.0, 0.0, 1.0))
         await sleeper.asleep.wait()
         async with Trainer(world):
-            await world.published(f"policy.published/{MODEL}/1")
+            await world.published(f"policy.published/default/{MODEL}/1")
         recall, recalling, go_on = left.sessions.recall, asyncio.Event(), asyncio.Event()
 
         async def slow(*args: Any) -> Any:
@@ -185,7 +185,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_is_over_does_no_harm(
             await world.published(LAST)
             if closed:
                 world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
-                await until(lambda: f"training/{MODEL}/{RUN}/closed.json" in world.store.objects)
+                await until(lambda: f"default/training/{MODEL}/{RUN}/closed.json" in world.store.objects)
         said = list(world.recorder.order)
         sleeper.wake.set()
         await until(lambda: left.sessions.get(RUN).phase is Phase.FINISHED)
@@ -217,7 +217,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
         await sleeper.asleep.wait()
         async with Trainer(world, change=broken):
             fact = await world.published(FAILED)
-        marker = f"training/{MODEL}/{RUN}/step-00000001/state.json"
+        marker = f"default/training/{MODEL}/{RUN}/step-00000001/state.json"
         world.store.objects[marker] = b"{}"  # as another trainer may leave it
         sleeper.wake.set()
         await until(lambda: left.sessions.get(RUN).phase is Phase.FAILED)

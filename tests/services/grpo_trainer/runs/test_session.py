@@ -32,7 +32,7 @@ async def run_to_end(world: World, steps: int = 3) -> None:
     world.stream.append(submission(steps=steps))
     await Episodes(world).groups(range(2 * steps))
     async with Trainer(world):
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v{steps:08d}")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{steps:08d}")
 
 
 async def test_a_run_trains_each_group_once_and_ends_with_a_final_checkpoint(world: World) -> None:
@@ -72,7 +72,7 @@ async def test_every_step_says_how_it_went_and_how_old_its_trajectories_were(wor
     await Episodes(world).group(1, MIXED)
     async with Trainer(world) as trainer:
         step = await world.published(f"step.completed/{RUN}/1")
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
         (point,) = views.steps(trainer.sessions, RUN, 10)
     assert set(step.metrics.values) >= MEASURED
     assert dict(step.metrics.staleness) == {0: 8}
@@ -138,7 +138,7 @@ async def test_a_fact_that_lies_about_its_body_is_quarantined(world: World) -> N
     episodes = Episodes(world)
     facts = await episodes.facts(0, MIXED, split=common.SPLIT_HELD_OUT)
     for fact in facts:  # the body is held-out, the fact says train
-        fact.split = common.SPLIT_TRAIN
+        fact.episode.split = common.SPLIT_TRAIN
         world.stream.append(fact)
     honest = await episodes.group(1, MIXED)
     async with Trainer(world):
@@ -284,7 +284,7 @@ async def test_two_models_train_side_by_side_each_with_its_own_line_of_versions(
         await Episodes(world).group(index, MIXED)
         await Episodes(world, run_id="run-2").group(index, MIXED)
     async with Trainer(world):
-        await world.published("checkpoint.saved/ckpt-other-v00000003")
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000002")
+        await world.published("checkpoint.saved/default/ckpt-other-v00000003")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000002")
     lines = [(one.model, one.version) for one in world.recorder.of(events.PolicyPublished)]
     assert sorted(lines) == [("other", 1), ("other", 2), ("other", 3), ("tiny", 1), ("tiny", 2)]

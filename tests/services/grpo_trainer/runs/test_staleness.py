@@ -10,14 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from blob_store import BlobRef
 from episodes import Purpose, Split
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, StoredBody
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from scenario_runner.domain.plan import group_slots, groups_wanted
-from scenario_runner.domain.runs import PolicyChoice, RunRecord, RunSpec, RunState, Training
+from scenario_runner.domain.runs import RunRecord, RunState
+from upcycle.run_config import PolicyChoice, RunSpec, Training
 
 RUN, GROUP, PROMPTS, BOUND = "run-1", 2, 1, 1
 SPEC = TrainingSpec(RUN, "m", GROUP, prompts_per_step=PROMPTS, max_staleness=BOUND)
@@ -110,7 +112,7 @@ class Loop(RuleBasedStateMachine):
             group_size=GROUP,
             reward=reward,
             success=reward > 0,
-            body=StoredBody("k", "s", 1),
+            body=BlobRef("k", "s", 1),
             oldest_version=oldest,
             newest_version=self.version,
             task_digest="d",

@@ -37,7 +37,7 @@ async def two_steps_and_leftovers(world: World) -> None:
     episodes = Episodes(world)
     await episodes.groups(range(4))
     async with Trainer(world) as trainer:
-        await world.published(f"policy.published/{MODEL}/2")
+        await world.published(f"policy.published/default/{MODEL}/2")
         await durable(trainer, 2)
     await episodes.group(4, MIXED)
     for member in (0, 1):
@@ -54,7 +54,7 @@ async def durable(trainer: Trainer, step: int) -> None:
 
 async def closed(world: World) -> None:
     async with asyncio.timeout(20):
-        while f"training/{MODEL}/{RUN}/closed.json" not in world.store.objects:
+        while f"default/training/{MODEL}/{RUN}/closed.json" not in world.store.objects:
             await asyncio.sleep(0.01)
 
 
@@ -74,9 +74,9 @@ async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settle
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2]
     (saved,) = world.recorder.of(events.CheckpointSaved)
     assert (saved.version, saved.step, saved.is_final) == (2, 2, True)
-    assert world.recorder.order.index(f"checkpoint.saved/{saved.checkpoint_id}") < world.recorder.order.index(
-        f"group.settled/{group_id(4)}"
-    )
+    assert world.recorder.order.index(
+        f"checkpoint.saved/default/{saved.checkpoint_id}"
+    ) < world.recorder.order.index(f"group.settled/{group_id(4)}")
     async with Trainer(world) as trainer:  # a closed run is past: nothing is said again
         await asyncio.sleep(0.1)
         assert views.find(trainer.sessions, RUN).state == training.SESSION_STATE_FINISHED
@@ -96,7 +96,7 @@ async def test_a_version_that_was_already_saved_is_not_saved_again(world: World)
     world.stream.append(submission(steps=STEPS, checkpoint_every_steps=1))
     await Episodes(world).groups(range(3))
     async with Trainer(world) as trainer:
-        await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
         await durable(trainer, 1)
         world.stream.append(stopping())
         world.stream.append(over())
@@ -114,7 +114,7 @@ async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:
             while not any(session.phase is Phase.STEPPING for session in trainer.sessions.all):
                 await asyncio.sleep(0)
         world.stream.append(stopping())
-        saved = await world.published(f"checkpoint.saved/ckpt-{MODEL}-v00000001")
+        saved = await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
     assert saved.is_final
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
 

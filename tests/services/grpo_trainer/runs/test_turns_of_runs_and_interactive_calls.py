@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.interactive.setup import Hands, hands, inline
+from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
 
 from grpo_trainer.domain.errors import ModelBusy
 from grpo_trainer.interactive.inputs import TrainingInput
@@ -51,8 +51,8 @@ async def phase_of(trainer: Trainer, run_id: str) -> Phase:
 
 async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: World) -> None:
     trainers: list[Trainer] = []
-    async with hands(world, busy=lambda model: trainers[0].sessions.trainer_of(model)) as by:
-        one: Hands = by
+    async with trainer_on(world, busy=lambda model: trainers[0].sessions.trainer_of(model)) as trainer:
+        one: InteractiveTrainer = trainer
         async with Trainer(world, by_hand=one.models.is_working_on) as trainer:
             trainers.append(trainer)
             await one.forward_backward("a", batch())
@@ -69,15 +69,15 @@ async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: Wor
             assert (await stepping).version == 1
             with pytest.raises(ModelBusy, match=RUN):
                 await late
-            await world.published(f"policy.published/{MODEL}/2")
+            await world.published(f"policy.published/default/{MODEL}/2")
             assert trainer.sessions.get(RUN).failure == ""
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
 
 
 async def test_a_call_by_hand_waits_until_it_is_known_which_runs_go_on(world: World) -> None:
     trainer = Trainer(world)
-    async with hands(world, busy=trainer.sessions.trainer_of) as by:
-        asking = asyncio.create_task(by.forward_backward("a", batch()))
+    async with trainer_on(world, busy=trainer.sessions.trainer_of) as trainer:
+        asking = asyncio.create_task(trainer.forward_backward("a", batch()))
         await asyncio.sleep(0.3)
         assert not asking.done()
         async with trainer:
@@ -88,7 +88,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world)
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(f"policy.published/default/{MODEL}/1")
         async with asyncio.timeout(20):
             while trainer.sessions.get(SECOND).phase is not Phase.FINISHED:
                 await asyncio.sleep(0.01)

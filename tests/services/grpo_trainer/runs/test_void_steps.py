@@ -59,7 +59,7 @@ async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world
     groups = await Evaluation(world).all_offered(range(2))
     async with Trainer(world, change=slow_upload):
         await asyncio.wait_for(gate.reached.wait(), 20)  # durable and confirmed, and on its way to the store
-        world.stream.append(cancelled(last_word=True))
+        world.stream.append(cancelled(is_final=True))
         for group_id in groups:
             await released(world, group_id)
         world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))

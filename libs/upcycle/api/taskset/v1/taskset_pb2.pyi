@@ -239,10 +239,11 @@ class SamplingConfig(_message.Message):
     MAX_TOKENS_PER_TURN_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_PER_EPISODE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """default 1.0"""
+    """default 1"""
     top_p: _builtins.float
-    """default 1.0"""
+    """default 1"""
     max_turns: _builtins.int
     """default 8"""
     max_tokens_per_turn: _builtins.int
@@ -250,7 +251,11 @@ class SamplingConfig(_message.Message):
     max_tokens_per_episode: _builtins.int
     """prompt and completion together, default 2048"""
     seed: _builtins.int
-    """base seed; each turn derives its own"""
+    """base seed, default 0; each episode and each turn derives its own"""
+    thinking: _builtins.str
+    """Whether the model may think before it answers: "on" or "off" (the chat template's enable_thinking); default "": as the
+    template does by itself. A number is a budget in tokens, refused until an engine can keep it.
+    """
     def __init__(
         self,
         *,
@@ -260,10 +265,11 @@ class SamplingConfig(_message.Message):
         max_tokens_per_turn: _builtins.int | None = ...,
         max_tokens_per_episode: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
+        thinking: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode", "_max_tokens_per_turn", b"_max_tokens_per_turn", "_max_turns", b"_max_turns", "_seed", b"_seed", "_temperature", b"_temperature", "_thinking", b"_thinking", "_top_p", b"_top_p", "max_tokens_per_episode", b"max_tokens_per_episode", "max_tokens_per_turn", b"max_tokens_per_turn", "max_turns", b"max_turns", "seed", b"seed", "temperature", b"temperature", "thinking", b"thinking", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens_per_episode: _TypeAlias = _typing.Literal["max_tokens_per_episode"]  # noqa: Y015
     _WhichOneofArgType__max_tokens_per_episode: _TypeAlias = _typing.Literal["_max_tokens_per_episode", b"_max_tokens_per_episode"]  # noqa: Y015
@@ -275,6 +281,8 @@ class SamplingConfig(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
+    _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
@@ -287,6 +295,8 @@ class SamplingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
@@ -341,6 +351,7 @@ class TrainingConfig(_message.Message):
     LORA_ALPHA_FIELD_NUMBER: _builtins.int
     LORA_TARGETS_FIELD_NUMBER: _builtins.int
     NO_STEP_GROUPS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -350,7 +361,7 @@ class TrainingConfig(_message.Message):
     learning_rate: _builtins.float
     """default 1e-5"""
     max_grad_norm: _builtins.float
-    """default 1.0"""
+    """default 1"""
     loss: _builtins.str
     """default "ppo" """
     advantage: _builtins.str
@@ -358,6 +369,7 @@ class TrainingConfig(_message.Message):
     checkpoint_every_steps: _builtins.int
     """default 10; the last step always checkpoints"""
     seed: _builtins.int
+    """of task order and of the trainer's random numbers, default 0"""
     weight_decay: _builtins.float
     """default 0"""
     adam_beta1: _builtins.float
@@ -365,27 +377,31 @@ class TrainingConfig(_message.Message):
     adam_beta2: _builtins.float
     """default 0.95"""
     aggregation: _builtins.str
-    """default "token_mean"; for the advantage "m_grpo" "turn_mean" """
+    """default "": "token_mean", for the advantage "m_grpo" "turn_mean" """
     kl_estimator: _builtins.str
-    """k1, k2, k3 (default) or k3_plus; read where loss_config has kl_coefficient"""
+    """k1, k2, k3 or k3_plus, default "k3"; read where loss_config has kl_coefficient"""
     kl_placement: _builtins.str
-    """"loss" (default) or "reward" """
+    """"loss" or "reward", default "loss" """
     lr_schedule: _builtins.str
-    """of the learning rate over the steps: "constant" (default), "linear" or "cosine" """
+    """of the learning rate over the steps: "constant", "linear" or "cosine", default "constant" """
     warmup_steps: _builtins.int
     """first steps, during which the rate rises to learning_rate; default 0"""
     min_lr_fraction: _builtins.float
     """of learning_rate, towards which linear and cosine fall; default 0"""
     lora_rank: _builtins.int
-    """0 (default): all weights train; else low-rank adapters of this rank do"""
+    """low-rank adapters of this rank train, default 0: all weights do"""
     lora_alpha: _builtins.float
-    """adapters are scaled by alpha / rank; default 2 * rank"""
+    """adapters are scaled by alpha / rank; default 0: 2 * rank"""
     lora_targets: _builtins.str
-    """"all-linear" (default) or comma-separated module names, e.g. "q_proj,v_proj" """
+    """comma-separated module names, e.g. "q_proj,v_proj", default "all-linear" """
     no_step_groups: _builtins.int
     """Groups in a row that may be settled without a step before a run with a step limit ends, as one that has nothing to
-    learn from: failed before its first step, else completed early. Default max(8 * prompts_per_step, 64). A run without
+    learn from: failed before its first step, else completed early. Default 0: max(8 * prompts_per_step, 64). A run without
     a limit raises an alarm instead.
+    """
+    epochs: _builtins.int
+    """Passes over the taskset instead of steps: the planner makes ceil(epochs * tasks / prompts_per_step) steps of them at
+    SubmitRun, so that a run's spec has steps. Steps and epochs together are refused.
     """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -417,10 +433,11 @@ class TrainingConfig(_message.Message):
         lora_alpha: _builtins.float | None = ...,
         lora_targets: _builtins.str | None = ...,
         no_step_groups: _builtins.int | None = ...,
+        epochs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -432,6 +449,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__aggregation: _TypeAlias = _typing.Literal["_aggregation", b"_aggregation"]  # noqa: Y015
     _WhichOneofReturnType__checkpoint_every_steps: _TypeAlias = _typing.Literal["checkpoint_every_steps"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_every_steps: _TypeAlias = _typing.Literal["_checkpoint_every_steps", b"_checkpoint_every_steps"]  # noqa: Y015
+    _WhichOneofReturnType__epochs: _TypeAlias = _typing.Literal["epochs"]  # noqa: Y015
+    _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
     _WhichOneofReturnType__kl_estimator: _TypeAlias = _typing.Literal["kl_estimator"]  # noqa: Y015
     _WhichOneofArgType__kl_estimator: _TypeAlias = _typing.Literal["_kl_estimator", b"_kl_estimator"]  # noqa: Y015
     _WhichOneofReturnType__kl_placement: _TypeAlias = _typing.Literal["kl_placement"]  # noqa: Y015
@@ -476,6 +495,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__aggregation) -> _WhichOneofReturnType__aggregation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checkpoint_every_steps) -> _WhichOneofReturnType__checkpoint_every_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kl_estimator) -> _WhichOneofReturnType__kl_estimator | None: ...
     @_typing.overload

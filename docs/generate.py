@@ -1,0 +1,154 @@
+"""Writes the reference pages that come from the code: `python docs/generate.py` writes them, a test compares.
+
+settings: from the settings class of each service. metrics: from the registered instruments. grpc: from the
+contracts and their comments. cli: from the commands. exit codes: from the table that `--help` prints.
+"""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic_settings import BaseSettings
+
+from service_kit.main import shown_default
+from service_kit.settings import variables
+
+ROOT: Final = Path(__file__).parents[1]
+PAGES: Final = ROOT / "docs/reference"
+SERVICES: Final = tuple(sorted(path.name for path in (ROOT / "services").iterdir() if (path / "app.py").exists()))
+_NOTE: Final = "<!-- Written by docs/generate.py. Edit the code, then run `make reference`. -->\n"
+
+
+def settings() -> str:
+    """Every environment variable of every service."""
+    lines = [_NOTE, "# Settings\n", inspect.cleandoc(
+        """
+        Each service reads its settings once, at its start, from environment variables or from a dotenv file that
+        `<PREFIX>SETTINGS_FILE` names; the environment wins. A variable with a known prefix that no service has, and a
+        value that is not allowed, end the process with status 2 and the nearest valid name.
+        """
+    ), ""]  # fmt: skip
+    for service in SERVICES:
+        for cls in _settings_classes(service):
+            lines += [f"## {service}\n", inspect.cleandoc(cls.__doc__ or ""), "", *_variables_table(cls), ""]
+    return "\n".join(lines)
+
+
+def _settings_classes(service: str) -> list[type[BaseSettings]]:
+    try:
+        module = importlib.import_module(f"{service}.settings")
+    except ModuleNotFoundError:
+        return []
+    classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
+    return [cls for cls in classes if issubclass(cls, BaseSettings)]
+
+
+def _variables_table(cls: type[BaseSettings]) -> Iterator[str]:
+    yield "| variable | default | meaning |\n|---|---|---|"
+    for name, field in variables(cls).items():
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        yield f"| `{name}` | {_code(shown_default(field))} | {meaning} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "empty"
+
+
+def metrics() -> str:
+    """Every instrument that a service registers."""
+    rows: dict[str, tuple[str, str, str, str]] = {}
+    for service in SERVICES:
+        for module in _modules(service):
+            if module.rpartition(".")[2] in ("telemetry", "metrics"):
+                rows |= _instruments(importlib.import_module(module), service)
+    for lib in ("event_bus", "sql_store", "service_kit", "grpc_edge"):
+        for module in _modules(lib):
+            if module.rpartition(".")[2] in ("metrics", "relay", "idleness"):
+                rows |= _instruments(importlib.import_module(module), f"every service ({lib})")
+    lines = [_NOTE, "# Metrics\n", "Each service serves them at `/metrics` on its `HTTP_PORT`, for Prometheus.\n"]
+    lines.append("| metric | kind | labels | of | meaning |\n|---|---|---|---|---|")
+    for name, (kind, labels, owner, meaning) in sorted(rows.items()):
+        lines.append(f"| `{name}` | {kind} | {labels} | {owner} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _modules(package: str) -> list[str]:
+    root = importlib.import_module(package)
+    return [found.name for found in pkgutil.walk_packages(root.__path__, f"{package}.") if "migrations" not in found.name]
+
+
+def _instruments(module: Any, owner: str) -> dict[str, tuple[str, str, str, str]]:
+    known = set(REGISTRY._collector_to_names)  # a registry has no public list of its collectors
+    found = {}
+    for value in vars(module).values():
+        if isinstance(value, MetricWrapperBase) and value in known:
+            described = next(iter(value.describe()))
+            suffix = "_total" if described.type == "counter" else ""
+            labels = ", ".join(f"`{label}`" for label in value._labelnames)
+            found[described.name + suffix] = (described.type, labels, owner, described.documentation)
+    return found
+
+
+def grpc() -> str:
+    """Every rpc and message of the public contracts, with the comments of the .proto files."""
+    lines = [_NOTE, "# gRPC\n", inspect.cleandoc(
+        """
+        The contracts are the files below `proto/upcycle/api`; each server also answers gRPC reflection. A failed call
+        carries `google.rpc.ErrorInfo` with a reason in `grpc-status-details-bin`.
+        """
+    ), ""]  # fmt: skip
+    for path in sorted((ROOT / "proto/upcycle/api").glob("*/v1/service.proto")):
+        text = path.read_text()
+        package = re.search(r"^package (\S+);", text, re.M)
+        lines += [f"## {package[1] if package else path.parent.parent.name}\n", "```protobuf", text.strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def cli() -> str:
+    """Every command, with its flags."""
+    from upcycle.cli.main import build_app
+
+    os.environ["COLUMNS"] = "120"
+    return _NOTE + build_app().generate_docs(heading_level=1, usage_name="upcycle") + "\n"
+
+
+def exit_codes() -> str:
+    """What the exit status of `upcycle` and of a service means."""
+    from service_kit import service
+    from upcycle.cli.exits import TABLE
+
+    return "\n".join([_NOTE, "# Exit codes\n", "## upcycle\n", TABLE, "", "## Services\n", inspect.cleandoc(f"""
+        | status | meaning |
+        |---|---|
+        | 0 | stopped by a signal, everything in flight handed over |
+        | {service.EXIT_FAILED} | a component did not start, or did not stop within its deadline |
+        | 2 | the settings are wrong; each problem is a line on stderr |
+        | {service.EXIT_DIED} | something that must live as long as the process died; a supervisor restarts it |
+        """), ""])  # fmt: skip
+
+
+GENERATED: Final[dict[str, Callable[[], str]]] = {
+    "settings.md": settings,
+    "metrics.md": metrics,
+    "grpc.md": grpc,
+    "cli.md": cli,
+    "exit-codes.md": exit_codes,
+}
+
+
+def main() -> None:
+    """Write every page."""
+    PAGES.mkdir(parents=True, exist_ok=True)
+    for name, page in GENERATED.items():
+        (PAGES / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Opening, using, grading and closing environments over gRPC: one channel per replica."""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import grpc.aio
+
+from blob_store import BlobRef
+from blob_store.ref import to_wire as blob_to_wire
+from environment_client import wire
+from environment_client.errors import EnvironmentLost, ReplicaUnreachable
+from environment_client.types import Lease, OpenedEnvironment
+from service_kit import retry
+from upcycle.api.environment.v1 import service_pb2
+from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
+from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
+from upcycle.rpc import connect
+
+if TYPE_CHECKING:  # only the stubs know the asynchronous classes
+    from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTimeouts:
+    """Longest calls, in seconds."""
+
+    open_s: float = 60.0
+    tool_s: float = 60.0
+    grade_s: float = 60.0
+    close_s: float = 5.0
+    unreachable_s: float = 10.0
+    """How long a replica may be unreachable in a tool call before its environment counts as lost."""
+
+
+class EnvironmentClient:
+    """The first call connects, `stop` closes all channels."""
+
+    def __init__(self, address: str = "", timeouts: EnvironmentTimeouts | None = None) -> None:
+        """address: where episodes are opened; each lease then names the replica that holds it."""
+        self._address = address
+        self._timeouts = timeouts or EnvironmentTimeouts()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, EnvironmentServiceAsyncStub] = {}
+
+    async def stop(self) -> None:
+        """Close all channels; calls in flight get a second to end."""
+        for channel in self._channels.values():
+            await channel.close(grace=1.0)
+
+    async def open_episode(self, episode_id: str) -> OpenedEnvironment:
+        """Start the scenario of a planned episode. Raises EpisodeNotPlanned, Unavailable, EpisodeBroken."""
+        request = service_pb2.OpenRequest(episode_id=episode_id)
+        try:
+            response = await self._stub(self._address).Open(request, timeout=self._timeouts.open_s)
+        except grpc.aio.AioRpcError as error:
+            raise wire.open_error(error, f"open {episode_id}") from error
+        return wire.opened_from_wire(response, self._address)
+
+    async def call_tool(self, lease: Lease, call: ToolCall) -> ToolResult:
+        """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
+
+        Raises EpisodeBroken, EnvironmentLost.
+        """
+        try:
+            return await retry(
+                lambda: self._call_tool_once(lease, call),
+                budget_s=self._timeouts.unreachable_s,
+                first_pause_s=_FIRST_RETRY_S,
+                max_pause_s=_MAX_RETRY_S,
+            )
+        except ReplicaUnreachable as error:
+            raise EnvironmentLost(f"{lease.address} is unreachable: {error}") from error
+
+    async def grade(self, lease: Lease, body: BlobRef) -> service_pb2.GradeResponse:
+        """The environment's own reward for the stored trajectory, the same each time it is asked.
+
+        Raises ReplicaUnreachable, Unavailable, EpisodeBroken, EnvironmentLost.
+        """
+        request = service_pb2.GradeRequest(lease_id=lease.lease_id, body=blob_to_wire(body))
+        try:
+            return await self._stub(lease.address).Grade(request, timeout=self._timeouts.grade_s)
+        except grpc.aio.AioRpcError as error:
+            raise wire.lease_error(error, f"grade {body.key}", lease, wire.GRADE_KINDS) from error
+
+    async def close(self, lease: Lease) -> None:
+        """End the environment. Never raises: a lease that cannot be closed expires by itself."""
+        request = service_pb2.CloseRequest(lease_id=lease.lease_id)
+        try:
+            await self._stub(lease.address).Close(request, timeout=self._timeouts.close_s)
+        except (
+            grpc.aio.AioRpcError,
+            grpc.aio.UsageError,
+        ) as error:  # UsageError: our channel is closed already
+            if not isinstance(error, grpc.aio.AioRpcError) or error.code() is not grpc.StatusCode.NOT_FOUND:
+                log.warning("lease_not_closed", extra={"lease_id": lease.lease_id, "why": str(error)})
+
+    async def _call_tool_once(self, lease: Lease, call: ToolCall) -> ToolResult:
+        request = service_pb2.CallToolRequest(
+            lease_id=lease.lease_id,
+            call_id=call.call_id,
+            name=call.name,
+            arguments_json=call.arguments_json,
+        )
+        try:
+            response = await self._stub(lease.address).CallTool(request, timeout=self._timeouts.tool_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return ToolResult(
+                    call_id=call.call_id, content="error: the result is too large", is_error=True
+                )
+            raise wire.lease_error(error, f"tool {call.name}", lease) from error
+        return ToolResult(
+            call_id=call.call_id,
+            content=response.content,
+            is_error=response.is_error,
+            duration_s=response.duration_s,
+        )
+
+    def _stub(self, address: str) -> "EnvironmentServiceAsyncStub":
+        if address not in self._stubs:
+            self._channels[address] = connect(address)
+            self._stubs[address] = EnvironmentServiceStub(self._channels[address])
+        return self._stubs[address]

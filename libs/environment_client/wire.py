@@ -1,0 +1,100 @@
+"""Answers of EnvironmentService -> what callers use; statuses -> errors."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import orjson
+
+from environment_client.errors import EnvironmentLost, EpisodeNotPlanned, ReplicaUnreachable
+from environment_client.types import Lease, OpenedEnvironment
+from episodes import EpisodeBroken, EpisodeFailure
+from upcycle.api.environment.v1 import service_pb2
+from upcycle.errors import Unavailable
+from upcycle.rpc import FAILURE_KIND_KEY
+from upcycle.rpc.errors import DETAILS_KEY
+
+_NOT_PLANNED: Final = "not_planned"
+_KINDS: Final[Mapping[grpc.StatusCode, str]] = {grpc.StatusCode.DEADLINE_EXCEEDED: EpisodeFailure.TIMEOUT}
+"""What a status means where the environment sent no kind; any other is the scenario's fault."""
+GRADE_KINDS: Final[Mapping[grpc.StatusCode, str]] = {
+    **_KINDS,
+    grpc.StatusCode.INVALID_ARGUMENT: EpisodeFailure.REWARD_INVALID,
+    grpc.StatusCode.OUT_OF_RANGE: EpisodeFailure.REWARD_INVALID,
+    grpc.StatusCode.DATA_LOSS: EpisodeFailure.BODY_CORRUPT,
+}
+
+
+def opened_from_wire(message: service_pb2.OpenResponse, default_address: str) -> OpenedEnvironment:
+    """An empty address means the replica that answered. Raises EpisodeBroken for a tool without a schema."""
+    return OpenedEnvironment(
+        lease=Lease(message.lease_id, message.environment_address or default_address),
+        prompt=tuple(message.prompt),
+        tools=tuple(map(_function_spec, message.tools)),
+    )
+
+
+def _function_spec(tool: service_pb2.ToolSpec) -> Mapping[str, Any]:
+    try:
+        parameters = orjson.loads(tool.parameters_json or "{}")
+    except orjson.JSONDecodeError as error:
+        raise EpisodeBroken(
+            EpisodeFailure.SCENARIO_ERROR, f"tool {tool.name!r}: parameters_json is not JSON: {error}"
+        ) from error
+    if not isinstance(parameters, dict):
+        raise EpisodeBroken(
+            EpisodeFailure.SCENARIO_ERROR, f"tool {tool.name!r}: parameters_json is no JSON object"
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def open_error(error: grpc.aio.AioRpcError, what: str) -> Exception:
+    """Why an environment was not opened."""
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return Unavailable("the environment service")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable(f"a free environment slot ({error.details()})")
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if _kind(error) in (
+            None,
+            _NOT_PLANNED,
+        ):
+            return EpisodeNotPlanned(_text(error, what))
+        case code:
+            kind = _kind(error) or _KINDS.get(code, EpisodeFailure.SCENARIO_ERROR)
+            return EpisodeBroken(kind, _text(error, what))
+
+
+def lease_error(
+    error: grpc.aio.AioRpcError, what: str, lease: Lease, kinds: Mapping[grpc.StatusCode, str] = _KINDS
+) -> Exception:
+    """Why an opened environment did not answer: in its own words where it sent a kind, else by the status."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if _came_from_the_service(error):
+            return Unavailable(f"{lease.address} ({error.details()})")
+        return ReplicaUnreachable(f"environments at {lease.address}")
+    if (kind := _kind(error)) is not None:
+        return EpisodeBroken(kind, _text(error, what))
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
+        return EnvironmentLost(_text(error, what))
+    return EpisodeBroken(kinds.get(error.code(), EpisodeFailure.SCENARIO_ERROR), _text(error, what))
+
+
+def _text(error: grpc.aio.AioRpcError, what: str) -> str:
+    return f"{what}: {error.code().name}: {error.details()}"
+
+
+def _trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:
+    return next((value for name, value in error.trailing_metadata() if name == key), None)
+
+
+def _kind(error: grpc.aio.AioRpcError) -> str | None:
+    sent = _trailing(error, FAILURE_KIND_KEY)
+    return sent.decode("ascii", "replace") if isinstance(sent, bytes) else sent
+
+
+def _came_from_the_service(error: grpc.aio.AioRpcError) -> bool:
+    """Our services send details with every status that they choose; a lost connection has none."""
+    return _trailing(error, DETAILS_KEY) is not None or _kind(error) is not None

@@ -1,0 +1,308 @@
+"""The steps of the demo, in order, all through the platform's public APIs."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+
+from event_bus import EventBus
+from local_demo.feed import FACTS, LoopState, apply
+from local_demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
+from local_demo.production import Production
+from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
+from local_demo.view import make_view
+from local_stack import Stack, StackSettings
+from service_kit import deadline
+from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
+from upcycle.api.registry.v1.service_pb2 import (
+    GetModelRequest,
+    ListCheckpointsRequest,
+    ListEnginesRequest,
+)
+from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, SamplingConfig, TrainingConfig
+from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
+from upcycle.cli import watching
+from upcycle.cli.evaluate import eval_spec, selector
+from upcycle.errors import UpcycleError
+from upcycle.platform import Addresses, Platform
+from upcycle.run_specs import train_spec
+
+EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
+
+
+class RunDidNotComplete(UpcycleError):
+    """A run of the demo failed or was cancelled."""
+
+    kind = "run_did_not_complete"
+
+
+class Demo:
+    """One demo; entering starts the platform, leaving stops it."""
+
+    def __init__(self, plan: DemoPlan, console: Console) -> None:
+        self.plan = plan
+        self.state = LoopState()
+        self._view = make_view(self.state, console)
+        self._open = AsyncExitStack()
+        self._began = time.monotonic()
+        self._walls: dict[str, float] = {}
+        self._last_run = ""
+
+    async def __aenter__(self) -> Self:
+        shutil.rmtree(self.plan.data_dir, ignore_errors=True)
+        self.plan.data_dir.mkdir(parents=True)
+        self._view.start()
+        self._open.callback(self._view.stop)
+        try:
+            await self._start()
+        except BaseException:
+            await self._open.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def _start(self) -> None:
+        async with self._phase("setup", "starting NATS, S3, services and engines"):
+            settings = StackSettings(
+                data_dir=self.plan.data_dir,
+                engine=self.plan.engine,
+                model=MODEL,
+                model_dir=self.plan.policy_dir,
+                environment_roots=(self.plan.repository,),
+                on_event=self._view.event,
+            )
+            self.stack = await self._open.enter_async_context(Stack(settings))
+            peers = self.stack.peers
+            self._addresses = Addresses(peers, "the demo", self.stack.gateway_key_file)
+            self.platform = await self._open.enter_async_context(Platform(self._addresses))
+            await self._follow_facts()
+
+    async def _follow_facts(self) -> None:
+        bus = EventBus(self.stack.bus, client_name="demo")
+        await bus.start()
+        self._open.push_async_callback(bus.stop)
+        task = asyncio.create_task(self._feed(bus), name="demo-feed")
+        self._open.callback(task.cancel)
+
+    async def _feed(self, bus: EventBus) -> None:
+        async for delivery in bus.replay(FACTS, after_sequence=0):
+            self._view.event(apply(self.state, delivery.message))
+
+    @asynccontextmanager
+    async def _phase(self, name: str, title: str) -> AsyncIterator[None]:
+        self._view.phase(title)
+        began = time.monotonic()
+        yield
+        self._walls[name] = time.monotonic() - began
+
+    async def run(self) -> Report:
+        """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
+        await watching.register(self.platform, str(self.plan.tasks_file), PRACTICE_TASKSET)
+        async with self._phase(
+            "baseline", "measuring the base policy on held-out tasks, then on train tasks"
+        ):
+            before = await self._evaluate()
+            first = await self._first_batch()
+        production = Production(
+            self._addresses.gateway_url,
+            self._addresses.gateway_key() or "",
+            MODEL,
+            [{"role": "user", "content": self.plan.recipe.production_prompt}],
+        )
+        await production.start()
+        try:
+            async with self._phase("training", "training while production asks and a user evaluates"):
+                trained, beside = await self._train_beside_a_user(first)
+                await self._candidates_judged()
+            async with self._phase("verdict", "measuring the promoted policy on held-out tasks"):
+                after = await self._evaluate()
+        finally:
+            await production.stop()
+        return await self._report(before, after, trained, (first, beside), production)
+
+    async def _first_batch(self) -> Run:
+        """The base policy on train tasks: measured, and what the training run begins with."""
+        spec = eval_spec(FIRST_TASKSET, selector(MODEL, "head", None), self.plan.recipe.group_size)
+        spec.sampling.MergeFrom(self._sampling())
+        return await self._finish(await watching.submit(self.platform, spec), EVAL_TIMEOUT_S)
+
+    async def _train_beside_a_user(self, first: Run) -> tuple[Run, Run]:
+        """The training run, and the evaluation that a user starts beside it and that feeds it."""
+        user = asyncio.create_task(self._user_evaluates(), name="demo-user")
+        try:
+            trained = await self._train(first.run_id)
+            return trained, await user
+        finally:
+            user.cancel()
+            await asyncio.wait({user})
+
+    async def _user_evaluates(self) -> Run:
+        """Once the run has made its first step: the newest weights on its tasks, free to train."""
+        async with deadline("the first step of the training run", TRAIN_TIMEOUT_S):
+            while not self.state.step:
+                await asyncio.sleep(0.2)
+        spec = eval_spec(PRACTICE_TASKSET, selector(MODEL, "latest", None), self.plan.recipe.group_size)
+        spec.trainable = True
+        spec.sampling.MergeFrom(self._sampling())
+        return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
+
+    async def _evaluate(self) -> HeldOut:
+        recipe = self.plan.recipe
+        spec = eval_spec(HELD_OUT_TASKSET, selector(MODEL, "head", None), recipe.eval_attempts)
+        spec.sampling.MergeFrom(self._sampling())
+        run = await self._finish(await watching.submit(self.platform, spec), EVAL_TIMEOUT_S)
+        graded = run.counts.by_state["evaluated"]
+        return HeldOut(round(run.success_rate * graded), graded)
+
+    async def _train(self, source: str) -> Run:
+        recipe = self.plan.recipe
+        training = TrainingConfig(
+            steps=recipe.steps,
+            prompts_per_step=recipe.prompts_per_step,
+            max_staleness=recipe.max_staleness,
+            learning_rate=recipe.learning_rate,
+            checkpoint_every_steps=recipe.checkpoint_every_steps,
+            seed=self.plan.seed,
+        )
+        gate = GateConfig(
+            taskset=HELD_OUT_TASKSET,
+            attempts=recipe.eval_attempts,
+            regression_margin=recipe.regression_margin,
+        )
+        spec = train_spec(PRACTICE_TASKSET, MODEL, recipe.group_size, training, gate)
+        spec.sampling.MergeFrom(self._sampling())
+        spec.source_runs.append(source)
+        return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
+
+    def _sampling(self) -> SamplingConfig:
+        recipe = self.plan.recipe
+        return SamplingConfig(
+            temperature=1.0,
+            max_turns=recipe.max_turns,
+            max_tokens_per_turn=recipe.max_tokens_per_turn,
+            seed=self.plan.seed,
+        )
+
+    async def _finish(self, run: Run, timeout_s: float) -> Run:
+        self._last_run = run.run_id
+        done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=timeout_s)
+        if not watching.completed(done) or done.counts.in_flight:
+            hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
+            raise RunDidNotComplete(
+                f"run {run.run_id} is {watching.state_word(done)}: {done.failure or 'episodes in flight'}",
+                hint,
+            )
+        return done
+
+    async def _candidates_judged(self) -> None:
+        """Every checkpoint is promoted or held before the verdict, so that head is final."""
+        waiting = (CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING)
+        async with deadline("the gate's judgement of the last candidate", SETTLE_TIMEOUT_S):
+            while True:
+                request = ListCheckpointsRequest(model=MODEL)
+                listed = (await self.platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
+                if not any(checkpoint.state in waiting for checkpoint in listed):
+                    return
+                await asyncio.sleep(0.5)
+
+    async def _report(
+        self,
+        before: HeldOut,
+        after: HeldOut,
+        trained: Run,
+        evaluations: tuple[Run, Run],
+        production: Production,
+    ) -> Report:
+        ledger = await self._balanced_ledger()
+        head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
+        served = await self._served(production)
+        counts = self.state.checkpoints
+        return Report(
+            before=before,
+            after=after,
+            ledger=Ledger(ledger.requested, ledger.settled, ledger.in_flight, dict(ledger.by_state)),
+            fed=self._fed(evaluations),
+            policy_versions=self.state.latest_version,
+            checkpoints_saved=counts["saved"],
+            checkpoints_promoted=counts["promoted"],
+            checkpoints_held=counts["held"],
+            reloads=Reloads(
+                len(self.state.reloads), len(self.state.failed_reloads), self._promotion_waits_ms(production)
+            ),
+            served=served,
+            promoted_digest=head.head.digest,
+            production_requests=production.requests,
+            production_failures=len(production.failures),
+            trace_id=trained.trace_id,
+            seed=self.plan.seed,
+            wall_s=self._walls_so_far(),
+        )
+
+    def _fed(self, evaluations: tuple[Run, Run]) -> Fed:
+        groups = {run.run_id: self.state.groups_from[run.run_id] for run in evaluations}
+        return Fed(groups, self.state.sampled_before_first_step)
+
+    def _promotion_waits_ms(self, production: Production) -> list[float]:
+        """From each promotion to the first token that production received from it."""
+        return [
+            (
+                production.first_answers[event.version].first_token_at
+                - event.promoted_at.ToMicroseconds() / 1e6
+            )
+            * 1e3
+            for event in self.state.promotions
+            if event.version in production.first_answers
+        ]
+
+    def _walls_so_far(self) -> Walls:
+        walls = self._walls
+        total = time.monotonic() - self._began
+        return Walls(walls["setup"], walls["baseline"], walls["training"], total)
+
+    async def _balanced_ledger(self) -> GetLedgerResponse:
+        """The ledger once it is balanced, or as it is when the deadline passes: the report then says so."""
+        until = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            ledger = await self.platform.trajectories.GetLedger(GetLedgerRequest(), timeout=10)
+            if ledger.in_flight == 0 or time.monotonic() > until:
+                return ledger
+            await asyncio.sleep(0.5)
+
+    async def _served(self, production: Production) -> Served:
+        await production.start()
+        try:
+            answer = await production.ask()
+        finally:
+            await production.stop()
+        engines = (
+            await self.platform.registry.ListEngines(ListEnginesRequest(model=MODEL), timeout=10)
+        ).engines
+        diffs = [engine.canary_max_abs_diff for engine in engines if engine.digest == answer.digest]
+        return Served(MODEL, answer.version, answer.digest, max(diffs, default=float("nan")))
+
+    def next_commands(self) -> list[str]:
+        """What a person can type now; they work while the platform runs."""
+        key_file = self.stack.gateway_key_file
+        prompt = self.plan.recipe.production_prompt.splitlines()[0]
+        body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{prompt}"}}]}}'
+        url = f"{self._addresses.gateway_url}/chat/completions"
+        return [
+            f'curl -i {url} -H "Authorization: Bearer $(cat {_short(key_file)})"'
+            f" -H 'Content-Type: application/json' -d '{body}'",
+            "upcycle trajectories show last",
+            f"upcycle why {self._last_run}",
+            f"upcycle models checkpoints {MODEL}",
+        ]
+
+
+def _short(path: Path) -> Path:
+    """Relative where that is shorter to read."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,20 @@
+"""Commands that start platform processes on this machine need the distribution `upcycle-platform`."""
+
+import importlib.util
+
+from upcycle.errors import UpcycleError
+
+
+class PlatformNotInstalled(UpcycleError):
+    """The command runs the platform on this machine, and only the SDK is installed."""
+
+    kind = "platform_not_installed"
+
+
+def require_platform(command: str) -> None:
+    """Raises PlatformNotInstalled unless the services can be imported."""
+    if importlib.util.find_spec("local_stack") is None:
+        raise PlatformNotInstalled(
+            f"`upcycle {command}` runs the platform on this machine, and it is not installed",
+            "pip install 'upcycle-platform[local,train]'",
+        )

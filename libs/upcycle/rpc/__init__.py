@@ -1,0 +1,27 @@
+"""How every client calls the platform over gRPC: channels with deadlines, and typed errors."""
+
+from upcycle.rpc.channels import connect
+from upcycle.rpc.errors import (
+    FAILURE_KIND_KEY,
+    CallTimedOut,
+    RemoteConflict,
+    RemoteDenied,
+    RemoteError,
+    RemoteNotFound,
+    RemoteRefused,
+    remote_errors,
+)
+from upcycle.rpc.limits import MAX_MESSAGE_BYTES
+
+__all__ = [
+    "FAILURE_KIND_KEY",
+    "MAX_MESSAGE_BYTES",
+    "CallTimedOut",
+    "RemoteConflict",
+    "RemoteDenied",
+    "RemoteError",
+    "RemoteNotFound",
+    "RemoteRefused",
+    "connect",
+    "remote_errors",
+]

@@ -1,0 +1,30 @@
+"""Limits and transport options that both ends of a call agree on."""
+
+from typing import Final
+
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+"""Largest request or response; gRPC's own default of 4 MiB would refuse large tasksets."""
+
+ChannelOptions = list[tuple[str, str | int]]
+
+
+def message_options(max_message_bytes: int) -> ChannelOptions:
+    """Channel options for the size limit, the same for server and client."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]
+
+
+def client_options(max_message_bytes: int) -> ChannelOptions:
+    """A client notices a dead server within 40 s during a stream, and a restarted one within a second."""
+    return [
+        *message_options(max_message_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.enable_retries", 0),
+    ]

@@ -1,0 +1,272 @@
+"""Everything that a run has: names, types, limits, defaults, units. The proto messages have the same fields.
+
+Frozen pydantic dataclasses: whatever makes one, checks it. `checked` turns pydantic's errors into sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs, PydanticCustomError
+
+from upcycle.run_config.limits import (
+    ANY,
+    MAX_GROUP_SIZE,
+    POSITIVE,
+    Limit,
+    OneOf,
+    Passes,
+    Text,
+)
+from upcycle.run_config.names import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALL_LINEAR,
+    CONSTANT,
+    SCHEDULES,
+    Channel,
+    Purpose,
+)
+from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, TRAINING_RULES, Rule
+
+CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+RULES: Final = "rules"
+"""Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
+ON, OFF = "on", "off"
+
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
+Flag = Annotated[bool, Strict()]
+Seed = Annotated[int, Strict(), Limit(-(2**62), 2**62)]
+
+
+def marked(name: str) -> str:
+    """A field's name inside the text of a rule, until the reader's name for it is put in."""
+    return f"{{{name}}}"
+
+
+def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
+    """Raises an error with the sentence of every rule that the value breaks."""
+    reasons = [text for rule in rules for text in rule(value, marked)]
+    if reasons:
+        raise PydanticCustomError(RULES, "{text}", {"text": "; ".join(reasons), "reasons": reasons})
+
+
+def _thinking(value: str) -> str:
+    if value in ("", ON, OFF):
+        return ""
+    if value.isascii() and value.isdigit():
+        return (
+            f"{value!r} is a budget of tokens, and no engine here can end the thinking of a turn after so "
+            f"many tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
+        )
+    return f"must be {ON} or {OFF}, got {value!r}"
+
+
+def _digits(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class PolicyChoice:
+    """Which weights play: a channel of a model, or exactly one version."""
+
+    model: Annotated[str, Text(1)]
+    """slug of the model."""
+    channel: Channel | None = Channel.LATEST
+    """`latest` (newest published) or `head` (promoted); a pinned version takes its place. A training run
+    follows `latest`."""
+    pinned_version: Annotated[Whole, Limit(0, 2**62)] | None = None
+    """exactly this policy version instead of a channel."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PolicyChoice:
+        if self.pinned_version is not None:
+            object.__setattr__(self, "channel", None)
+        keep_rules(self, POLICY_RULES)
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Sampling:
+    """How a policy is sampled."""
+
+    temperature: Annotated[Number, Limit(0, 10)] = 1.0
+    """of sampling; 0 takes the likeliest token. Training needs the distribution that the loss assumes: 1."""
+    top_p: Annotated[Number, Limit(0, 1, above=True)] = 1.0
+    """share of the probability that tokens are drawn from, the likeliest first; 1 draws from all."""
+    max_turns: Annotated[Whole, Limit(1, 1000)] = 8
+    """turns that an episode may take."""
+    max_tokens_per_turn: Annotated[Whole, Limit(1, 1 << 20)] = 128
+    """tokens that one turn may sample."""
+    max_tokens_per_episode: Annotated[Whole, Limit(1, 1 << 22)] = 2048
+    """tokens of an episode, prompt and completions together."""
+    seed: Seed = 0
+    """of sampling; every episode and every turn derives its own."""
+    thinking: Annotated[str, BeforeValidator(_digits), Passes(_thinking)] = ""
+    """`on` or `off`: whether the chat template lets the model think before it answers
+    (`enable_thinking`); empty: as the template does by itself. A budget in tokens is refused until an engine
+    can keep it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
+class Training:
+    """What a training run asks of the planner and of the trainer."""
+
+    steps: Annotated[Whole, Limit(0, why="0 trains until the run is stopped")] = 100
+    """optimizer steps; 0: until the run is stopped."""
+    epochs: Annotated[Whole, Limit(1, 10**6)] | None = None
+    """passes over the taskset, instead of steps: ceil(epochs * tasks / prompts_per_step) steps, with the
+    tasks that the taskset has when the run is submitted."""
+    prompts_per_step: Annotated[Whole, Limit(1, 65536)] = 16
+    """groups per optimizer step, each of one task."""
+    max_staleness: Annotated[Whole, Limit(0, 1000)] = 4
+    """the oldest policy whose tokens still train, in versions before the one that is trained."""
+    learning_rate: Annotated[Number, Limit(0, 10, above=True)] = 1e-5
+    """of AdamW; with a schedule, its highest."""
+    max_grad_norm: Annotated[Number, POSITIVE] = 1.0
+    """the gradient is scaled down to this norm."""
+    loss: str = "ppo"
+    """name of the loss: `ppo`, `importance_sampling`, `cispo`, `gspo`, …"""
+    advantage: Annotated[str, OneOf(ADVANTAGES)] = "dr_grpo"
+    """how rewards of a group become credit."""
+    checkpoint_every_steps: Annotated[Whole, Limit(1)] = 10
+    """steps between checkpoints that ask to be promoted; the last step always saves one."""
+    seed: Seed = 0
+    """of the order of tasks and of the trainer's random numbers."""
+    loss_config: Mapping[str, Number] = field(default_factory=dict)
+    """options of the loss and of what stands beside it: clip_low, clip_high, kl_coefficient, …"""
+    weight_decay: Annotated[Number, Limit(0, 10)] = 0.0
+    """of AdamW, decoupled from the gradient."""
+    adam_beta1: Annotated[Number, Limit(0, 1, below=True)] = 0.9
+    """decay of AdamW's mean of gradients."""
+    adam_beta2: Annotated[Number, Limit(0, 1, below=True)] = 0.95
+    """decay of AdamW's mean of squared gradients."""
+    aggregation: Annotated[str, OneOf(AGGREGATIONS, or_empty=True)] = ""
+    """how token losses become one number; empty: `token_mean`, and `turn_mean` for the advantage m_grpo."""
+    kl_estimator: str = "k3"
+    """of the divergence from the policy that the run began with; read where loss_config has a
+    kl_coefficient: k1, k2, k3 or k3_plus."""
+    kl_placement: str = "loss"
+    """`loss`: the divergence is added to the loss; `reward`: it is taken from the advantages."""
+    lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
+    """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the
+    last two need a limit of steps."""
+    warmup_steps: Annotated[Whole, ANY] = 0
+    """first steps, during which the learning rate rises evenly."""
+    min_lr_fraction: Annotated[Number, Limit(0, 1)] = 0.0
+    """share of the learning rate towards which `linear` and `cosine` fall."""
+    lora_rank: Annotated[Whole, Limit(0, 65536, why="0 trains all weights")] = 0
+    """train low-rank adapters of this rank instead of all weights; 0 trains all."""
+    lora_alpha: Annotated[Number, Limit(0, 1e6, why="0 is twice the rank")] = 0.0
+    """adapters are scaled by alpha / rank; 0: alpha is twice the rank."""
+    lora_targets: str = ALL_LINEAR
+    """layers with adapters: `all-linear`, or their names, comma-separated."""
+    no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
+    """groups in a row that may end without a step before a run with a limit of steps ends, as one that has
+    nothing to learn from; 0: max(8 * prompts_per_step, 64)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, data: Any) -> Any:
+        given = (data.kwargs or {}) if isinstance(data, ArgsKwargs) else data
+        if isinstance(given, Mapping) and "steps" in given and given.get("epochs") is not None:
+            reason = (
+                f"{marked('steps')} ({given['steps']}) and {marked('epochs')} ({given['epochs']}) both say "
+                "how long the run is: leave one out"
+            )
+            raise PydanticCustomError(RULES, "{text}", {"text": reason, "reasons": [reason]})
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Training:
+        keep_rules(self, TRAINING_RULES)
+        return self
+
+    @property
+    def max_no_step_groups(self) -> int:
+        """Groups in a row that may be settled without a step; `no_step_groups` 0 stands for the default."""
+        return self.no_step_groups or max(8 * self.prompts_per_step, 64)
+
+    @property
+    def is_standing(self) -> bool:
+        """Trains until it is stopped, and takes the newest revision of its taskset."""
+        return self.steps == 0 and self.epochs is None
+
+    def reached(self, step: int) -> bool:
+        """Whether a run is over with this step. Never, if it has no limit (`steps` is 0)."""
+        return 0 < self.steps <= step
+
+    def in_steps(self, num_tasks: int) -> Training:
+        """The same training with its length in steps, over a taskset of so many tasks. Raises
+        pydantic.ValidationError where what was chosen does not fit so many steps."""
+        if self.epochs is None:
+            return self
+        steps = math.ceil(self.epochs * num_tasks / self.prompts_per_step)
+        return replace(self, steps=steps, epochs=None)
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Gate:
+    """What a checkpoint must show on held-out tasks before it becomes head."""
+
+    taskset: Annotated[str, Text(1)]
+    """held-out taskset that a checkpoint must prove itself on; without a gate nothing is promoted."""
+    attempts: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 4
+    """episodes per held-out task."""
+    confidence: Annotated[Number, Limit(0.5, 0.999999)] = 0.95
+    """one-sided, of the bounds that decide."""
+    regression_margin: Annotated[Number, Limit(0, 1)] = 0.05
+    """loss of success rate that a family of tasks may suffer."""
+    min_gain: Annotated[Number, Limit(-1, 1)] = 0.0
+    """the lower bound of the gain in success rate must exceed it."""
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class RunSpec:
+    """One run: what plays, on which tasks, how it is sampled and, of a training run, how it trains."""
+
+    taskset: Annotated[str, Text(1)]
+    """name of a registered taskset; on the command line and in a file also a tasks file (.py, .json or
+    .jsonl)."""
+    purpose: Purpose
+    """`train`, or `eval`."""
+    policy: PolicyChoice
+    """which weights play."""
+    group_size: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 8
+    """rollouts per task: at least 2 to train, whose rewards are compared; attempts of an evaluation."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """how the policy is sampled."""
+    training: Training | None = None
+    """of a training run."""
+    gate: Gate | None = None
+    """of a training run; without it nothing is promoted."""
+    label: Annotated[str, Text(0, 500)] = ""
+    """free text for people."""
+    episode_deadline_s: Annotated[Whole, Limit(1, 24 * 3600)] = 120
+    """seconds after which an episode that is not settled is dispatched again."""
+    source_runs: tuple[str, ...] = ()
+    """finished evaluations whose graded groups are the first batches of a training run."""
+    no_sampling: Flag = False
+    """of a training run: sample nothing, train only on what evaluations bring."""
+    trainable: Flag = False
+    """of an evaluation: a running training run of the same model and taskset may draw its groups, each once;
+    needs groups of 2 to 512."""
+
+    @model_validator(mode="after")
+    def _check(self) -> RunSpec:
+        if self.purpose is Purpose.TRAIN and self.training is None:
+            object.__setattr__(self, "training", Training())
+        keep_rules(self, RUN_RULES)
+        return self
+
+    def in_steps(self, num_tasks: int) -> RunSpec:
+        """The same run with the length of its training in steps."""
+        if self.training is None or self.training.epochs is None:
+            return self
+        return replace(self, training=self.training.in_steps(num_tasks))

@@ -1,0 +1,113 @@
+"""What is wrong with a run configuration, as sentences that name each field as its reader knows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from upcycle.errors import UpcycleError
+from upcycle.run_config.limits import REFUSED
+from upcycle.run_config.model import RULES, RunSpec
+from upcycle.run_config.names import Say
+
+T = TypeVar("T")
+_MARK: Final = re.compile(r"\{([a-z0-9_.]+)\}")
+_WORDS: Final = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "mapping_type": "a table of numbers",
+    "dict_type": "a table of numbers",
+    "dataclass_type": "a table",
+}
+
+
+class RunConfigInvalid(UpcycleError, ValueError):
+    """A run cannot be what its configuration says; nothing was submitted. reasons: a sentence each."""
+
+    kind = "run_config_invalid"
+
+    def __init__(self, reasons: Iterable[str], hint: str = "") -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(self.reasons), hint)
+
+
+def checked(kind: type[T], values: Mapping[str, Any], say: Say = str) -> T:
+    """An object of the model from nested plain values. say: what the reader calls a dotted path, such as
+    `training.steps`. Raises RunConfigInvalid with every reason."""
+    try:
+        return _adapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise RunConfigInvalid(reasons_of(error, kind, say)) from error
+
+
+def reasons_of(error: ValidationError, kind: type, say: Say = str) -> list[str]:
+    """The sentences of pydantic's errors about an object of the model."""
+    return [text for one in error.errors(include_url=False) for text in _reasons(one, kind, say)]
+
+
+def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
+    path, value, what = ".".join(map(str, error["loc"])), error["input"], error["type"]
+    if what == RULES:
+        prefix = f"{path}." if path else ""
+        for reason in error["ctx"]["reasons"]:
+            yield _MARK.sub(lambda found: say(prefix + found[1]), reason)
+    elif what == REFUSED:
+        yield f"{say(path)} {error['ctx']['text']}"
+    elif what == "unexpected_keyword_argument":
+        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest(path, kind)}"
+    elif what == "missing":
+        yield f"{say(path)} is not set"
+    elif what == "enum":
+        yield f"{say(path)} {value!r} does not exist; known: {error['ctx']['expected']}"
+    elif what in _WORDS:
+        yield f"{say(path)} = {value!r} is not {_WORDS[what]}"
+    else:
+        yield f"{say(path)}: {error['msg']}"
+
+
+def _nearest(path: str, kind: type) -> str:
+    """The key that was probably meant: one of the same table, else one of that name elsewhere."""
+    above, _, name = path.rpartition(".")
+    known = leaves(kind)
+    prefix = f"{above}." if above else ""
+    here = sorted({key[len(prefix) :].partition(".")[0] for key in known if key.startswith(prefix)})
+    near = get_close_matches(name, here, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    last = {key.rpartition(".")[2]: key for key in known}
+    near = get_close_matches(name, last, n=1)
+    return f"did you mean {last[near[0]]!r}?" if near else f"known: {', '.join(here)}"
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+@cache
+def leaves(kind: type = RunSpec) -> Mapping[str, Any]:
+    """Every field that holds a value by its dotted path, such as `training.steps`, as pydantic knows it."""
+    found: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        section = section_of(hints[one.name])
+        if section is None:
+            found[one.name] = kind.__pydantic_fields__[one.name]  # type: ignore[attr-defined]
+        else:
+            found |= {f"{one.name}.{name}": info for name, info in leaves(section).items()}
+    return found
+
+
+def section_of(annotation: Any) -> type | None:
+    """The class of a table, such as Training; None for a value."""
+    choices = [annotation, *get_args(annotation)]
+    return next((one for one in choices if isinstance(one, type) and is_dataclass(one)), None)

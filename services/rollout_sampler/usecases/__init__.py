@@ -1,0 +1,1 @@
+"""What the sampler does with an episode."""

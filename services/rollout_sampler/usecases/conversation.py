@@ -1,0 +1,49 @@
+"""The token sequence of one episode. Guarantee: each prompt extends the earlier tokens exactly."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from chat_format import AssistantTurn, ChatFormat, assistant_message, tool_message
+from environment_client import OpenedEnvironment
+from trajectory_body import prompt_message
+
+_UNREADABLE = (
+    "Your last message could not be read: {error}. Send a well-formed tool call, or a plain final answer."
+)
+
+
+class Conversation:
+    """Grows by what the policy samples and what the environment replies; never encodes sampled text again."""
+
+    def __init__(self, chat: ChatFormat, environment: OpenedEnvironment) -> None:
+        self._chat = chat
+        self._tools = environment.tools
+        self._messages: list[dict[str, Any]] = [prompt_message(message) for message in environment.prompt]
+        self.token_ids: list[int] = []
+
+    def begin(self) -> list[int]:
+        """Ids of the scenario's prompt. Raises chat_format.InvalidMessages."""
+        ids = self._chat.render(self._messages, self._tools)
+        self.token_ids.extend(ids)
+        return ids
+
+    def read(self, sampled_ids: Sequence[int]) -> AssistantTurn:
+        """Append a completion and return what it means; never raises."""
+        turn = self._chat.parse(sampled_ids)
+        self._messages.append(assistant_message(turn))
+        self.token_ids.extend(sampled_ids)
+        return turn
+
+    def reply_with_results(self, contents: Sequence[str]) -> list[int]:
+        """Ids between the sampled turn and the next one, for tool results in the order of their calls."""
+        return self._reply([tool_message(content) for content in contents])
+
+    def reply_with_error(self, error: str) -> list[int]:
+        """Ids of a user message that says why the last turn could not be read."""
+        return self._reply([{"role": "user", "content": _UNREADABLE.format(error=error)}])
+
+    def _reply(self, messages: list[dict[str, Any]]) -> list[int]:
+        ids = self._chat.bridge(self._messages, messages, self._tools)
+        self._messages.extend(messages)
+        self.token_ids.extend(ids)
+        return ids

@@ -1,0 +1,188 @@
+"""The turns of one episode: sample, read what was sampled, run the tools that it calls, reply."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chat_format import AssistantTurn, InvalidMessages
+from engine_client import Completion, ContextOverflow, FinishReason, SamplingParams
+from environment_client import EnvironmentClient, OpenedEnvironment
+from episodes import EpisodeBroken, EpisodeFailure
+from rollout_sampler import telemetry, wire
+from rollout_sampler.adapters.engines import LeasedEngines
+from rollout_sampler.adapters.policies import PolicyFormat
+from rollout_sampler.domain import EpisodeTask, clip_text
+from rollout_sampler.usecases.conversation import Conversation
+from service_kit import retry
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, TrajectoryBody, Turn
+
+_FIRST_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlayLimits:
+    """What one episode may take of the sampler; seconds and counts."""
+
+    episode_s: float = 120.0
+    late_start_s: float = 30.0
+    """Least time for an episode that starts after its deadline, or just before it."""
+    patience_s: float = 30.0
+    """Longest wait in the middle of an episode for an engine or for the object store to come back."""
+    max_tool_calls_per_turn: int = 16
+    max_tool_result_chars: int = 32_768
+
+
+class EpisodePlayer:
+    """Plays one episode, once."""
+
+    def __init__(
+        self,
+        task: EpisodeTask,
+        environment: OpenedEnvironment,
+        form: PolicyFormat,
+        engines: LeasedEngines,
+        environments: EnvironmentClient,
+    ) -> None:
+        self._task = task
+        self._environment = environment
+        self._conversation = Conversation(form.chat, environment)
+        self._token_texts: Mapping[int, str] = form.texts
+        self._stop_token_ids = tuple(sorted(form.chat.stop_token_ids))
+        self._engines = engines
+        self._environments = environments
+        self._began_s = asyncio.get_running_loop().time()
+        self._engine_id = ""
+
+    async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> str:
+        """Append the turns; set the stop reason and the answer, which stays empty when a budget cut it.
+
+        Returns the engine that sampled last. Raises Unavailable, EpisodeBroken, and ContextOverflow where not
+        even the first prompt fits.
+        """
+        body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
+        new_prompt_ids: Sequence[int] = self._begin()
+        for index in range(self._task.budget.max_turns):
+            if index:
+                new_prompt_ids = self._reply(body.turns[-1])
+            try:
+                turn = await self._turn(index, new_prompt_ids, limits, nonce)
+            except ContextOverflow:
+                if not index:
+                    raise
+                turn = None
+            if turn is not None:
+                body.turns.append(turn)
+            if turn is None or turn.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH:
+                body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TOKENS
+                break
+            if not turn.tool_calls and not turn.parse_error:
+                body.stop_reason, body.answer = trajectory_pb2.STOP_REASON_ANSWERED, turn.text
+                break
+        return self._engine_id
+
+    async def _turn(
+        self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str
+    ) -> Turn | None:
+        """One turn; None when the episode's tokens are spent. A completion cut by length calls no tools."""
+        if self._task.budget.completion_limit(len(self._conversation.token_ids)) <= 0:
+            return None
+        started_s = self._elapsed_s()
+        completion = await self._complete(index, limits.patience_s)
+        self._engine_id = completion.engine_id
+        assistant = self._conversation.read(completion.token_ids)
+        texts = [self._token_texts[token] for token in completion.token_ids]
+        turn = wire.sampled_turn(new_prompt_ids, completion, texts)
+        turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
+        turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
+        if completion.finish_reason is not FinishReason.LENGTH:
+            turn.tool_calls.extend(_calls_of(assistant, f"{nonce}-t{index}"))
+            turn.tool_results.extend(await self._run_tools(turn.tool_calls, limits))
+        turn.tools_s = self._elapsed_s() - started_s - turn.sampling_s
+        return turn
+
+    def _elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._began_s
+
+    def _begin(self) -> list[int]:
+        """The prompt's ids; a prompt without room for an answer is the taskset's fault, not the policy's."""
+        try:
+            ids = self._conversation.begin()
+        except InvalidMessages as error:
+            raise EpisodeBroken(
+                EpisodeFailure.SCENARIO_ERROR, f"the prompt cannot be rendered: {error}"
+            ) from error
+        limit = self._task.budget.max_tokens_per_episode
+        if len(ids) >= limit:
+            raise EpisodeBroken(
+                EpisodeFailure.CONTEXT_OVERFLOW,
+                f"the prompt of task {self._task.identity.task_slug!r} has {len(ids)} tokens, "
+                f"max_tokens_per_episode is {limit}: raise it or shorten the prompt",
+            )
+        return ids
+
+    async def _complete(self, index: int, patience_s: float) -> Completion:
+        """One completion; when an engine is lost, the same request goes to another one."""
+        policy, budget, context = self._task.policy, self._task.budget, self._conversation.token_ids
+        sampling = SamplingParams(
+            max_tokens=budget.completion_limit(len(context)),
+            temperature=budget.temperature,
+            top_p=budget.top_p,
+            seed=budget.turn_seed(index),
+            stop_token_ids=self._stop_token_ids,
+        )
+        with (
+            telemetry.chat_span(self._task, index, sampling.max_tokens) as span,
+            telemetry.TURN_S.time(),
+        ):
+            completion = await retry(
+                lambda: self._engines.sample(policy, context, sampling),
+                budget_s=patience_s,
+                first_pause_s=_FIRST_RETRY_S,
+                max_pause_s=_MAX_RETRY_S,
+            )
+            telemetry.describe_completion(span, policy.model, completion, len(context))
+        return completion
+
+    async def _run_tools(self, calls: Sequence[ToolCall], limits: PlayLimits) -> list[ToolResult]:
+        """Results in the order of the calls, one after the other: a tool may need what an earlier one did."""
+        results = []
+        for position, call in enumerate(calls):
+            if position < limits.max_tool_calls_per_turn:
+                results.append(await self._run_tool(call, limits.max_tool_result_chars))
+            else:
+                refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
+                results.append(ToolResult(call_id=call.call_id, content=refusal, is_error=True))
+        return results
+
+    async def _run_tool(self, call: ToolCall, max_chars: int) -> ToolResult:
+        with telemetry.tool_span(self._task, call.name, call.call_id) as span, telemetry.TOOL_S.time():
+            result = await self._environments.call_tool(self._environment.lease, call)
+            if result.is_error:
+                span.set_attribute("error.type", "tool_error")
+        result.content = clip_text(result.content, max_chars)
+        return result
+
+    def _reply(self, turn: Turn) -> list[int]:
+        try:
+            if turn.parse_error:
+                return self._conversation.reply_with_error(turn.parse_error)
+            return self._conversation.reply_with_results([result.content for result in turn.tool_results])
+        except InvalidMessages as error:
+            raise EpisodeBroken(
+                EpisodeFailure.POLICY_UNREADABLE, f"the conversation cannot be continued: {error}"
+            ) from error
+
+
+def _calls_of(turn: AssistantTurn, prefix: str) -> list[ToolCall]:
+    return [
+        ToolCall(
+            call_id=f"{prefix}c{position}",
+            name=call.name,
+            arguments_json=json.dumps(call.arguments, ensure_ascii=False),
+        )
+        for position, call in enumerate(turn.tool_calls)
+    ]

@@ -1,0 +1,106 @@
+"""Retired words stay out of identifiers, file names, settings and headings; the glossary says what to
+write.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_TREES = ("services", "libs", "proto", "tests", "examples", "benchmarks", "deploy", "docs")
+_GENERATED = "libs/upcycle/api/"
+_SEEDS = "tests/e2e/listings/"
+
+
+_IN_SERVICES = " (in services and libs)"
+
+
+def _retired(*, in_services: bool = True) -> dict[tuple[str, ...], str]:
+    """Words, split, -> what to write; from the last table of the glossary."""
+    text = (ROOT / "docs/understand/glossary.md").read_text().partition("## Retired words")[2]
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")][1:]
+    here = [(words, new) for words, new in rows if in_services or not words.endswith(_IN_SERVICES)]
+    return {
+        tuple(word.split()): new
+        for words, new in here
+        for word in words.removesuffix(_IN_SERVICES).split(", ")
+    }
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """`HandState` and `hand_state` -> ("hand", "state")."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    return tuple(re.findall(r"[a-z]+", spaced.lower()))
+
+
+def _refused(name: str, retired: dict[tuple[str, ...], str]) -> str | None:
+    words = _words(name)
+    for old, new in retired.items():
+        if any(words[at : at + len(old)] == old for at in range(len(words))):
+            return f"{name!r} holds the retired word {' '.join(old)!r}; write: {new}"
+    return None
+
+
+def _files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", *_TREES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = [one for one in listed.stdout.splitlines() if not one.startswith((_GENERATED, _SEEDS))]
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def _identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+            case ast.arg() | ast.keyword() if node.arg:
+                yield getattr(node, "lineno", 0), node.arg
+
+
+def _names_in(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of everything that a reader meets as a name in a file."""
+    text = path.read_text(errors="replace")
+    if path.suffix == ".py":
+        yield from _identifiers(ast.parse(text))
+    for number, line in enumerate(text.splitlines(), 1):
+        if path.suffix == ".md" and line.startswith("#"):
+            yield number, line
+        elif path.suffix == ".proto":
+            for name in re.findall(r"\w+", line.partition("//")[0]):
+                yield number, name
+        elif path.suffix in (".yml", ".yaml", ".env", ".toml"):
+            for name in re.findall(r"^\s*-?\s*([A-Za-z_][\w.-]*)\s*[:=]", line):
+                yield number, name
+
+
+def test_no_retired_word_is_a_name() -> None:
+    retired = {True: _retired(), False: _retired(in_services=False)}
+    found = []
+    for path in _files():
+        where = path.relative_to(ROOT)
+        words = retired[where.parts[0] in ("services", "libs")]
+        names = [(0, part) for part in where.parts]
+        if path.suffix in (".py", ".md", ".proto", ".yml", ".yaml", ".env", ".toml"):
+            names += _names_in(path)
+        found += [f"{where}:{line}: {why}" for line, name in names if (why := _refused(name, words))]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["HandState", "by_hand", "last_word", "EngineKeeper", "_is_told", "Lane"])
+def test_the_check_finds_a_retired_word_in_any_spelling(name: str) -> None:
+    retired = _retired() | {("hand", "state"): "interactive"}
+    assert _refused(name, retired) is not None
+
+
+@pytest.mark.parametrize("name", ["handler", "on_handed", "shield", "swearword", "planet", "airplane"])
+def test_the_check_leaves_other_words_alone(name: str) -> None:
+    assert _refused(name, _retired()) is None

@@ -1,0 +1,85 @@
+"""The demo's evaluations and its training run, as the planner is asked for them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
+
+from local_demo.loop import Demo, RunDidNotComplete
+from local_demo.plan import (
+    FIRST_TASKSET,
+    PRACTICE_TASKSET,
+    TRAIN_TASKSET,
+    DemoPlan,
+    find_repository,
+    load_recipe,
+)
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
+from upcycle.platform import Platform
+from upcycle.taskset_files import tasksets_in
+
+
+@pytest.fixture
+async def demo(tmp_path: Path) -> AsyncIterator[tuple[Demo, Planner]]:
+    """A demo whose platform is a planner, at which every run is complete at once."""
+    repository = find_repository(Path(__file__).parent)
+    recipe = load_recipe(repository)
+    plan = DemoPlan("embedded", tmp_path, repository, seed=7, stay=False, recipe=recipe)
+    planner = Planner()  # type: ignore[abstract]
+    planner.watched = [training("run-new", state=ts.RUN_STATE_COMPLETED)]
+    async with serving(planner) as addresses, Platform(addresses) as platform:
+        found = Demo(plan, Console(quiet=True))
+        found.platform = platform
+        yield found, planner
+
+
+async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: tuple[Demo, Planner]) -> None:
+    running, planner = demo
+    running.state.step = 1
+    await running._first_batch()
+    await running._train_beside_a_user(evaluation("run-first"))
+    first, *others = (request.spec for request in planner.submitted)
+    assert (first.taskset, first.group_size, first.trainable) == (FIRST_TASKSET, 8, False)
+    assert first.policy.channel == common.CHANNEL_HEAD
+    (run,) = [spec for spec in others if spec.purpose == common.PURPOSE_TRAIN]
+    (beside,) = [spec for spec in others if spec.purpose == common.PURPOSE_EVAL]
+    assert (run.taskset, list(run.source_runs), run.no_sampling) == (PRACTICE_TASKSET, ["run-first"], False)
+    asked = (run.training.steps, run.training.prompts_per_step, run.training.max_staleness, run.group_size)
+    assert asked == (14, 32, 1, 8)
+    assert (beside.taskset, beside.trainable, beside.group_size) == (PRACTICE_TASKSET, True, 8)
+    assert beside.policy.channel == common.CHANNEL_LATEST
+    assert {spec.sampling.seed for spec in (first, run, beside)} == {7}
+
+
+async def test_the_user_waits_for_the_first_step_and_leaves_with_a_run_that_failed(
+    demo: tuple[Demo, Planner],
+) -> None:
+    running, planner = demo
+    planner.watched = [training("run-new", state=ts.RUN_STATE_FAILED, failure="diverged")]
+    with pytest.raises(RunDidNotComplete, match="diverged"):
+        await running._train_beside_a_user(evaluation("run-first"))
+    assert [request.spec.purpose for request in planner.submitted] == [common.PURPOSE_TRAIN]
+    assert "demo-user" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_a_run_that_ended_early_for_a_reason_is_complete(demo: tuple[Demo, Planner]) -> None:
+    running, planner = demo
+    early = training("run-new", state=ts.RUN_STATE_COMPLETED, failure="ended at step 1: the sources are used")
+    planner.watched = [early]
+    assert await running._finish(early, 10) == early
+
+
+def test_what_the_demo_practises_on_are_train_tasks(demo: tuple[Demo, Planner]) -> None:
+    found = tasksets_in(demo[0].plan.tasks_file)
+    digests = {
+        name: {task.digest for task in found[name]}
+        for name in (TRAIN_TASKSET, PRACTICE_TASKSET, FIRST_TASKSET)
+    }
+    assert digests[FIRST_TASKSET] < digests[PRACTICE_TASKSET] < digests[TRAIN_TASKSET]
+    assert {found[name].split for name in digests} == {"train"}
+    recipe = demo[0].plan.recipe
+    assert len(digests[FIRST_TASKSET]) > recipe.prompts_per_step  # a first batch, though some have no spread

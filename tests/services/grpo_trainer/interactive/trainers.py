@@ -1,0 +1,246 @@
+"""A trainer for interactive calls: real learner, states and policies; registry and store are what the test
+says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from tests.services.grpo_trainer.bench import MODEL, World
+from tests.services.grpo_trainer.tiny import VOCAB
+
+from blob_store import BlobRef
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.policies import BranchPolicies
+from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
+from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.interactive.conversations import ChatConversations
+from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
+from grpo_trainer.interactive.inputs import (
+    BatchOptions,
+    InlineInput,
+    Pass,
+    RowInput,
+    Sample,
+    Split,
+    TrainingInput,
+)
+from grpo_trainer.interactive.sessions import InteractiveSessions
+from grpo_trainer.interactive.state import Head, StepDone, Update
+from grpo_trainer.interactive.states_store import InteractiveStates
+from grpo_trainer.interactive.telemetry import record_step
+from grpo_trainer.learner.interactive import InteractiveLearner
+from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
+from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
+from policy_files import load, manifest_ref
+from upcycle.errors import Unavailable
+
+SGD_LIKE = Adam(1e-2, beta1=0.0, beta2=0.0, eps=1.0, max_grad_norm=0.0)
+"""With eps far above the gradients an update is nearly proportional to them: Adam hides no factor."""
+
+
+class Policies(BranchPolicies):
+    """The real publishing and fetching, without a registry."""
+
+    def __init__(self, world: World) -> None:
+        self._store = world.store
+        self._cache_dir = world.folder / "cache"
+
+
+@dataclass
+class Registry:
+    """Heads of models; checkpoints are recorded when their fact was published."""
+
+    world: World
+    revisions: dict[str, int] = field(default_factory=dict)
+    moves: list[str] = field(default_factory=list)
+
+    async def head(self, model: str) -> Head:
+        if model not in self.world.heads:
+            raise UnknownModel(f"model {model!r} is not registered")
+        return Head(self.world.heads[model], self.revisions.get(model, 1))
+
+    async def holds(self, model: str, checkpoint_id: str) -> bool:
+        return f"checkpoint.saved/default/{checkpoint_id}" in self.world.recorder.events
+
+    async def promote(
+        self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
+    ) -> int | None:
+        head = await self.head(model)
+        if head.checkpoint_id == checkpoint_id:
+            return head.revision
+        if head.revision != expected_revision:
+            return None
+        await self.set_head(model, int(checkpoint_id.rpartition("v")[2]))
+        self.moves.append(checkpoint_id)
+        return self.revisions[model]
+
+    async def set_head(self, model: str, version: int) -> None:
+        """As a person would."""
+        ref: BlobRef = manifest_ref(await load(self.world.store, model, version))
+
+        self.world.heads[model] = BasePolicy(version, f"ckpt-{model}-v{version:08d}", ref)
+        self.revisions[model] = self.revisions.get(model, 1) + 1
+
+
+@dataclass
+class Library:
+    """Stored trajectories."""
+
+    known: dict[str, StoredTrajectory] = field(default_factory=dict)
+
+    async def get(self, trajectory_id: str) -> StoredTrajectory:
+        if trajectory_id not in self.known:
+            raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored")
+        return self.known[trajectory_id]
+
+    def add(
+        self,
+        name: str,
+        reward: float | None,
+        *,
+        split: Split = Split.TRAIN,
+        task: str = "t",
+        version: int = 0,
+        unreadable: bool = False,
+        group: str = "",
+    ) -> str:
+        """A stored trajectory of two turns; returns its id. unreadable: none of its turns is trained.
+        group: `<run>-g<index>`, if it matters."""
+        tokens = episode_tokens(
+            name,
+            [
+                SampledTurn([1, 2, 3], [4, 5], [-4.0, -4.1], [(version, 2)], has_parse_error=unreadable),
+                SampledTurn([6], [7, 8], [-4.2, -4.3], [(version, 2)], has_parse_error=unreadable),
+            ],
+            temperature=1.0,
+            train_parse_errors=False,
+        )
+        self.known[name] = StoredTrajectory(
+            tokens, reward, task, split, run_id=group.rpartition("-g")[0], group_id=group
+        )
+        return name
+
+
+@dataclass
+class Claims:
+    """Which tasks were claimed by whom, in order, and which of them the planner refuses."""
+
+    made: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    held_out: set[str] = field(default_factory=set)
+    absences: int = 0
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        if self.absences:
+            self.absences -= 1
+            raise Unavailable("the planner is away")
+        for digest in digests:
+            if digest in self.held_out:
+                raise HeldOutInput(f"task {digest} is held out: it must never train")
+        self.made.append((tuple(digests), claimed_by))
+
+
+@dataclass
+class InteractiveTrainer:
+    """One trainer process, and what a test asks of it."""
+
+    world: World
+    models: InteractiveSessions
+    registry: Registry
+    library: Library
+    runs: dict[str, str]
+    claims: Claims
+
+    async def forward_backward(
+        self, request_id: str, inputs: Sequence[TrainingInput], *, model: str = MODEL, **how: Any
+    ) -> Measured:
+        asked = passing(inputs, **how)
+        digest = repr(asked).encode()
+        return await self.models.once(
+            model, request_id, digest, lambda one: one.forward_backward(request_id, asked)
+        )
+
+    async def optim_step(
+        self,
+        request_id: str,
+        adam: Adam = SGD_LIKE,
+        *,
+        gradients: tuple[str, ...] = (),
+        keep_head: bool = False,
+        model: str = MODEL,
+    ) -> StepDone:
+        update = Update(adam, gradients, keep_head)
+        digest = repr(update).encode()
+        return await self.models.once(
+            model, request_id, digest, lambda one: one.optim_step(request_id, update)
+        )
+
+    async def weights(self, version: int, *, model: str = MODEL) -> dict[str, torch.Tensor]:
+        """Tensors of a published version."""
+        return await self.world.weights(version, model=model)
+
+
+def passing(inputs: Sequence[TrainingInput], **how: Any) -> Pass:
+    """A pass. how: group_size, reward_scale, advantage, loss, config, num_substeps."""
+    loss = LossSpec(how.pop("loss", "importance_sampling"), how.pop("config", {}))
+    num_substeps, lora = how.pop("num_substeps", 1), how.pop("lora", None)
+    return Pass(tuple(inputs), BatchOptions(**how), loss, num_substeps, lora)
+
+
+@asynccontextmanager
+async def trainer_on(world: World, **changes: Any) -> Any:
+    """A fresh process over what outlives one."""
+    thread = LearnerThread(LearnerOptions(num_threads=1))
+    registry = changes.pop("registry", None) or Registry(world)
+    library, claims, runs = Library(), Claims(), changes.pop("runs", {})
+    work = world.folder / "work"
+    work.mkdir(exist_ok=True)
+    tools = InteractiveDeps(
+        new_learner=lambda: InteractiveLearner(thread),
+        trajectories=library,
+        claims=claims,
+        conversations=ChatConversations(),
+        heads=registry,
+        states=InteractiveStates(world.store),
+        policies=Policies(world),
+        facts=BusFacts(world.recorder, now=world.clock),
+        busy=runs.get,
+        stepped=record_step,
+        now=world.clock,
+        work_dir=work,
+    )
+    models = InteractiveSessions(replace(tools, **changes))
+    try:
+        yield InteractiveTrainer(world, models, registry, library, runs, claims)
+    finally:
+        await models.stop()
+        thread.close()
+
+
+def inline(seed: int, reward: float | None) -> InlineInput:
+    """A trajectory of two turns with seeded tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(VOCAB, (count,), generator=generator).tolist()
+
+    def logprobs(count: int) -> list[float]:
+        return (-4.2 + 0.2 * torch.rand(count, generator=generator)).tolist()
+
+    prompt, first, reply, second = tokens(5), tokens(3 + seed % 3), tokens(2), tokens(4)
+    samples = (
+        Sample(prompt, first, logprobs(len(first))),
+        Sample(prompt + first + reply, second, logprobs(len(second))),
+    )
+    return InlineInput(f"t{seed}", samples, 1.0, reward)
+
+
+def cloned_row(seed: int, length: int = 6) -> RowInput:
+    """A row of which all but two tokens are trained."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB, (length,), generator=generator).tolist()
+    return RowInput(f"r{seed}", ids, [0.0, 0.0, *[1.0] * (length - 2)], [], [], 1.0, None)

@@ -10,7 +10,7 @@ from typing import Final
 from scenario_runner.domain.runs import InvalidRequest, Refused, Split
 from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
 from scenario_runner.ports import Plan, PlanUnit
-from upcycle.tasks import MAX_NAME_CHARS
+from upcycle.task_rows import MAX_NAME_CHARS
 
 MAX_DIGESTS: Final = 10_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

@@ -23,8 +23,8 @@ from upcycle.api.training.v1.service_pb2_grpc import (
     TrainingServiceStub,
     add_TrainingServiceServicer_to_server,
 )
-from upcycle.evaluation import Run
 from upcycle.platform import PEERS, Addresses
+from upcycle.results import Run
 from upcycle.rpc import RemoteNotFound, RemoteRefused, connect
 from upcycle.train import DatumTensors, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.custom import CustomLossInvalid

@@ -13,8 +13,8 @@ from tests.services.checkpoint_registry.planner_double import PROFILE, evaluatio
 from tests.services.checkpoint_registry.running_registry import weights
 from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
 
-from checkpoint_registry.adapters.version_store import BlobVersions
-from checkpoint_registry.usecases.retention import PruneVersions
+from checkpoint_registry.adapters.version_files import VersionFiles
+from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from identities.objects import policy_manifest
 
 OLD = 12
@@ -42,7 +42,7 @@ async def unload(bench: Bench) -> None:
 
 async def make_head(bench: Bench) -> None:
     """It is recorded as a checkpoint, and becomes head."""
-    await bench.save(OLD)
+    await bench.save(OLD, digest=(await bench.versions.version(MODEL, OLD)).digest)
     target = await bench.models.version(MODEL, OLD)
     await bench.models.move_head(
         target, expected_revision=None, actor="a person", reason="looks better", at=START
@@ -51,7 +51,7 @@ async def make_head(bench: Bench) -> None:
 
 @dataclass
 class Script:
-    """What the ports of a sweep are asked, and what comes before one of the calls."""
+    """What the dependencies of a sweep are asked, and what comes before one of the calls."""
 
     interrupt: Callable[[], Awaitable[None]]
     at: int | None = None
@@ -59,7 +59,7 @@ class Script:
 
 
 class Interrupted:
-    """A port under a script."""
+    """A dependency under a script."""
 
     def __init__(self, inner: Any, script: Script) -> None:
         self._inner = inner
@@ -89,9 +89,9 @@ async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -
     models, leases, planner = (
         Interrupted(one, script) for one in (bench.models, bench.leases, bench.planner)
     )
-    stores: Any = (models, leases, BlobVersions(store))
-    tasksets: Any = planner
-    prune = PruneVersions(stores, tasksets, shelf.pruner().policy, now=bench.clock)
+    anything: dict[str, Any] = {"models": models, "leases": leases, "tasksets": planner}
+    deps = RetentionDeps(**anything, versions=bench.versions, files=VersionFiles(store))
+    prune = PruneVersions(deps, shelf.pruner().policy, now=bench.clock)
     assert await prune.sweep() == {}
     script.calls.clear()
     script.at = at

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
 from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import weights
 from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
 
+from checkpoint_registry.adapters.tables import published_version
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from identities.objects import policy_manifest
@@ -98,12 +100,19 @@ async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -
     return (await prune.sweep())[MODEL], script.calls
 
 
+async def restore(shelf: Shelf, whole: dict[str, bytes]) -> None:
+    """As if no sweep had taken place."""
+    shelf.store.objects.update(whole)
+    unmark = update(published_version).values(removed_at=None)
+    await shelf.bench.database.run(lambda connection: connection.execute(unmark))
+
+
 async def last_moment(shelf: Shelf, question: str) -> int:
     """Index of the call with which the sweep asks the last time before the manifest of OLD goes."""
     whole = dict(shelf.store.objects)
     gone, calls = await swept(shelf)
     assert OLD in gone
-    shelf.store.objects.update(whole)
+    await restore(shelf, whole)
     end = calls.index(f"delete {policy_manifest(MODEL, OLD)}")
     asked, listed = (
         max(index for index, call in enumerate(calls[:end]) if call.startswith(word))
@@ -137,7 +146,7 @@ async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
     last = await last_moment(shelf, question)
     whole = dict(shelf.store.objects)
     for at in range(0, last + 1, 3):
-        shelf.store.objects.update(whole)
+        await restore(shelf, whole)
         await undo(bench)
         gone, _ = await swept(shelf, last - at, naming)
         assert OLD not in gone, f"named before call {last - at}"

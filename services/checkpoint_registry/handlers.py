@@ -20,10 +20,8 @@ from event_bus import Delivery, PoisonMessage
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
-from upcycle.errors import Unavailable
 
 EVENTS: Sequence[type[Message]] = (PolicyPublished, CheckpointSaved, RunFinished)
-_RETRY_S = 2.0
 
 
 class RegistryHandlers:
@@ -42,13 +40,8 @@ class RegistryHandlers:
         self._wake_gate = wake_gate
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Dispatches by type. An outage of a peer is no failure of the event."""
-        try:
-            await self._dispatch(delivery.message)
-        except Unavailable as error:
-            raise Unavailable(str(error), _RETRY_S) from error
-
-    async def _dispatch(self, message: Message) -> None:
+        """Dispatches by type."""
+        message = delivery.message
         if isinstance(message, PolicyPublished):
             await self._on_policy_published(message)
         elif isinstance(message, CheckpointSaved):

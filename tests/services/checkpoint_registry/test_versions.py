@@ -11,12 +11,12 @@ from blob_store import BlobRef
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict
 from checkpoint_registry.domain.models import PublishedVersion
 from event_bus.topology import CHECKPOINT_REGISTRY
-from grpc_edge import RemoteNotFound, remote_errors
 from identities.events import policy_published
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.rpc import RemoteNotFound, remote_errors
 
 
 def published(version: int) -> PublishedVersion:

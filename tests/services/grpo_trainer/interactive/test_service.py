@@ -38,7 +38,7 @@ async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[A
     """The service of `trainer`."""
     sessions = Sessions.__new__(Sessions)  # nothing here asks for the runs
     server = GrpcServer(LOCAL, port).add(
-        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.models)
+        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions)
     )
     await server.start()
     try:
@@ -183,7 +183,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         leaving = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
-        while not trainer.models.is_working:
+        while not trainer.sessions.is_working:
             await asyncio.sleep(0.001)
         leaving.cancel()
         async with asyncio.timeout(30):

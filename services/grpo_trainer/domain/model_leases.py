@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from grpo_trainer.domain.errors import ModelBusy
 from upcycle.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class RunLease:
+    """The place of one run in the queue of its model."""
+
+    leases: ModelLeases
+    model: str
+    run_id: str
+
+    async def check(self) -> None:
+        """Raises Unavailable until it is the run's turn."""
+        self.leases.check_run(self.model, self.run_id)
+
+    def release(self) -> None:
+        """The run adds no more versions; safe to repeat."""
+        self.leases.end_run(self.model, self.run_id)
 
 
 class ModelLeases:
@@ -23,11 +42,12 @@ class ModelLeases:
         """Every run that an earlier process left unfinished is queued; interactive calls may begin."""
         self._runs_are_known = True
 
-    def queue_run(self, model: str, run_id: str) -> None:
-        """A run will train the model, after those that are queued already."""
+    def queue_run(self, model: str, run_id: str) -> RunLease:
+        """A run will train the model after the runs that are queued already; safe to repeat."""
         runs = self._runs.setdefault(model, [])
         if run_id not in runs:
             runs.append(run_id)
+        return RunLease(self, model, run_id)
 
     def check_run(self, model: str, run_id: str) -> None:
         """Return if it is the turn of a queued run. Raises Unavailable otherwise."""
@@ -38,7 +58,7 @@ class ModelLeases:
             raise Unavailable(f"the interactive call about {model!r} that is in progress")
 
     def end_run(self, model: str, run_id: str) -> None:
-        """The run adds no more versions; repeated, it changes nothing."""
+        """The run adds no more versions; safe to repeat."""
         if run_id in self._runs.get(model, ()):
             self._runs[model].remove(run_id)
 

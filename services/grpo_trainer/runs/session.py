@@ -21,6 +21,7 @@ from episodes import GroupReason
 from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
+from grpo_trainer.domain.model_leases import RunLease
 from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
@@ -35,7 +36,6 @@ from grpo_trainer.runs.group_buffer import Fact, Intake
 from grpo_trainer.runs.opening import first_state, load_state
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
-from grpo_trainer.runs.phases import Turn, at_once
 from grpo_trainer.runs.watermark import Horizon
 from identities.entities import checkpoint_id
 
@@ -68,10 +68,10 @@ class TrainingSession:
         horizon: Horizon,
         state: SessionState | None = None,
         *,
-        turn: Turn = at_once,
+        lease: RunLease,
     ) -> None:
-        """state: the newest durable one; None for a run that was just submitted. turn: returns when no other
-        session adds versions to the model, and raises Waiting until then; asked before the first version."""
+        """state: the newest durable one; None for a run that was just submitted. lease: checked
+        before the first version, released when the run is finished or failed."""
         self.spec = submission.spec
         self.state = state
         self.phase = Phase.OPENING
@@ -86,7 +86,7 @@ class TrainingSession:
         self._tools = tools
         self._horizon = horizon
         self._patience = Patience()
-        self._turn = turn
+        self._lease = lease
         self._learner = tools.new_learner()
         self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
         self._persistence = Persistence(
@@ -160,7 +160,7 @@ class TrainingSession:
 
     async def _begin(self) -> None:
         if self.state is None:
-            await self._patience.until_done(self._turn)
+            await self._patience.until_done(self._lease.check)
             self.state = await first_state(self.submission, self._tools, self._learner, self._patience)
         else:
             await load_state(self.state, self._tools, self._learner, self._patience)
@@ -247,6 +247,8 @@ class TrainingSession:
 
     async def _enter(self, phase: Phase) -> None:
         self.phase = phase
+        if phase in (Phase.FINISHED, Phase.FAILED):
+            self._lease.release()
         async with self.changed:
             self.changed.notify_all()
 

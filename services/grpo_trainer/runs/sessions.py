@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 from episodes import SessionFailure
@@ -31,7 +30,6 @@ from grpo_trainer.runs.watermark import Horizon
 
 log = logging.getLogger(__name__)
 
-_OVER: Final = (Phase.FINISHED, Phase.FAILED)
 _LAST_MOMENT_S: Final = 1.0
 """For abandoned sessions to let go; a learner in the middle of a step cannot."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
@@ -109,12 +107,8 @@ class Sessions:
         return run_id in self._sessions or run_id in self._past or run_id in self.failures
 
     def _new(self, submission: Submission, state: SessionState | None = None) -> TrainingSession:
-        turn = partial(self._turn, submission.spec)
-        return TrainingSession(submission, self._tools, self.horizon, state, turn=turn)
-
-    async def _turn(self, spec: TrainingSpec) -> None:
-        """Raises Unavailable until the run may add versions to its model, see ModelLeases."""
-        self._leases.check_run(spec.model, spec.run_id)
+        lease = self._leases.queue_run(submission.spec.model, submission.spec.run_id)
+        return TrainingSession(submission, self._tools, self.horizon, state, lease=lease)
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """A run that was submitted at `sequence` asks for what cannot be."""
@@ -149,7 +143,6 @@ class Sessions:
         self.horizon.handled = max(self.horizon.handled, sequence)
 
     def _start(self, session: TrainingSession) -> None:
-        self._leases.queue_run(session.spec.model, session.spec.run_id)
         self._sessions[session.spec.run_id] = session
         self._spawn(session.spec.run_id, self._to_its_end(session), prefix="session/")
 
@@ -158,9 +151,8 @@ class Sessions:
         self._tasks[name] = task
         task.add_done_callback(self._ended.put_nowait)
 
-    async def _to_its_end(self, first: TrainingSession) -> None:
+    async def _to_its_end(self, session: TrainingSession | None) -> None:
         """Run a session, and those that go on with its run, until the run is over or has failed."""
-        session: TrainingSession | None = first
         while session is not None:
             try:
                 error = await _end_of(session)
@@ -168,7 +160,6 @@ class Sessions:
             finally:
                 await session.close()
             session = following
-        self._leases.end_run(first.spec.model, first.spec.run_id)
 
     async def _following(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
         """`session` ended by `error`: the session that continues its run; None where the run is over."""
@@ -230,7 +221,6 @@ class Sessions:
         if session.intake.run_over:
             self.failures.over(run_id)
         await session.fail(await self.failures.remember(run_id))
-        self._leases.end_run(session.spec.model, run_id)
         await self.failures.say(run_id)
 
     async def watch(self, stop: asyncio.Event) -> None:

@@ -24,6 +24,7 @@ from grpo_trainer.domain.errors import InvalidInput, LineageTaken, LostGradients
 from grpo_trainer.interactive.state import StepDone
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.prepared import Adam
+from identities.entities import checkpoint_id
 
 STEPS = 2
 
@@ -150,7 +151,7 @@ async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> Non
             assert not done.is_head
     assert world.heads[MODEL].version == 0
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000002"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 1)  # type: ignore[attr-defined]
 
 
 async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.runs.session import Phase
+from identities import events as event_ids
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.errors import Unavailable
@@ -69,7 +70,7 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
         assert (await stepping).version == 1
         with pytest.raises(ModelBusy, match=RUN):
             await late
-        await world.published(f"policy.published/{MODEL}/2")
+        await world.published(event_ids.policy_published(MODEL, 2))
         assert trainer.sessions.get(RUN).failure == ""
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
 
@@ -107,7 +108,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world)
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
-        await world.published(f"policy.published/{MODEL}/1")
+        await world.published(event_ids.policy_published(MODEL, 1))
         async with asyncio.timeout(20):
             while trainer.sessions.get(SECOND).phase is not Phase.FINISHED:
                 await asyncio.sleep(0.01)

@@ -35,6 +35,7 @@ from grpo_trainer.domain.errors import (
 from grpo_trainer.interactive.inputs import Lora, Split, StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.interactive.wire import datum_to_wire
+from identities.entities import checkpoint_id
 from upcycle.train.custom import weights_of
 from upcycle.train.results import DatumTensors, datum_of
 
@@ -262,7 +263,7 @@ async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> No
         first, branch = await trainer.weights(1), await trainer.weights(3)
         assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000000"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 0)  # type: ignore[attr-defined]
 
 
 async def test_models_train_side_by_side(world: World) -> None:
@@ -323,7 +324,7 @@ async def test_what_trains_may_change_between_steps(world: World) -> None:
         assert distance(one, two) > 1e-6
         assert distance(two, three) > 1e-6
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000002"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
 
 
 class Counting:

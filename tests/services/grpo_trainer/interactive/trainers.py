@@ -37,6 +37,7 @@ from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
+from identities import entities
 from policy_files import load, manifest_ref
 from upcycle.errors import Unavailable
 
@@ -76,7 +77,9 @@ class Registry:
             return head.revision
         if head.revision != expected_revision:
             return None
-        await self.set_head(model, int(checkpoint_id.rpartition("v")[2]))
+        await self.set_head(
+            model, ((named := entities.parse_checkpoint_id(checkpoint_id)) and named.version) or 0
+        )
         self.moves.append(checkpoint_id)
         return self.revisions[model]
 
@@ -84,7 +87,7 @@ class Registry:
         """As a person would."""
         ref: BlobRef = manifest_ref(await load(self.world.store, model, version))
 
-        self.world.heads[model] = BasePolicy(version, f"ckpt-{model}-v{version:08d}", ref)
+        self.world.heads[model] = BasePolicy(version, entities.checkpoint_id(model, version), ref)
         self.revisions[model] = self.revisions.get(model, 1) + 1
 
 

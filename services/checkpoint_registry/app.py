@@ -10,7 +10,7 @@ from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
-from checkpoint_registry.handlers import RegistryHandlers
+from checkpoint_registry.handlers import registry_router
 from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, RetentionLoop
 from checkpoint_registry.servicer import STATUS_OF, RegistryServicer
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -21,7 +21,6 @@ from checkpoint_registry.usecases.models import ManageModels
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
-from event_bus.topology import CHECKPOINT_REGISTRY
 from grpc_edge import GrpcServer, Peer
 from service_kit import Service, Worker, run_main, utc_now
 from sql_store import MigratedDatabase, OutboxRelay
@@ -59,7 +58,7 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
-    bus.subscribe(CHECKPOINT_REGISTRY, RegistryHandlers(gate, evidence, versions, wakeups.wake).on_event)
+    bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
     for component in (
         database,
         blobs,

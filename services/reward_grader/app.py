@@ -3,11 +3,10 @@
 from blob_store import S3BlobStore
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
-from event_bus.topology import REWARD_GRADER
 from reward_grader.adapters.extra_graders import load_grader
 from reward_grader.adapters.transcripts import StoredTranscripts
 from reward_grader.domain import ExtraGraders
-from reward_grader.handlers import RecordHandler
+from reward_grader.handlers import trajectory_router
 from reward_grader.settings import GraderSettings
 from reward_grader.usecases import GradeTrajectory
 from service_kit import Service, run_main, utc_now
@@ -31,7 +30,7 @@ def build_app(settings: GraderSettings) -> Service:
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="reward_grader", timings=timings)
-    bus.subscribe(REWARD_GRADER, RecordHandler(grade, bus, now=utc_now), slots=settings.slots)
+    bus.include_router(trajectory_router(grade, bus, now=utc_now, slots=settings.slots))
     service.add(bus)
     return service
 

@@ -8,7 +8,8 @@ from typing import Final, assert_never
 from google.protobuf.message import Message
 
 from episodes import EpisodeFailure
-from event_bus import Delivery, EventBus, EventTooLarge, PoisonMessage
+from event_bus import CurrentDelivery, EventBus, EventRouter, EventTooLarge, PoisonMessage
+from event_bus.topology import REWARD_GRADER
 from identities import events
 from reward_grader import telemetry, wire
 from reward_grader.domain import CannotGrade, Grade, Graded, GradeOutcome, GradingTask, clipped
@@ -24,24 +25,40 @@ _FAILURES_BEFORE_GIVING_UP: Final = 3
 _MAX_INFO_CHARS: Final = 2000
 
 
-class RecordHandler:
-    """Safe to redeliver: reward and failure share one event id, so the stream keeps the first of them."""
+def trajectory_router(
+    grade: GradeTrajectory, bus: EventBus, *, now: Callable[[], datetime], slots: int
+) -> EventRouter:
+    """Grades recorded trajectories. Safe to redeliver: the stream keeps the first outcome of an episode."""
+    router = EventRouter()
+    grading = Grading(grade, bus, now)
 
-    def __init__(self, grade: GradeTrajectory, bus: EventBus, *, now: Callable[[], datetime]) -> None:
+    @router.subscriber(REWARD_GRADER, slots=slots)
+    async def on_trajectory_recorded(event: TrajectoryRecorded, delivery: CurrentDelivery) -> None:
+        """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
+        try:
+            task = wire.task_from_wire(event, delivery.published_at)
+        except wire.MalformedEvent as error:
+            raise PoisonMessage(str(error)) from error
+        await grading.grade_and_publish(event, task, delivery.num_delivered)
+
+    return router
+
+
+class Grading:
+    """Grades one trajectory and publishes its outcome."""
+
+    def __init__(self, grade: GradeTrajectory, bus: EventBus, now: Callable[[], datetime]) -> None:
         self._grade = grade
         self._bus = bus
         self._now = now
         self._waits = WaitLog(log, "trajectories_wait")
 
-    async def __call__(self, delivery: Delivery[TrajectoryRecorded]) -> None:
+    async def grade_and_publish(
+        self, recorded: TrajectoryRecorded, task: GradingTask, num_delivered: int
+    ) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
-        recorded = delivery.message
-        try:
-            task = wire.task_from_wire(recorded, delivery.published_at)
-        except wire.MalformedEvent as error:
-            raise PoisonMessage(str(error)) from error
         with telemetry.GRADE_S.time(), telemetry.grading_span(task) as span:
-            outcome = await self._outcome(task, delivery.num_delivered)
+            outcome = await self._outcome(task, num_delivered)
             match outcome:
                 case Graded(grade):
                     telemetry.describe_grade(span, grade)

@@ -68,6 +68,27 @@ proto-check: $(VENV)/.dev ## generated code matches proto/, style and compatibil
 up: $(VENV)/.run ## start the whole platform and leave it running
 	upcycle up
 
+.PHONY: reference
+reference: $(VENV)/.dev ## write the reference pages that come from the code
+	$(BIN)/python docs/generate.py
+
+.PHONY: docs
+docs: $(VENV)/.dev ## build the documentation site, strictly
+	mkdocs build --strict -q
+
+.PHONY: lines
+lines: ## lines of our own Python, without generated code
+	@for tree in services libs tests; do \
+	  printf '%-10s %s\n' $$tree $$(find $$tree -name '*.py' -not -path 'libs/upcycle/api/*' -print0 | xargs -0 cat | wc -l); done
+
+.PHONY: nightly
+nightly: $(VENV)/.dev ## the long studies: chaos, parity, benchmarks, vLLM, containers
+	$(MAKE) chaos DURATION_S=600
+	$(MAKE) parity
+	$(MAKE) bench
+	$(MAKE) test-vllm
+	$(MAKE) test-docker
+
 .PHONY: examples
 examples: $(VENV)/.dev ## run what the documentation shows
 	pytest -q tests/examples

@@ -21,7 +21,7 @@ from upcycle.api.trajectory.v1.service_pb2 import (
     TrajectoryFilter,
 )
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
-from upcycle.scenario import Answer
+from upcycle.transcripts import Answer
 
 CONCURRENCIES = (4, 16)
 TARGET_RATIO = 30.0

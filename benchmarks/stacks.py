@@ -17,8 +17,8 @@ from upcycle.api.registry.v1.registry_pb2 import ENGINE_STATE_READY, EngineLease
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, RenewEngineLeaseRequest
 from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec, SamplingConfig
-from upcycle.cli import watching
 from upcycle.platform import Addresses, Platform
+from upcycle.run_client import follow_run, submit_run
 from upcycle.tasks import Taskset
 from upcycle.wire import taskset_to_wire
 
@@ -48,8 +48,8 @@ class Bench:
 
     async def complete(self, spec: RunSpec) -> Run:
         """Submit a run and follow it to its end. Raises BenchmarkFailed where it does not complete."""
-        run = await watching.submit(self.platform, spec)
-        done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+        run = await submit_run(self.platform, spec)
+        done = await follow_run(self.platform, run.run_id, timeout_s=RUN_LIMIT_S)
         if done.state != RUN_STATE_COMPLETED:
             raise BenchmarkFailed(f"run {done.run_id} did not complete: {done.failure}")
         return done

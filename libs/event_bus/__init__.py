@@ -16,6 +16,9 @@ from event_bus.errors import (
     QueueFull,
     UnknownEvent,
 )
+from event_bus.faststream_ext.filters import Carries
+from event_bus.middlewares.decoding import CurrentDelivery
+from event_bus.router import EventRouter
 from event_bus.topology import EVENT_SUBJECTS, UPCYCLE, ConsumerSpec, StreamSpec, Topology
 from service_kit.groups import BusSettings
 
@@ -26,11 +29,14 @@ __all__ = [
     "BusError",
     "BusSettings",
     "BusTimings",
+    "Carries",
     "ConsumerSpec",
+    "CurrentDelivery",
     "CursorBeyondStream",
     "Delivery",
     "Encoded",
     "EventBus",
+    "EventRouter",
     "EventTooLarge",
     "MalformedEvent",
     "NotProvisioned",

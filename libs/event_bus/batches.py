@@ -17,10 +17,10 @@ from nats.errors import Error as NatsError
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import Delivery
+from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, MalformedEvent, PoisonMessage
 from event_bus.incoming import Decoder, heartbeats, retry_after_s, retry_delay_s
 from event_bus.pulls import fetched, unsubscribe
-from event_bus.slots import Outlets
 from event_bus.topology import ConsumerSpec
 from upcycle.errors import Unavailable
 
@@ -41,14 +41,14 @@ class BatchConsumer:
         spec: ConsumerSpec,
         decoder: Decoder,
         handler: BatchHandler,
-        outlets: Outlets,
+        deps: ConsumerDeps,
         *,
         batch_size: int,
     ) -> None:
         self._spec = spec
         self._decoder = decoder
         self._handler = handler
-        self._out = outlets
+        self._deps = deps
         self._batch_size = batch_size
         self._failures = 0
 
@@ -67,7 +67,7 @@ class BatchConsumer:
                         subscription = await connection.jetstream().pull_subscribe_bind(
                             self._spec.durable, stream=self._spec.stream
                         )
-                    raws = await fetched(subscription, self._batch_size, self._out.timings.pull_s)
+                    raws = await fetched(subscription, self._batch_size, self._deps.timings.pull_s)
                 except NatsError as error:
                     _LOG.warning("fetch_failed", extra={"consumer": self._spec.durable, "error": repr(error)})
                     await asyncio.sleep(_PAUSE_S)
@@ -101,12 +101,10 @@ class BatchConsumer:
             try:
                 pause_s = await self._handle(sorted(raws, key=lambda raw: raw.metadata.sequence.stream))
             except asyncio.CancelledError:
-                await self._give_back(raws, 0.0)
+                await self._nack(raws, 0.0)
                 raise
 
-        task = asyncio.create_task(work(), name=f"{self._spec.durable}/batch")
-        self._out.in_flight.track(task)
-        await asyncio.shield(task)
+        await self._deps.in_flight.run(work(), f"{self._spec.durable}/batch")
         return pause_s
 
     async def _handle(self, raws: Sequence[Msg]) -> float:
@@ -143,7 +141,7 @@ class BatchConsumer:
                     await self._handler([delivery for _, delivery in pairs])
         except Unavailable as unavailable:
             metrics.POSTPONED.labels(durable).inc()
-            return await self._give_back(raws, retry_after_s(unavailable, self._out.timings))
+            return await self._nack(raws, retry_after_s(unavailable, self._deps.timings))
         except PoisonMessage as poison:
             return await self._isolate(pairs, poison)
         except Exception as error:
@@ -168,15 +166,15 @@ class BatchConsumer:
             return 0.0
         for index in range(len(pairs)):
             if pause_s := await self._run(pairs[index : index + 1]):
-                await self._give_back([raw for raw, _ in pairs[index + 1 :]], pause_s)
+                await self._nack([raw for raw, _ in pairs[index + 1 :]], pause_s)
                 return pause_s
         return 0.0
 
     async def _failed(self, raws: Sequence[Msg]) -> float:
         self._failures += 1
-        return await self._give_back(raws, retry_delay_s(self._failures, self._out.timings))
+        return await self._nack(raws, retry_delay_s(self._failures, self._deps.timings))
 
-    async def _give_back(self, raws: Sequence[Msg], delay_s: float) -> float:
+    async def _nack(self, raws: Sequence[Msg], delay_s: float) -> float:
         for raw in raws:
             if not raw._ackd:
                 try:
@@ -197,5 +195,5 @@ class BatchConsumer:
         _LOG.error(
             "dead_lettered", extra={"consumer": self._spec.durable, "subject": raw.subject, "reason": reason}
         )
-        await dead_letters.store(self._out.publisher, raw, consumer=self._spec.durable, reason=reason)
+        await dead_letters.store(self._deps.publisher, raw, consumer=self._spec.durable, reason=reason)
         await raw.term()

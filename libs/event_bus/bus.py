@@ -1,9 +1,7 @@
-"""EventBus: the one connection of a process to NATS. FastStream pulls; what a message means and what
-becomes of it is ours.
+"""EventBus: the one connection of a process to NATS, over FastStream's broker.
 
-At least once in, exactly once per id (within the window) out. A connection that is closed for good ends the
-process with status 70: FastStream's pull loops would otherwise spin without ever letting the event loop run
-again.
+Each message is delivered at least once, and stored once per event id within the duplicate window. When the
+connection is closed for good the process ends with status 70, because NATS's client does not reconnect then.
 """
 
 import asyncio
@@ -11,10 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
-from faststream.middlewares import AckPolicy
-from faststream.nats import JStream, PullSub
 from google.protobuf.message import Message
-from nats.aio.msg import Msg
 
 from event_bus import codec, replays
 from event_bus.attempts import AttemptNotes
@@ -22,11 +17,13 @@ from event_bus.batches import BatchConsumer, BatchHandler
 from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery, M, PubAck
+from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, UnknownEvent
+from event_bus.faststream_ext.subscriber import DEPS
 from event_bus.incoming import Decoder, InFlight
-from event_bus.provision import consumer_config
+from event_bus.middlewares import event_middlewares
 from event_bus.publisher import Publisher
-from event_bus.slots import Outlets, SlotConsumer
+from event_bus.router import EventRouter
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
@@ -55,9 +52,11 @@ class EventBus:
         self._connection = BusConnection(settings, client_name, self._timings)
         self._publisher = Publisher(self._connection.jetstream, self._timings)
         self._connection.on_reconnect(self._publisher.try_again_now)
-        self._outlets = Outlets(
-            self._publisher, AttemptNotes(self._connection.jetstream), InFlight(), self._timings
-        )
+        notes = AttemptNotes(self._connection.jetstream)
+        self._deps = ConsumerDeps(self._publisher, notes, InFlight(), self._timings)
+        self._connection.broker.context.set_global(DEPS, self._deps)
+        for middleware in event_middlewares(self._deps):
+            self._connection.broker.add_middleware(middleware)
         self._durables: list[ConsumerSpec] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -65,30 +64,22 @@ class EventBus:
         self._started = False
         self._newest = 0
 
-    def subscribe(
-        self, spec: ConsumerSpec, handler: Callable[[Delivery[M]], Awaitable[None]], *, slots: int = 1
-    ) -> None:
-        """Give each message of a durable to `handler`, at most `slots` at once in this process. Before
-        `start`.
-
-        Return acknowledges; any other exception comes again with a
-        growing delay and goes to the dead letters after `spec.max_deliver` failures.
-        """
-        self._bind(spec)
-        consumer = SlotConsumer(spec, Decoder.of(self._topology, spec), handler, self._outlets)
-        for _ in range(slots):
-            self._add_slot(spec, consumer)
+    def include_router(self, router: EventRouter) -> None:
+        """Take the handlers of a router. Before `start`."""
+        for spec in router.durables:
+            self._bind(spec)
+        self._connection.broker.include_router(router)
 
     def subscribe_batch(self, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100) -> None:
         """Give the messages of a durable to `handler` in stream order, up to `batch_size` at a time. Before
         `start`.
 
-        An exception hands the whole batch back, delayed; nothing newer is read before it. `PoisonMessage` makes
-        the messages come one by one, and the one that raises it alone goes to the dead letters.
+        An exception nacks the whole batch, with a delay; nothing newer is read before it. After
+        `PoisonMessage` the handler gets the messages one by one; the one that raises it is a dead letter.
         """
         self._bind(spec)
         consumer = BatchConsumer(
-            spec, Decoder.of(self._topology, spec), handler, self._outlets, batch_size=batch_size
+            spec, Decoder.of(self._topology, spec), handler, self._deps, batch_size=batch_size
         )
         self._loops.append((spec.durable, lambda: consumer.run(self._connection)))
 
@@ -105,14 +96,14 @@ class EventBus:
 
         `start`: "new" begins with what is stored after the bus started, a number with the first fact after
         that sequence. Nothing is missed across reconnects; a restart begins again. A delivery that keeps
-        failing is left behind after a few attempts, with an error in the log.
+        failing is skipped after a few attempts, with an error in the log.
         """
         reading = self._reading(events, model)
 
         async def loop() -> None:
             after = self._newest if start == "new" else start
             deliveries = self._replayed(reading, after)
-            await replays.Follower(reading.reader, handler, self._outlets).follow(deliveries)
+            await replays.Follower(reading.reader, handler, self._deps).follow(deliveries)
 
         self._loops.append((f"follow-{reading.reader}", loop))
 
@@ -128,16 +119,15 @@ class EventBus:
             wanted = {spec: frozenset(dict(self._topology.bound_by(spec))) for spec in self._durables}
             await self._connection.await_provisioned(self._topology.streams, wanted)
             self._newest = await replays.last_sequence(self._connection.jetstream())
-            await self._connection.start_pulling()
+            await self._connection.broker.start()
         except BaseException:
-            await self._connection.stop_pulling()
             await self._connection.close()
             raise
         for name, loop in self._loops:
             self._tasks.append(asyncio.create_task(self._kept_alive(name, loop), name=f"bus/{name}"))
 
     async def stop(self) -> None:
-        """Stop pulling, let handlers in flight finish (bounded), hand back the rest, disconnect. Never
+        """Stop pulling, let handlers in flight finish (bounded), nack the rest, disconnect. Never
         raises for NATS.
         """
         if self._stopping.is_set():
@@ -146,8 +136,8 @@ class EventBus:
         for task in self._tasks:
             task.cancel()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._outlets.in_flight.drain(self._timings.drain_s))
-            group.create_task(self._connection.stop_pulling())
+            group.create_task(self._deps.in_flight.drain(self._timings.drain_s))
+            group.create_task(self._connection.broker.stop_subscribers())
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connection.close()
 
@@ -218,24 +208,6 @@ class EventBus:
             raise BusError(f"subscribe to {spec.durable} before the bus is started")
         self._durables.append(spec)
 
-    def _add_slot(self, spec: ConsumerSpec, consumer: SlotConsumer) -> None:
-        # One pull loop with batches of one per slot: more workers on one loop fetch more than they work on,
-        # and what waits there is not covered by heartbeats.
-        async def on_message(raw: Msg) -> None:
-            await consumer.consume(raw)
-
-        subscriber = self._connection.broker.subscriber(
-            next(self._topology.bound_by(spec))[0],
-            stream=JStream(spec.stream, declare=False),
-            durable=spec.durable,
-            config=consumer_config(spec, self._topology),
-            pull_sub=PullSub(batch_size=1, timeout=self._timings.pull_s),
-            ack_policy=AckPolicy.MANUAL,
-            decoder=_as_it_came,
-            no_reply=True,
-        )
-        subscriber(on_message)
-
     def _reading(self, events: Sequence[type[Message]], model: str | None) -> replays.Reading:
         if not events:
             raise UnknownEvent("replay needs at least one event type")
@@ -272,8 +244,3 @@ class EventBus:
             except Exception as error:
                 _LOG.exception("reader_crashed", extra={"reader": name, "error": repr(error)})
                 await asyncio.sleep(self._timings.first_retry_s)
-
-
-async def _as_it_came(message: Any) -> Any:
-    """A decoder that does not decode: nothing can fail before our own consumer has the message."""
-    return message.raw_message

@@ -1,13 +1,12 @@
-"""The connection to NATS: opened within a bound, closed without a fuss, deadly when it closes by itself."""
+"""The connection to NATS: opened within a bound; ends the process when it is closed for good."""
 
 import asyncio
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Final
 
-from faststream.nats import NatsBroker
 from faststream.nats.security import NatsUserPassword
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -18,7 +17,7 @@ from nats.js.errors import NotFoundError
 from event_bus import metrics
 from event_bus.delivery import BusTimings
 from event_bus.errors import NotProvisioned, OutdatedDurable
-from event_bus.pulls import PatientSubscription
+from event_bus.faststream_ext.broker import EventBroker
 from event_bus.topology import ConsumerSpec, StreamSpec
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
@@ -48,12 +47,13 @@ class BusConnection:
         self._on_reconnect: list[Callable[[], None]] = []
         self._client: Client | None = None
         self._jetstream: JetStreamContext | None = None
-        self.broker = NatsBroker(
+        self.broker = EventBroker(
             settings.servers,
+            close_s=timings.close_s,
             name=client_name,
             security=_security(settings),
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0.5,  # type: ignore[arg-type]  # seconds; annotated int, used as a number
+            reconnect_time_wait=0.5,  # seconds
             ping_interval=10,
             max_outstanding_pings=2,
             error_cb=self._on_error,
@@ -62,7 +62,6 @@ class BusConnection:
             closed_cb=self._on_closed,
             # After the drain of the handlers, which has its own bound.
             graceful_timeout=timings.drain_s + timings.close_s,
-            apply_types=False,
             logger=logging.getLogger("event_bus.faststream"),
             log_level=logging.DEBUG,
         )
@@ -139,55 +138,11 @@ class BusConnection:
             "run upcycle-provision"
         )
 
-    async def start_pulling(self) -> None:
-        """Let the slots take messages."""
-        await self.broker.start()
-        for subscriber in self.broker.subscribers:
-            slot = cast(Any, subscriber)
-            slot.subscription = PatientSubscription(slot.subscription)
-
-    async def stop_pulling(self) -> None:
-        """Let no new message in; returns when no slot holds one any more, or after the drain bound."""
-        stops = [subscriber.stop() for subscriber in self.broker.subscribers]
-        for outcome in await asyncio.gather(*stops, return_exceptions=True):
-            if isinstance(outcome, Exception):  # while NATS is down there is nothing to unsubscribe from
-                _LOG.warning("slot_not_unsubscribed", extra={"error": repr(outcome)})
-
     async def close(self) -> None:
-        """Disconnect; what NATS has to say about it is logged, not raised.
-
-        Without the drain of the client, which waits for messages that nobody will fetch: nothing is pulled
-        any more, handlers have ended, publishes were answered. Acknowledgements have no answer: they are
-        flushed.
-        """
+        """Disconnect; what NATS answers is logged, not raised."""
         self._closing = True
-        await self._flush()
-        await self._cut()
-        try:
-            async with asyncio.timeout(self._timings.close_s):
-                await self.broker.stop()
-        except (NatsError, TimeoutError, ExceptionGroup) as error:
-            # Its drain of a closed connection is refused, which is what we want.
-            _LOG.debug("broker_stopped", extra={"error": repr(error)})
+        await self.broker.stop()
         self._jetstream = None
-
-    async def _flush(self) -> None:
-        """While NATS is down there is nothing to flush to: what was not acknowledged comes again."""
-        if self._client is None or not self._client.is_connected:
-            return
-        try:
-            await self._client.flush(timeout=max(1, int(self._timings.close_s)))
-        except (NatsError, TimeoutError, OSError) as error:
-            _LOG.warning("bus_not_flushed", extra={"close_s": self._timings.close_s, "error": repr(error)})
-
-    async def _cut(self) -> None:
-        if self._client is None or self._client.is_closed:
-            return
-        try:
-            async with asyncio.timeout(self._timings.close_s):
-                await self._client.close()
-        except (NatsError, TimeoutError, OSError) as error:
-            _LOG.warning("bus_not_closed", extra={"error": repr(error)})
 
     async def _on_error(self, error: Exception) -> None:
         level = logging.DEBUG if self._closing else logging.WARNING
@@ -212,7 +167,7 @@ class BusConnection:
             extra={"client": self._client_name, "exit_status": EXIT_CONNECTION_CLOSED},
         )
         logging.shutdown()
-        # A clean exit would have to run on the event loop, which the pull loops are about to occupy for ever.
+        # The client will not reconnect, so a drain could not answer any message: start again from outside.
         os._exit(EXIT_CONNECTION_CLOSED)
 
 

@@ -4,7 +4,7 @@ is in flight.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -22,10 +22,8 @@ from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BEATS_PER_ACK_WAIT: Final = 3
-_HAND_BACK_S: Final = 5.0
-"""What cancelled handlers get to hand their messages back; longer than one exchange with a server that is
-gone.
-"""
+_NACK_S: Final = 5.0
+"""What cancelled handlers get to nack their messages; longer than one exchange with a server that is down."""
 
 
 class Decoder:
@@ -41,17 +39,7 @@ class Decoder:
 
     def delivery(self, raw: Msg) -> Delivery[Any]:
         """Raises MalformedEvent with the reason."""
-        where = raw.metadata
-        headers = raw.headers or {}
-        return Delivery(
-            message=self.message(raw.subject, raw.data, headers),
-            subject=raw.subject,
-            event_id=headers.get(codec.EVENT_ID, f"{where.stream}-{where.sequence.stream}"),
-            sequence=where.sequence.stream,
-            num_delivered=where.num_delivered,
-            published_at=where.timestamp,
-            headers=headers,
-        )
+        return delivery_of(raw, self.message(raw.subject, raw.data, raw.headers or {}))
 
     def message(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Message:
         """The message alone. Raises MalformedEvent with the reason."""
@@ -62,9 +50,23 @@ class Decoder:
         return codec.decode(message_type, payload, headers)
 
 
+def delivery_of(raw: Msg, message: Message) -> Delivery[Any]:
+    """A decoded message with what the bus knows of it."""
+    where, headers = raw.metadata, raw.headers or {}
+    return Delivery(
+        message=message,
+        subject=raw.subject,
+        event_id=headers.get(codec.EVENT_ID, f"{where.stream}-{where.sequence.stream}"),
+        sequence=where.sequence.stream,
+        num_delivered=where.num_delivered,
+        published_at=where.timestamp,
+        headers=headers,
+    )
+
+
 @asynccontextmanager
 async def heartbeats(raws: Sequence[Msg], ack_wait_s: float) -> AsyncIterator[None]:
-    """While the body runs, tell the server every ack_wait/3 that the messages are in good hands."""
+    """While the body runs, tell the server every ack_wait/3 that the messages are in work."""
     beating = asyncio.create_task(_beat(raws, ack_wait_s / _BEATS_PER_ACK_WAIT))
     try:
         yield
@@ -94,8 +96,8 @@ def retry_after_s(error: Unavailable, timings: BusTimings) -> float:
 
 
 class InFlight:
-    """The handlers that run now. At stop they get a while to finish; then they are cancelled and hand
-    back.
+    """The handlers that run now. At stop they get a while to finish; then they are cancelled, and their
+    messages nacked.
     """
 
     def __init__(self) -> None:
@@ -105,10 +107,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def track(self, task: asyncio.Task[None]) -> None:
-        """Count a handler in until it ends."""
+    async def run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Wait for `work`, which goes on when the caller is cancelled: the drain decides how long."""
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
 
     async def drain(self, within_s: float) -> None:
         """Wait for what is in flight; cancel what is not done in time."""
@@ -120,4 +124,4 @@ class InFlight:
             task.cancel()
         if late:
             _LOG.warning("handlers_cancelled_at_drain", extra={"count": len(late), "drain_s": within_s})
-            await asyncio.wait(late, timeout=_HAND_BACK_S)
+            await asyncio.wait(late, timeout=_NACK_S)

@@ -23,11 +23,11 @@ from nats.js.errors import NotFoundError
 from event_bus import codec, dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery
+from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, CursorBeyondStream, MalformedEvent, PoisonMessage
 from event_bus.incoming import Decoder, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
-from event_bus.slots import Outlets
 from event_bus.topology import EVENTS
 from upcycle.errors import Unavailable
 
@@ -223,15 +223,15 @@ async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> D
 
 
 class Follower:
-    """Feeds an ephemeral reader one delivery at a time; one that keeps failing is left behind, loudly."""
+    """Gives an ephemeral reader one delivery at a time; one that keeps failing is skipped and logged."""
 
     def __init__(
-        self, reader: str, handler: Callable[[Delivery[Any]], Awaitable[None]], outlets: Outlets
+        self, reader: str, handler: Callable[[Delivery[Any]], Awaitable[None]], deps: ConsumerDeps
     ) -> None:
         self._reader = reader
         self._handler = handler
-        self._in_flight = outlets.in_flight
-        self._timings = outlets.timings
+        self._in_flight = deps.in_flight
+        self._timings = deps.timings
         self._failures = 0
 
     async def follow(self, deliveries: AsyncIterator[Delivery[Any]]) -> None:
@@ -247,22 +247,23 @@ class Follower:
         """Seconds until the next attempt, None when the delivery is done with."""
         metrics.DELIVERED.labels(self._reader).inc()
         try:
-            with tracing.processing(
-                delivery.subject,
-                delivery.headers,
-                consumer=self._reader,
-                event_id=delivery.event_id,
-                num_delivered=self._failures + 1,
+            with (
+                tracing.processing(
+                    delivery.subject,
+                    delivery.headers,
+                    consumer=self._reader,
+                    event_id=delivery.event_id,
+                    num_delivered=self._failures + 1,
+                ),
+                tracing.marking_failure(),
             ):
-                handling = asyncio.create_task(self._handled(delivery))
-                # Of its own, so that a stop can wait for it instead of cutting it off.
-                self._in_flight.track(handling)
-                await asyncio.shield(handling)
+                # A task of its own, so that a stop can wait for it.
+                await self._in_flight.run(self._handled(delivery), self._reader)
         except Unavailable as unavailable:
             metrics.POSTPONED.labels(self._reader).inc()
             return retry_after_s(unavailable, self._timings)
         except PoisonMessage as poison:
-            self._leave_behind(delivery, poison.reason)
+            self._skip(delivery, poison.reason)
         except Exception as error:
             self._failures += 1
             metrics.FAILED.labels(self._reader, type(error).__name__).inc()
@@ -273,16 +274,16 @@ class Follower:
             )
             if self._failures < MAX_EPHEMERAL_FAILURES:
                 return retry_delay_s(self._failures, self._timings)
-            self._leave_behind(delivery, f"failed {self._failures} times, last: {error!r}")
+            self._skip(delivery, f"failed {self._failures} times, last: {error!r}")
         return None
 
     async def _handled(self, delivery: Delivery[Any]) -> None:
         await self._handler(delivery)
 
-    def _leave_behind(self, delivery: Delivery[Any], reason: str) -> None:
+    def _skip(self, delivery: Delivery[Any], reason: str) -> None:
         metrics.DEAD_LETTERED.labels(self._reader).inc()
         _LOG.error(
-            "left_behind",
+            "skipped",
             extra={
                 "reader": self._reader,
                 "event_id": delivery.event_id,

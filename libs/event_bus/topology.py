@@ -263,7 +263,7 @@ TRAJECTORY_STORE_LEDGER = ConsumerSpec(
 CHECKPOINT_REGISTRY = ConsumerSpec(
     EVENTS,
     durable("checkpoint-registry"),
-    (training.CheckpointSaved, taskset.RunFinished),
+    (training.PolicyPublished, training.CheckpointSaved, taskset.RunFinished),
     max_ack_pending=64,
 )
 

@@ -51,17 +51,14 @@ def processing(
         "messaging.message.id": event_id,
         "upcycle.bus.num_delivered": num_delivered,
     }
-    with (
-        _TRACER.start_as_current_span(
-            f"process {template}",
-            context=propagate.extract(headers),
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span,
-        _marking_failure(),
-    ):
+    with _TRACER.start_as_current_span(
+        f"process {template}",
+        context=propagate.extract(headers),
+        kind=SpanKind.CONSUMER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
         yield span
 
 
@@ -84,7 +81,7 @@ def processing_batch(consumer: str, headers: Sequence[Mapping[str, str]]) -> Ite
             record_exception=False,
             set_status_on_exception=False,
         ) as span,
-        _marking_failure(),
+        marking_failure(),
     ):
         yield span
 
@@ -97,10 +94,11 @@ def mark_failed(error: Exception) -> None:
 
 
 @contextmanager
-def _marking_failure() -> Iterator[None]:
+def marking_failure() -> Iterator[None]:
+    """An exception marks the current span as failed; Unavailable does not."""
     try:
         yield
-    except Unavailable:  # asked to wait, which is no failure
+    except Unavailable:
         raise
     except Exception as error:
         mark_failed(error)

@@ -26,11 +26,11 @@ from upcycle.api.registry.v1.service_pb2 import (
 )
 from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, SamplingConfig, TrainingConfig
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
-from upcycle.cli import watching
-from upcycle.cli.evaluate import eval_spec, selector
+from upcycle.cli.tasksets import register_source
 from upcycle.errors import UpcycleError
 from upcycle.platform import Addresses, Platform
-from upcycle.run_specs import train_spec
+from upcycle.run_client import completed, follow_run, state_word, submit_run
+from upcycle.run_specs import eval_spec, select_policy, train_spec
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 
@@ -104,7 +104,7 @@ class Demo:
 
     async def run(self) -> Report:
         """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
-        await watching.register(self.platform, str(self.plan.tasks_file), PRACTICE_TASKSET)
+        await register_source(self.platform, str(self.plan.tasks_file), PRACTICE_TASKSET)
         async with self._phase(
             "baseline", "measuring the base policy on held-out tasks, then on train tasks"
         ):
@@ -129,9 +129,9 @@ class Demo:
 
     async def _first_batch(self) -> Run:
         """The base policy on train tasks: measured, and what the training run begins with."""
-        spec = eval_spec(FIRST_TASKSET, selector(MODEL, "head", None), self.plan.recipe.group_size)
+        spec = eval_spec(FIRST_TASKSET, select_policy(MODEL), self.plan.recipe.group_size)
         spec.sampling.MergeFrom(self._sampling())
-        return await self._finish(await watching.submit(self.platform, spec), EVAL_TIMEOUT_S)
+        return await self._finish(await submit_run(self.platform, spec), EVAL_TIMEOUT_S)
 
     async def _train_beside_a_user(self, first: Run) -> tuple[Run, Run]:
         """The training run, and the evaluation that a user starts beside it and that feeds it."""
@@ -148,16 +148,16 @@ class Demo:
         async with deadline("the first step of the training run", TRAIN_TIMEOUT_S):
             while not self.state.step:
                 await asyncio.sleep(0.2)
-        spec = eval_spec(PRACTICE_TASKSET, selector(MODEL, "latest", None), self.plan.recipe.group_size)
-        spec.trainable = True
+        policy = select_policy(MODEL, trainable=True)
+        spec = eval_spec(PRACTICE_TASKSET, policy, self.plan.recipe.group_size, trainable=True)
         spec.sampling.MergeFrom(self._sampling())
-        return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
+        return await self._finish(await submit_run(self.platform, spec), TRAIN_TIMEOUT_S)
 
     async def _evaluate(self) -> HeldOut:
         recipe = self.plan.recipe
-        spec = eval_spec(HELD_OUT_TASKSET, selector(MODEL, "head", None), recipe.eval_attempts)
+        spec = eval_spec(HELD_OUT_TASKSET, select_policy(MODEL), recipe.eval_attempts)
         spec.sampling.MergeFrom(self._sampling())
-        run = await self._finish(await watching.submit(self.platform, spec), EVAL_TIMEOUT_S)
+        run = await self._finish(await submit_run(self.platform, spec), EVAL_TIMEOUT_S)
         graded = run.counts.by_state["evaluated"]
         return HeldOut(round(run.success_rate * graded), graded)
 
@@ -179,7 +179,7 @@ class Demo:
         spec = train_spec(PRACTICE_TASKSET, MODEL, recipe.group_size, training, gate)
         spec.sampling.MergeFrom(self._sampling())
         spec.source_runs.append(source)
-        return await self._finish(await watching.submit(self.platform, spec), TRAIN_TIMEOUT_S)
+        return await self._finish(await submit_run(self.platform, spec), TRAIN_TIMEOUT_S)
 
     def _sampling(self) -> SamplingConfig:
         recipe = self.plan.recipe
@@ -192,11 +192,11 @@ class Demo:
 
     async def _finish(self, run: Run, timeout_s: float) -> Run:
         self._last_run = run.run_id
-        done = await watching.follow(self.platform, run.run_id, lambda _: None, timeout_s=timeout_s)
-        if not watching.completed(done) or done.counts.in_flight:
+        done = await follow_run(self.platform, run.run_id, timeout_s=timeout_s)
+        if not completed(done) or done.counts.in_flight:
             hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
             raise RunDidNotComplete(
-                f"run {run.run_id} is {watching.state_word(done)}: {done.failure or 'episodes in flight'}",
+                f"run {run.run_id} is {state_word(done)}: {done.failure or 'episodes in flight'}",
                 hint,
             )
         return done

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from upcycle.evaluation import evaluation_of as eval
     from upcycle.graders import Rubric
     from upcycle.rewards import EvaluationResult, SubScore
-    from upcycle.scenario import Answer, Scenario
+    from upcycle.scenario import Scenario
     from upcycle.tasks import Task, Taskset
     from upcycle.train import TrainingClient
+    from upcycle.transcripts import Answer
 
 _HOME = {
-    "Answer": "upcycle.scenario",
+    "Answer": "upcycle.transcripts",
     "Environment": "upcycle.environment",
     "EvaluationResult": "upcycle.rewards",
     "Rubric": "upcycle.graders",

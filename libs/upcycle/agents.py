@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import EvalContext, Run, evaluate
-from upcycle.run_config import MAX_TRAINABLE_GROUP
+from upcycle.evaluation import EvalContext, evaluate
+from upcycle.results import Run
+from upcycle.tasks import Taskset
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
+    from upcycle.platform import Addresses, Platform
 
 _SAMPLING = ("temperature", "top_p", "max_turns", "max_tokens_per_turn", "max_tokens_per_episode", "seed")
 
@@ -31,35 +32,19 @@ class Agent:
 
     async def run(self, context: EvalContext) -> Run:
         """Play what the context holds; returns the first run, all are in `context.runs`."""
-        runs = await evaluate(context.taskset, self, group=context.group, runtime=context.runtime)
-        context.runs.extend(runs)
-        return runs[0]
+        return await context.play(self)
 
-    def run_spec(self, taskset: str, group: int, label: str = "", trainable: bool = False) -> "RunSpec":
-        """The evaluation run that `SubmitRun` takes. trainable: the newest published weights play, unless a
-        version is pinned, since a training run takes no groups that are too old. Raises UpcycleError."""
-        from upcycle.api.common.v1 import common_pb2
-        from upcycle.api.taskset.v1 import taskset_pb2
-
-        if trainable and not 2 <= group <= MAX_TRAINABLE_GROUP:
-            raise UpcycleError(
-                f"trainable with group {group}",
-                f"rewards are compared within a group, which trains as a whole: 2 to {MAX_TRAINABLE_GROUP}",
-            )
-        policy = common_pb2.PolicySelector(model=self.model)
-        if self.version is None:
-            policy.channel = common_pb2.CHANNEL_LATEST if trainable else common_pb2.CHANNEL_HEAD
-        else:
-            policy.pinned_version = self.version
-        return taskset_pb2.RunSpec(
-            taskset=taskset,
-            purpose=common_pb2.PURPOSE_EVAL,
-            policy=policy,
-            group_size=group,
-            sampling=taskset_pb2.SamplingConfig(**self.sampling),
-            label=label,
-            trainable=trainable,
-        )
+    async def evaluate(
+        self,
+        taskset: Taskset,
+        *,
+        group: int = 1,
+        runtime: "Platform | Addresses | None" = None,
+        label: str = "",
+        trainable: bool = False,
+    ) -> list[Run]:
+        """Play a taskset, each task `group` times; what `Taskset.run` calls. Raises as evaluate does."""
+        return await evaluate(taskset, self, group=group, runtime=runtime, label=label, trainable=trainable)
 
 
 def create_agent(

@@ -8,7 +8,8 @@ print(run.reward)
 import sys
 from types import ModuleType
 
-from upcycle.evaluation import EvalContext, EvaluationFailed, Job, Run, evaluate, evaluation_of
+from upcycle.evaluation import EvalContext, EvaluationFailed, Job, evaluate, evaluation_of
+from upcycle.results import Run
 
 __all__ = ["EvalContext", "EvaluationFailed", "Job", "Run", "evaluate"]
 

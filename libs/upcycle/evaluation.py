@@ -6,18 +6,20 @@ data: its trajectories stay in the store, with tokens and log-probabilities.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
-from upcycle.scenario import ToolUse, Transcript, Turn
-from upcycle.tasks import Task, Taskset, exact_name
+from upcycle.platform import connected
+from upcycle.results import Run
+from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
+from upcycle.run_specs import PolicyChoice, eval_spec, select_policy
+from upcycle.tasks import Task, Taskset
+from upcycle.transcripts import ToolUse, Transcript, Turn
 
 if TYPE_CHECKING:
-    from upcycle.agents import Agent
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
     from upcycle.api.taskset.v1.taskset_pb2 import Run as WireRun
@@ -26,12 +28,10 @@ if TYPE_CHECKING:
     from upcycle.run_specs import TrainKeywords
     from upcycle.train.running import TrainedRun
 
-# Trajectories are read this many at a time, and waited for this long: the store's index follows the run's
-# end.
+# So many trajectories are read at a time. Each is waited for so long, because the store indexes them a moment
+# after the run's end.
 READ_CONCURRENCY = 16
 INDEX_WAIT_S = 15.0
-# Registering imports the environment on the runner's side.
-REGISTER_TIMEOUT_S = 120.0
 
 DAY_S = 86_400.0
 
@@ -40,33 +40,6 @@ class EvaluationFailed(UpcycleError):
     """The run ended without a result for every episode, or was cancelled."""
 
     kind = "evaluation_failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One played and graded episode.
-
-    trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
-    not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
-    where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
-    run_id: of the evaluation that the episode belongs to.
-    """
-
-    task_slug: str
-    reward: float
-    success: bool
-    trace_id: str
-    episode_id: str
-    failure: str = ""
-    trajectory: Transcript | None = field(default=None, repr=False)
-    answer: str = field(default="", repr=False)
-    run_id: str = ""
-    otel_trace_id: str = ""
-
-    @property
-    def is_error(self) -> bool:
-        """No reward exists for this episode."""
-        return bool(self.failure)
 
 
 class Job:
@@ -148,7 +121,13 @@ class EvalContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held between calls."""
+        """Does nothing: no connection is held between calls."""
+
+    async def play(self, agent: PolicyChoice) -> Run:
+        """Play the tasks with an agent; the first run is returned, all are in `runs`."""
+        played = await evaluate(self.taskset, agent, group=self.group, runtime=self.runtime)
+        self.runs.extend(played)
+        return played[0]
 
     @property
     def reward(self) -> float:
@@ -182,7 +161,7 @@ def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
 
 async def evaluate(
     taskset: Taskset,
-    agent: "Agent",
+    agent: PolicyChoice,
     *,
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
@@ -197,9 +176,9 @@ async def evaluate(
     RemoteError for what the platform refuses.
     """
     async with connected(runtime) as platform:
-        name = await register(platform, taskset)
-        run_id = await _submit(platform, agent.run_spec(name, group, **options))
-        done = await _wait(platform, run_id, timeout_s)
+        registered = await register_taskset(platform, taskset)
+        run = await submit_run(platform, spec_of(agent, registered.exact_name, group, **options))
+        done = await _wait(platform, run.run_id, timeout_s)
         runs = [_run(result, done.run) for result in done.results]
         if trajectories:
             limit = asyncio.Semaphore(READ_CONCURRENCY)
@@ -208,61 +187,27 @@ async def evaluate(
     return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
 
 
-async def register(platform: "Platform", taskset: Taskset, *, exact: bool = True) -> str:
-    """Register a taskset; returns the name of exactly these tasks, `name@2`, or without `exact` its name
-    alone. Other tasks under a known name become its newest revision.
+def spec_of(agent: PolicyChoice, taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
+    """The evaluation run of an agent over a registered taskset. Raises CannotTrain."""
+    from upcycle.api.taskset.v1.taskset_pb2 import SamplingConfig
 
-    Raises RemoteConflict for a name of another split or environment, RemoteRefused for a task that is on the
-    other side (held out, or training data); both say what to change.
-    """
-    from upcycle.api.taskset.v1 import service_pb2
-    from upcycle.rpc import remote_errors
-
-    with remote_errors(f"register taskset {taskset.name!r}"):
-        request = service_pb2.RegisterTasksetRequest(taskset=taskset.to_wire())
-        done = await platform.tasksets.RegisterTaskset(request, timeout=REGISTER_TIMEOUT_S)
-    return exact_name(done.name, done.revision) if exact else taskset.name
-
-
-@asynccontextmanager
-async def connected(runtime: "Platform | Addresses | None") -> AsyncIterator["Platform"]:
-    """An open platform as it is; addresses, or those that are found, as a platform for this block."""
-    from upcycle.platform import Addresses, Platform
-
-    if runtime is None or isinstance(runtime, Addresses):
-        async with Platform(runtime) as platform:
-            yield platform
-    else:
-        yield runtime
-
-
-async def _submit(platform: "Platform", spec: "RunSpec") -> str:
-    from upcycle.api.taskset.v1 import service_pb2
-    from upcycle.rpc import remote_errors
-
-    with remote_errors(f"submit a run of {spec.policy.model!r}"):
-        request = service_pb2.SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
-        return (await platform.tasksets.SubmitRun(request)).run.run_id
+    policy = select_policy(agent.model, version=agent.version, trainable=options.get("trainable", False))
+    return eval_spec(taskset, policy, group, sampling=SamplingConfig(**agent.sampling), **options)
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":
-    from upcycle.api.taskset.v1 import service_pb2, taskset_pb2
-    from upcycle.rpc import remote_errors
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.rpc import CallTimedOut, remote_errors
 
-    with remote_errors(f"watch {run_id}"):
-        try:
-            async with asyncio.timeout(timeout_s):
-                async for _update in platform.tasksets.WatchRun(service_pb2.WatchRunRequest(run_id=run_id)):
-                    continue
-        except TimeoutError as error:
-            raise EvaluationFailed(
-                f"{run_id} was not over within {timeout_s:g} s", f"see `upcycle why {run_id}`"
-            ) from error
-        done = await platform.tasksets.GetRun(service_pb2.GetRunRequest(run_id=run_id, include_results=True))
-    if done.run.state != taskset_pb2.RUN_STATE_COMPLETED:
-        state = taskset_pb2.RunState.Name(done.run.state).removeprefix("RUN_STATE_").lower()
-        raise EvaluationFailed(f"{run_id} is {state}: {done.run.failure}", f"see `upcycle why {run_id}`")
-    return done
+    hint = f"see `upcycle why {run_id}`"
+    try:
+        run = await follow_run(platform, run_id, timeout_s=timeout_s)
+    except CallTimedOut as error:
+        raise EvaluationFailed(f"{run_id} was not over within {timeout_s:g} s", hint) from error
+    if not completed(run):
+        raise EvaluationFailed(f"{run_id} is {state_word(run)}: {run.failure}", hint)
+    with remote_errors(f"read the results of {run_id}"):
+        return await platform.tasksets.GetRun(GetRunRequest(run_id=run_id, include_results=True))
 
 
 def _run(result: "EpisodeResult", run: "WireRun") -> Run:

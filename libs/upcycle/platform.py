@@ -6,8 +6,8 @@ Addresses come from `UPCYCLE_PEERS_*`; without them from the state file of the s
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -128,3 +128,13 @@ class Platform:
 
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
+
+
+@asynccontextmanager
+async def connected(runtime: Platform | Addresses | None) -> AsyncIterator[Platform]:
+    """An open platform as it is; else a platform for this block, at the given addresses or those found."""
+    if runtime is None or isinstance(runtime, Addresses):
+        async with Platform(runtime) as platform:
+            yield platform
+    else:
+        yield runtime

@@ -4,11 +4,13 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from upcycle.errors import UpcycleError
+from upcycle.run_config import MAX_TRAINABLE_GROUP
 
 if TYPE_CHECKING:
+    from upcycle.api.common.v1.common_pb2 import PolicySelector
     from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
 
 DEFAULT_STEPS: Final = 100
@@ -19,6 +21,12 @@ class OptionInvalid(UpcycleError, ValueError):
     """An option of a training run is unknown, or its value is of another type."""
 
     kind = "option_invalid"
+
+
+class CannotTrain(UpcycleError, ValueError):
+    """Groups of this size never train: one has nothing to be compared with, and too many fit in no offer."""
+
+    kind = "training_refused"
 
 
 class SourcesRefused(UpcycleError, ValueError):
@@ -141,6 +149,65 @@ class TrainOptions(CommonOptions):
         spec.source_runs.extend(sources)
         spec.no_sampling = self.no_sampling
         return spec
+
+
+class PolicyChoice(Protocol):
+    """Which policy plays, and how it is sampled: `upcycle.agents.Agent`."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> int | None: ...
+    @property
+    def sampling(self) -> Mapping[str, Any]: ...
+
+
+def check_trainable_group(group: int) -> None:
+    """Raises CannotTrain for groups that no training run can draw."""
+    if not 2 <= group <= MAX_TRAINABLE_GROUP:
+        raise CannotTrain(
+            f"trainable with group {group}: rewards are compared within a group, which trains as a whole",
+            f"use a group of 2 to {MAX_TRAINABLE_GROUP}; 8 is a good start",
+        )
+
+
+def select_policy(
+    model: str, *, version: int | None = None, channel: str | None = None, trainable: bool = False
+) -> "PolicySelector":
+    """Which weights of `model` play: a pinned version, or a channel (head, latest). Without either it is
+    head; latest where the groups may train, since a training run takes none that are too old."""
+    from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, CHANNEL_LATEST, PolicySelector
+
+    if version is not None:
+        return PolicySelector(model=model, pinned_version=version)
+    is_latest = channel == "latest" if channel is not None else trainable
+    return PolicySelector(model=model, channel=CHANNEL_LATEST if is_latest else CHANNEL_HEAD)
+
+
+def eval_spec(
+    taskset: str,
+    policy: "PolicySelector",
+    group: int,
+    *,
+    sampling: "SamplingConfig | None" = None,
+    label: str = "",
+    trainable: bool = False,
+) -> "RunSpec":
+    """An evaluation run over `taskset`, `group` episodes per task. Raises CannotTrain."""
+    from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
+    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig
+
+    if trainable:
+        check_trainable_group(group)
+    return RunSpec(
+        taskset=taskset,
+        purpose=PURPOSE_EVAL,
+        policy=policy,
+        group_size=group,
+        sampling=SamplingConfig(temperature=1.0) if sampling is None else sampling,
+        label=label,
+        trainable=trainable,
+    )
 
 
 def train_spec(

@@ -5,18 +5,15 @@ of it; every way to break the protocol is a typed error.
 """
 
 import inspect
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from upcycle.environment.schema import CallSchema, call_schema
 from upcycle.errors import DefinitionError, RewardInvalid, ScenarioError
 from upcycle.rewards import EvaluationResult, evaluation_result
-
-if TYPE_CHECKING:
-    from upcycle.environment import Environment
-    from upcycle.tasks import Task
+from upcycle.task_rows import EnvironmentRef, Task, canonical_json
+from upcycle.transcripts import Answer
 
 Prompt = str | list[dict[str, Any]]
 ScenarioFunction = Callable[..., AsyncGenerator[Any, Any] | Generator[Any, Any, Any]]
@@ -26,89 +23,34 @@ RESERVED_ARGUMENTS = frozenset({"slug", "family"})
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
-    """One tool call of the agent with what it got back."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    result: str = ""
-    is_error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One completion of the agent: its text and the tools it called."""
-
-    text: str
-    tool_calls: tuple[ToolUse, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """Everything the agent did between the two yields, oldest first."""
-
-    turns: tuple[Turn, ...] = ()
-
-    @property
-    def tool_calls(self) -> tuple[ToolUse, ...]:
-        """All tool calls of all turns, in order."""
-        return tuple(call for turn in self.turns for call in turn.tool_calls)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Transcript":
-        """From `{"turns": [{"text", "tool_calls": [{"name", "arguments", "result", "is_error"}]}]}`."""
-        return cls(tuple(_turn(turn) for turn in row.get("turns", ())))
-
-    def to_json(self) -> dict[str, Any]:
-        """The inverse of `from_json`."""
-        return {"turns": [_turn_row(turn) for turn in self.turns]}
-
-
-class Answer(str):
-    """What the agent answered: the final text, with the `trajectory` that led to it."""
-
-    trajectory: Transcript
-    value: Any
-
-    def __new__(cls, value: Any, trajectory: Transcript | None = None) -> "Answer":
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        answer = super().__new__(cls, text)
-        answer.value = value
-        answer.trajectory = trajectory or Transcript()
-        return answer
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
     """A declared scenario. Call it, or `.task(...)`, with arguments to get a Task."""
 
     name: str
     function: ScenarioFunction
     schema: CallSchema
-    environment: "Environment" = field(repr=False, compare=False)
+    environment: EnvironmentRef = field(repr=False, compare=False)
 
-    def __call__(self, **arguments: Any) -> "Task":
+    def __call__(self, **arguments: Any) -> Task:
         return self.task(**arguments)
 
-    def task(self, *, slug: str | None = None, family: str | None = None, **arguments: Any) -> "Task":
+    def task(self, *, slug: str | None = None, family: str | None = None, **arguments: Any) -> Task:
         """One runnable task.
 
         slug: unique name in a taskset, by default derived from the content. family: the group of tasks over
         which regressions are counted, by default the scenario's name. Raises ArgumentsInvalid,
         TasksetInvalid.
         """
-        from upcycle.tasks import Task
-
         self.schema.check(arguments)
-        return Task.create(self, arguments, slug=slug, family=family)
+        return Task(self.environment, self.name, canonical_json(arguments), slug or "", family or self.name)
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
         """A fresh play of this scenario. Raises ArgumentsInvalid."""
         return ScenarioPlay(self.name, self.function(**self.schema.check(arguments)))
 
 
-def declare_scenario(function: ScenarioFunction, name: str, environment: "Environment") -> Scenario:
-    """Check that a function can be a scenario. Raises DefinitionError."""
+def declare_scenario(function: ScenarioFunction, name: str, environment: EnvironmentRef) -> Scenario:
+    """The scenario that a function of `environment` declares. Raises DefinitionError."""
     if not (inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)):
         raise DefinitionError(
             f"scenario {name!r} is not a generator function",
@@ -216,26 +158,3 @@ def prompt_of(value: Any, name: str) -> Prompt:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _turn(row: Mapping[str, Any]) -> Turn:
-    calls = tuple(
-        ToolUse(
-            call["name"], call.get("arguments", {}), call.get("result", ""), bool(call.get("is_error", False))
-        )
-        for call in row.get("tool_calls", ())
-    )
-    return Turn(row.get("text", ""), calls)
-
-
-def _turn_row(turn: Turn) -> dict[str, Any]:
-    calls = [
-        {
-            "name": call.name,
-            "arguments": dict(call.arguments),
-            "result": call.result,
-            "is_error": call.is_error,
-        }
-        for call in turn.tool_calls
-    ]
-    return {"text": turn.text, "tool_calls": calls}

@@ -1,7 +1,9 @@
-"""Tasks and tasksets: immutable rows of what to run, identified by their content.
+"""Tasksets: tasks in order, identified by their content, in memory and on disk.
 
-`task.digest` depends on environment name, scenario and arguments only, so the same task has the same digest
-in every taskset and on every machine; `taskset.digest` covers the ordered task digests and the split.
+`taskset.digest` covers the ordered task digests and the split. Files are `tasks.py`, `.json` and `.jsonl`.
+JSON:  {"name", "split", "environment"?, "tasks": [row…]}.   JSONL: the same object without "tasks" on the
+first line, then one row per line. A row is {"slug", "scenario", "args", "family", "environment"?}; split is
+train, held_out or unassigned.
 """
 
 import hashlib
@@ -11,99 +13,58 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
+from upcycle.modules import load_module
+from upcycle.results import Run
+from upcycle.task_rows import (
+    EnvironmentRef,
+    Task,
+    check_name,
+    environment_from_json,
+    task_digest,
+    task_from_json,
+)
 
-if TYPE_CHECKING:
-    from upcycle.agents import Agent
-    from upcycle.api.taskset.v1.taskset_pb2 import Taskset as WireTaskset
-    from upcycle.evaluation import Job, Run
-    from upcycle.scenario import Scenario
+__all__ = [
+    "MAX_TASKS",
+    "EnvironmentRef",
+    "Split",
+    "Task",
+    "Taskset",
+    "exact_name",
+    "plain_name",
+    "task_digest",
+    "taskset_digest",
+    "tasksets_in",
+]
 
 Split = Literal["train", "held_out", "unassigned"]
 
 # Limits of the platform, checked here first so that a taskset fails on the author's machine.
-MAX_ARGS_BYTES = 64 * 1024
 MAX_TASKS = 100_000
-MAX_NAME_CHARS = 200
-DEFAULT_FAMILY = "default"
 # `name@2` is the second revision of `name`: the platform numbers them.
 REVISION_SUFFIX = re.compile(r"@\d+$")
 
-_ROW_FIELDS = frozenset({"slug", "scenario", "args", "family", "environment"})
+_HEADER_FIELDS = frozenset({"name", "split", "environment", "tasks"})
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentRef:
-    """Where a task's environment is: a Python file (`path`) or a served control channel (`url`,
-    tcp://host:port).
-    """
+class Player(Protocol):
+    """Plays tasksets: `upcycle.agents.Agent`, which this module must not import, because it is a client."""
 
-    name: str
-    path: str = ""
-    url: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """Without the empty fields."""
-        return {
-            key: value
-            for key, value in (("name", self.name), ("path", self.path), ("url", self.url))
-            if value
-        }
+    async def evaluate(
+        self, taskset: "Taskset", *, group: int, runtime: Any, label: str, trainable: bool
+    ) -> list[Run]:
+        """The runs of every task, `group` of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One runnable task. args_json: canonical JSON of the scenario's arguments, at most 64 KiB."""
+class RunCollector(Protocol):
+    """Collects the runs of several tasksets: `upcycle.evaluation.Job`."""
 
-    environment: EnvironmentRef
-    scenario: str
-    args_json: str = "{}"
-    slug: str = ""
-    family: str = DEFAULT_FAMILY
-
-    def __post_init__(self) -> None:
-        size = len(self.args_json.encode())
-        if size > MAX_ARGS_BYTES:
-            raise TasksetInvalid(
-                f"task {self.slug or self.scenario!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}",
-                "pass a reference (a path, a seed) instead of the data",
-            )
-        object.__setattr__(self, "args_json", canonical_json(_arguments(self.args_json, self.slug)))
-        if not self.slug:
-            object.__setattr__(self, "slug", f"{self.scenario}-{self.digest[:12]}")
-        for what, value in (("slug", self.slug), ("scenario", self.scenario), ("family", self.family)):
-            _check_name(what, value)
-
-    @classmethod
-    def create(
-        cls, scenario: "Scenario", args: Mapping[str, Any], *, slug: str | None, family: str | None
-    ) -> "Task":
-        """A task of a declared scenario. Raises TasksetInvalid when the arguments are not JSON."""
-        environment = EnvironmentRef(scenario.environment.name, path=scenario.environment.source)
-        family = family or scenario.name
-        return cls(environment, scenario.name, canonical_json(args), slug or "", family)
-
-    @property
-    def args(self) -> dict[str, Any]:
-        """A fresh copy of the scenario's arguments."""
-        return dict(json.loads(self.args_json))
-
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) over environment name, scenario and arguments."""
-        return task_digest(self.environment.name, self.scenario, self.args_json)
-
-    def to_json(self) -> dict[str, Any]:
-        """One row of a JSON or JSONL taskset."""
-        return {
-            "slug": self.slug,
-            "scenario": self.scenario,
-            "args": self.args,
-            "family": self.family,
-            "environment": self.environment.to_json(),
-        }
+    group: int
+    label: str
+    runs: list[Run]
 
 
 @dataclass(frozen=True)
@@ -147,37 +108,35 @@ class Taskset:
         name: which taskset of a .py file, if it has several; the name to give to bare tasks.
         Raises TasksetInvalid or UnknownName.
         """
-        from upcycle.taskset_files import load_taskset
-
-        return load_taskset(Path(path), name)
+        return _load_taskset(Path(path), name)
 
     def save(self, path: Path | str) -> None:
         """Write as .jsonl (one task per line, after a header line) or .json."""
-        from upcycle.taskset_files import save_taskset
-
-        save_taskset(self, Path(path))
+        path = Path(path)
+        header = {"name": self.name, "split": self.split, "environment": self.environment.to_json()}
+        rows = [
+            {key: value for key, value in task.to_json().items() if key != "environment"} for task in self
+        ]
+        if path.suffix == ".jsonl":
+            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [header, *rows]))
+        elif path.suffix == ".json":
+            path.write_text(json.dumps({**header, "tasks": rows}, ensure_ascii=False, indent=1) + "\n")
+        else:
+            raise TasksetInvalid(f"{path}: cannot write a taskset as {path.suffix!r}", "use .json or .jsonl")
 
     async def run(
-        self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None, trainable: bool = False
-    ) -> "list[Run]":
+        self, agent: Player, *, runtime: Any = None, job: RunCollector | None = None, trainable: bool = False
+    ) -> list[Run]:
         """Play every task with an agent, `job.group` times each; the runs are also added to the job.
 
         runtime: where (a Platform or its Addresses); by default the platform that is found. trainable: a
         running training run of the same model and taskset may draw the groups, each once.
         """
-        from upcycle.evaluation import evaluate
-
         group, label = (job.group, job.label) if job is not None else (1, "")
-        runs = await evaluate(self, agent, group=group, runtime=runtime, label=label, trainable=trainable)
+        runs = await agent.evaluate(self, group=group, runtime=runtime, label=label, trainable=trainable)
         if job is not None:
             job.runs.extend(runs)
         return runs
-
-    def to_wire(self) -> "WireTaskset":
-        """As the protobuf message that `RegisterTaskset` takes."""
-        from upcycle.wire import taskset_to_wire
-
-        return taskset_to_wire(self)
 
     def _check(self) -> None:
         if self.split not in get_args(Split):
@@ -208,96 +167,13 @@ class Taskset:
             seen.add(task.slug)
 
 
-def task_digest(environment: str, scenario: str, args_json: str) -> str:
-    """sha256 (hex) of a task's content. args_json: canonical JSON.
-
-    Equal numbers are equal content: 7 and 7.0 are one task, so they cannot be on two sides of a split.
-    """
-    content = [environment, scenario, _whole_numbers(json.loads(args_json))]
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
-
-
-def _whole_numbers(value: Any) -> Any:
-    """The value with floats that are whole written as integers, as far as a float tells integers apart."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _whole_numbers(one) for key, one in value.items()}
-    return [_whole_numbers(one) for one in value] if isinstance(value, list) else value
-
-
 def taskset_digest(split: str, task_digests: Iterable[str]) -> str:
     """sha256 (hex) over the split ("train", "held_out" or "unassigned") and the task digests in order."""
     return hashlib.sha256("\n".join([split, *task_digests]).encode()).hexdigest()
 
 
-def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces, UTF-8. Raises TasksetInvalid for what JSON cannot
-    carry.
-    """
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TasksetInvalid(
-            f"arguments are not JSON: {error}", "use str, numbers, bool, lists, dicts"
-        ) from error
-
-
-def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:
-    """The inverse of `Task.to_json`; unknown fields are refused. Raises TasksetInvalid."""
-    if not isinstance(row, dict):
-        raise TasksetInvalid(f"task row {row!r:.80} is not an object")
-    unknown = sorted(set(row) - _ROW_FIELDS)
-    if unknown:
-        raise TasksetInvalid(
-            f"task row has unknown field {unknown[0]!r}", f"use {', '.join(sorted(_ROW_FIELDS))}"
-        )
-    where = row.get("environment")
-    if where is not None:
-        environment = environment_from_json(where)
-    if environment is None or "scenario" not in row:
-        raise TasksetInvalid(f"task row {row!r:.80} needs 'scenario' and 'environment'")
-    return Task(
-        environment,
-        row["scenario"],
-        canonical_json(row.get("args", {})),
-        row.get("slug", ""),
-        row.get("family", DEFAULT_FAMILY),
-    )
-
-
-def environment_from_json(row: Any) -> EnvironmentRef:
-    """From `{"name", "path"}` or `{"name", "url"}`. Raises TasksetInvalid."""
-    if not isinstance(row, dict) or not row.get("name") or set(row) - {"name", "path", "url"}:
-        raise TasksetInvalid(f"environment {row!r:.80} is malformed", "use {'name': …, 'path': …} or 'url'")
-    return EnvironmentRef(row["name"], row.get("path", ""), row.get("url", ""))
-
-
-def _arguments(args_json: str, slug: str) -> dict[str, Any]:
-    try:
-        value = json.loads(args_json)
-    except ValueError as error:
-        raise TasksetInvalid(f"task {slug!r}: arguments are not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TasksetInvalid(f"task {slug!r}: arguments are a {type(value).__name__}, not an object")
-    return value
-
-
-def _check_name(what: str, value: Any) -> str:
-    if (
-        not isinstance(value, str)
-        or not value.strip()
-        or len(value) > MAX_NAME_CHARS
-        or not value.isprintable()
-    ):
-        raise TasksetInvalid(
-            f"{what} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
-        )
-    return value
-
-
 def _check_taskset_name(value: Any) -> str:
-    name = _check_name("taskset name", value)
+    name = check_name("taskset name", value)
     if REVISION_SUFFIX.search(name):
         raise TasksetInvalid(
             f"taskset name {name!r:.80} ends like a revision",
@@ -316,7 +192,7 @@ def exact_name(taskset: str, revision: int) -> str:
     return f"{taskset}@{revision}" if revision else taskset
 
 
-def named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
+def _named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Taskset:
     """The one taskset asked for. Raises UnknownName when it is missing or the choice is not clear."""
     if name is None and len(tasksets) == 1:
         return next(iter(tasksets.values()))
@@ -326,3 +202,70 @@ def named(tasksets: Mapping[str, Taskset], name: str | None, path: Path) -> Task
     raise UnknownName(
         f"{path} has no taskset {name!r}" if name else f"{path} has several tasksets", f"it has {known}"
     )
+
+
+def _load_taskset(path: Path, name: str | None) -> Taskset:
+    """The taskset of a file; the reader of `Taskset.load`."""
+    if path.suffix == ".py":
+        return _from_python(path, name)
+    if not path.is_file():
+        raise UnknownName(f"no such file: {path}", "give a .py, .json or .jsonl file")
+    if path.suffix == ".json":
+        return _from_document(_parse(path.read_text(), str(path)), path, name)
+    if path.suffix == ".jsonl":
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        rows = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+        has_header = bool(rows) and isinstance(rows[0], dict) and "scenario" not in rows[0]
+        header = rows[0] if has_header else {}
+        return _from_document({**header, "tasks": rows[1:] if has_header else rows}, path, name)
+    raise TasksetInvalid(f"{path}: cannot load a taskset from {path.suffix!r}", "use .py, .json or .jsonl")
+
+
+def tasksets_in(path: Path) -> dict[str, Taskset]:
+    """All tasksets of a tasks.py by name: Taskset attributes as they are, Task and list-of-Task attributes as
+    train tasksets called after the attribute."""
+    module = load_module(path)
+    found: dict[str, Taskset] = {}
+    loose: list[Task] = []
+    for attribute, value in vars(module).items():
+        if attribute.startswith("_"):
+            continue
+        if isinstance(value, Taskset):
+            found[value.name] = value
+        elif isinstance(value, Task):
+            loose.append(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Task) for item in value):
+            found.setdefault(attribute, Taskset(attribute, value))
+    if loose and not found:
+        found[path.stem] = Taskset(path.stem, loose)
+    return found
+
+
+def _from_python(path: Path, name: str | None) -> Taskset:
+    found = tasksets_in(path)
+    if not found:
+        raise TasksetInvalid(
+            f"{path} defines no tasks", "assign a Taskset, a Task or a list of Task at module level"
+        )
+    return _named(found, name, path)
+
+
+def _from_document(document: Any, path: Path, name: str | None) -> Taskset:
+    if not isinstance(document, dict) or not isinstance(document.get("tasks"), list):
+        raise TasksetInvalid(f"{path}: not a taskset", "use {'name': …, 'split': …, 'tasks': […]}")
+    unknown = sorted(set(document) - _HEADER_FIELDS)
+    if unknown:
+        raise TasksetInvalid(
+            f"{path}: unknown field {unknown[0]!r}", f"use {', '.join(sorted(_HEADER_FIELDS))}"
+        )
+    shared = document.get("environment")
+    environment = environment_from_json(shared) if shared is not None else None
+    tasks = [task_from_json(row, environment) for row in document["tasks"]]
+    return Taskset(name or document.get("name", path.stem), tasks, document.get("split", "train"))
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TasksetInvalid(f"{where}: not JSON: {error}") from error

@@ -7,20 +7,21 @@ import grpc
 import grpc.aio
 
 from checkpoint_registry import wire
+from checkpoint_registry.adapters.sql_models import SqlModelStore
+from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import (
-    CheckpointConflict,
     HeadMoved,
     InvalidRequest,
     ModelExists,
     PeerRefused,
-    PeerUnavailable,
     UnknownCheckpoint,
     UnknownModel,
+    UnknownVersion,
+    VersionConflict,
+    VersionRemoved,
 )
-from checkpoint_registry.ports import ModelStore
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import FilePart, ManageModels
-from grpc_edge import domain_errors_as_status
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceServicer
 
@@ -28,10 +29,11 @@ STATUS_OF = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     UnknownCheckpoint: grpc.StatusCode.NOT_FOUND,
+    UnknownVersion: grpc.StatusCode.NOT_FOUND,
+    VersionRemoved: grpc.StatusCode.FAILED_PRECONDITION,
     ModelExists: grpc.StatusCode.ALREADY_EXISTS,
-    CheckpointConflict: grpc.StatusCode.FAILED_PRECONDITION,
+    VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     HeadMoved: grpc.StatusCode.ABORTED,
-    PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
     PeerRefused: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
@@ -41,20 +43,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RegistryServicer(RegistryServiceServicer):
     """See proto/upcycle/api/registry/v1/service.proto."""
 
-    def __init__(self, models: ManageModels, store: ModelStore, leases: EngineLeases) -> None:
+    def __init__(
+        self, models: ManageModels, store: SqlModelStore, versions: SqlVersionStore, leases: EngineLeases
+    ) -> None:
         self._models = models
         self._store = store
+        self._versions = versions
         self._leases = leases
 
     async def ImportModel(
         self, request_iterator: AsyncIterator[pb.ImportModelRequest], context: Context
     ) -> pb.ImportModelResponse:
         """Client stream: a header, then the files."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            header = await _header(request_iterator)
-            imported = await self._models.import_model(
-                header.model, _parts(request_iterator), if_not_exists=header.if_not_exists
-            )
+        header = await _header(request_iterator)
+        imported = await self._models.import_model(
+            header.model, _parts(request_iterator), if_not_exists=header.if_not_exists
+        )
         return pb.ImportModelResponse(
             model=wire.model_to_wire(imported.model),
             base=wire.checkpoint_to_wire(imported.base),
@@ -63,20 +67,16 @@ class RegistryServicer(RegistryServiceServicer):
 
     async def ForkModel(self, request: pb.ForkModelRequest, context: Context) -> pb.ForkModelResponse:
         """A new model out of a checkpoint."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            forked = await self._models.fork(
-                request.source_model, request.source_checkpoint_id, request.model
-            )
+        forked = await self._models.fork(request.source_model, request.source_checkpoint_id, request.model)
         return pb.ForkModelResponse(
             model=wire.model_to_wire(forked.model), base=wire.checkpoint_to_wire(forked.base)
         )
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """A model with its head and its base."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            model = await self._store.model(request.model)
-            head = await self._store.checkpoint(model.head_checkpoint_id)
-            base = head if head.version == 0 else await self._store.version(request.model, 0)
+        model = await self._store.model(request.model)
+        head = await self._store.checkpoint(model.head_checkpoint_id)
+        base = head if head.version == 0 else await self._store.version(request.model, 0)
         return pb.GetModelResponse(
             model=wire.model_to_wire(model),
             head=wire.checkpoint_to_wire(head),
@@ -85,69 +85,67 @@ class RegistryServicer(RegistryServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """All models by slug."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            models = await self._store.models()
+        models = await self._store.models()
         return pb.ListModelsResponse(models=[wire.model_to_wire(model) for model in models])
 
     async def GetCheckpoint(
         self, request: pb.GetCheckpointRequest, context: Context
     ) -> pb.GetCheckpointResponse:
         """By id or by version."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            by_version = request.HasField("version")
-            if by_version == bool(request.checkpoint_id):
-                raise InvalidRequest("give exactly one of checkpoint_id and version")
-            if by_version:
-                checkpoint = await self._store.version(request.model, request.version)
-            else:
-                checkpoint = await self._store.checkpoint(request.checkpoint_id)
-                if request.model and checkpoint.model != request.model:
-                    raise UnknownCheckpoint(
-                        f"checkpoint {request.checkpoint_id!r} is not one of {request.model!r}"
-                    )
+        by_version = request.HasField("version")
+        if by_version == bool(request.checkpoint_id):
+            raise InvalidRequest("give exactly one of checkpoint_id and version")
+        if by_version:
+            checkpoint = await self._store.version(request.model, request.version)
+        else:
+            checkpoint = await self._store.checkpoint(request.checkpoint_id)
+            if request.model and checkpoint.model != request.model:
+                raise UnknownCheckpoint(
+                    f"checkpoint {request.checkpoint_id!r} is not one of {request.model!r}"
+                )
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_to_wire(checkpoint))
+
+    async def GetVersion(self, request: pb.GetVersionRequest, context: Context) -> pb.GetVersionResponse:
+        """A published version, checkpoint or not."""
+        found = await self._versions.version(request.model, request.version)
+        return pb.GetVersionResponse(version=wire.version_to_wire(found))
 
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, context: Context
     ) -> pb.ListCheckpointsResponse:
         """Oldest first."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            found = await self._store.checkpoints(request.model)
+        found = await self._store.checkpoints(request.model)
         return pb.ListCheckpointsResponse(checkpoints=[wire.checkpoint_to_wire(one) for one in found])
 
     async def SetHead(self, request: pb.SetHeadRequest, context: Context) -> pb.SetHeadResponse:
-        """Compare-and-set by hand."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            expected = request.expected_revision if request.HasField("expected_revision") else None
-            model, move = await self._models.set_head(
-                request.model,
-                request.checkpoint_id,
-                expected_revision=expected,
-                actor=request.actor,
-                reason=request.reason,
-            )
+        """A manual move of head: compare-and-set."""
+        expected = request.expected_revision if request.HasField("expected_revision") else None
+        model, move = await self._models.set_head(
+            request.model,
+            request.checkpoint_id,
+            expected_revision=expected,
+            actor=request.actor,
+            reason=request.reason,
+        )
         return pb.SetHeadResponse(model=wire.model_to_wire(model), move=wire.move_to_wire(move))
 
     async def ListHeadMoves(
         self, request: pb.ListHeadMovesRequest, context: Context
     ) -> pb.ListHeadMovesResponse:
         """The audit, oldest first."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            moves = await self._store.head_moves(request.model)
+        moves = await self._store.head_moves(request.model)
         return pb.ListHeadMovesResponse(moves=[wire.move_to_wire(move) for move in moves])
 
     async def RenewEngineLease(
         self, request: pb.RenewEngineLeaseRequest, context: Context
     ) -> pb.RenewEngineLeaseResponse:
-        """A keeper says that its engine is alive."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            lease = await self._leases.renew(wire.lease_from_wire(request.lease, request.ttl_s))
+        """An engine supervisor says that its engine is alive."""
+        lease = await self._leases.renew(wire.lease_from_wire(request.lease, request.ttl_s))
         return pb.RenewEngineLeaseResponse(lease=wire.lease_to_wire(lease))
 
     async def ListEngines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
         """Live leases."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            leases = await self._leases.live(request.model, int(request.channel))
+        leases = await self._leases.live(request.model, int(request.channel))
         return pb.ListEnginesResponse(engines=[wire.lease_to_wire(lease) for lease in leases])
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from google.protobuf import json_format
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from checkpoint_registry.domain.errors import InvalidRequest
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateSpec, Judgement
@@ -17,6 +17,7 @@ from checkpoint_registry.domain.models import (
     HeadMove,
     LeaseRequest,
     Model,
+    PublishedVersion,
 )
 from checkpoint_registry.domain.runs import (
     EpisodeOutcome,
@@ -53,16 +54,6 @@ def timestamp(moment: datetime) -> Timestamp:
     return message
 
 
-def blob_to_wire(blob: BlobRef) -> common_pb2.BlobRef:
-    """Claim check to protobuf."""
-    return common_pb2.BlobRef(key=blob.key, sha256=blob.sha256, size_bytes=blob.size_bytes)
-
-
-def blob_from_wire(blob: common_pb2.BlobRef) -> BlobRef:
-    """Claim check from protobuf."""
-    return BlobRef(blob.key, blob.sha256, blob.size_bytes)
-
-
 def model_to_wire(model: Model) -> registry_pb2.Model:
     """Model to protobuf."""
     return registry_pb2.Model(
@@ -73,6 +64,37 @@ def model_to_wire(model: Model) -> registry_pb2.Model:
         head_revision=model.head_revision,
         newest_version=model.newest_version,
         created_at=timestamp(model.created_at),
+        latest=version_to_wire(model.latest),
+        promoted_at=timestamp(model.promoted_at),
+    )
+
+
+def version_to_wire(published: PublishedVersion) -> registry_pb2.PublishedVersion:
+    """Published version to protobuf."""
+    return registry_pb2.PublishedVersion(
+        version=published.version,
+        digest=published.digest,
+        manifest=blob_ref.to_wire(published.manifest),
+        published_at=timestamp(published.published_at),
+        run_id=published.run_id,
+        step=published.step,
+    )
+
+
+def version_from_wire(event: training_events_pb2.PolicyPublished) -> PublishedVersion:
+    """A published version. Raises InvalidRequest when its fact lacks what an engine needs."""
+    if event.version < 1 or not event.digest or not event.manifest.key:
+        raise InvalidRequest(
+            f"policy.published {event.model}@v{event.version}: version, digest and manifest must be set"
+        )
+    return PublishedVersion(
+        model=event.model,
+        version=event.version,
+        digest=event.digest,
+        manifest=blob_ref.from_wire(event.manifest),
+        run_id=event.run_id,
+        step=event.step,
+        published_at=event.published_at.ToDatetime(UTC),
     )
 
 
@@ -84,7 +106,7 @@ def checkpoint_to_wire(checkpoint: Checkpoint) -> registry_pb2.Checkpoint:
         version=checkpoint.version,
         parent_checkpoint_id=checkpoint.parent_checkpoint_id,
         digest=checkpoint.digest,
-        manifest=blob_to_wire(checkpoint.manifest),
+        manifest=blob_ref.to_wire(checkpoint.manifest),
         state=_STATES[checkpoint.state],
         run_id=checkpoint.run_id,
         step=checkpoint.step,
@@ -95,7 +117,7 @@ def checkpoint_to_wire(checkpoint: Checkpoint) -> registry_pb2.Checkpoint:
         is_head=checkpoint.is_head,
     )
     if checkpoint.training_state is not None:
-        message.training_state.CopyFrom(blob_to_wire(checkpoint.training_state))
+        message.training_state.CopyFrom(blob_ref.to_wire(checkpoint.training_state))
     if checkpoint.gate_json:
         json_format.Parse(checkpoint.gate_json, message.gate)
     return message
@@ -129,10 +151,10 @@ def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoin
         version=event.version,
         parent_checkpoint_id=event.parent_checkpoint_id,
         digest=event.digest,
-        manifest=blob_from_wire(event.manifest),
+        manifest=blob_ref.from_wire(event.manifest),
         state=CheckpointState.CANDIDATE,
         created_at=event.saved_at.ToDatetime(UTC),
-        training_state=blob_from_wire(event.training_state) if event.HasField("training_state") else None,
+        training_state=blob_ref.from_wire(event.training_state) if event.HasField("training_state") else None,
         run_id=event.run_id,
         step=event.step,
         metrics=dict(event.metrics.values),
@@ -141,7 +163,7 @@ def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoin
 
 
 def lease_from_wire(lease: registry_pb2.EngineLease, ttl_s: float) -> LeaseRequest:
-    """A keeper's request; the message itself is kept for those who look engines up."""
+    """An engine supervisor's request; the message itself is kept for those who look engines up."""
     return LeaseRequest(
         engine_id=lease.engine_id,
         base_url=lease.base_url,
@@ -153,7 +175,7 @@ def lease_from_wire(lease: registry_pb2.EngineLease, ttl_s: float) -> LeaseReque
 
 
 def lease_to_wire(lease: EngineLease) -> registry_pb2.EngineLease:
-    """The keeper's message with our expiry."""
+    """The engine supervisor's message with the registry's expiry."""
     message = registry_pb2.EngineLease.FromString(lease.body)
     message.expires_at.CopyFrom(timestamp(lease.expires_at))
     return message
@@ -240,7 +262,7 @@ def _fill_move(
     event.model = checkpoint.model
     event.version = checkpoint.version
     event.digest = checkpoint.digest
-    event.manifest.CopyFrom(blob_to_wire(checkpoint.manifest))
+    event.manifest.CopyFrom(blob_ref.to_wire(checkpoint.manifest))
     event.head_revision = move.revision
     event.previous_checkpoint_id = move.from_checkpoint_id
     event.actor = move.actor

@@ -14,6 +14,7 @@ from grpo_trainer.adapters.policies import (
     RegistryPolicies,
 )
 from grpo_trainer.domain.alarms import AlarmLimits
+from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps
@@ -128,7 +129,7 @@ def _run_tools(
 def _interactive_deps(
     settings: GrpoTrainerSettings,
     tools: Tools,
-    sessions: Sessions,
+    leases: ModelLeases,
     thread: LearnerThread,
     blobs: S3BlobStore,
     peers: _Peers,
@@ -143,7 +144,7 @@ def _interactive_deps(
         states=InteractiveStates(blobs),
         policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
         facts=tools.facts,
-        busy=sessions.trainer_of,
+        leases=leases,
         stepped=record_step,
         now=utc_now,
         work_dir=settings.data_dir,
@@ -161,16 +162,15 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     thread = LearnerThread(_learner_options(settings))
     bus = EventBus(settings.bus, client_name=NAME)
     tools = _run_tools(settings, thread, blobs, bus, peers)
-    sessions = Sessions(
-        tools, leave_s=settings.spot_grace_s / 2, by_hand=lambda model: models.is_working_on(model)
-    )
+    leases = ModelLeases()
+    sessions = Sessions(tools, leave_s=settings.spot_grace_s / 2, leases=leases)
     reader = FactReader(bus, sessions)
-    interactive_deps = _interactive_deps(settings, tools, sessions, thread, blobs, peers)
-    models = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
-    servicer = TrainingServicer(sessions, models)
+    interactive_deps = _interactive_deps(settings, tools, leases, thread, blobs, peers)
+    interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
+    servicer = TrainingServicer(sessions, interactive)
     service.add(_LearnerComponent(thread))
     service.add(bus)
-    service.add(models)
+    service.add(interactive)
     service.add(
         GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)
     )

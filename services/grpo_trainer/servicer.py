@@ -55,15 +55,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TrainingServicer(TrainingServiceServicer):
     """See proto/upcycle/api/training/v1/service.proto."""
 
-    def __init__(self, sessions: Sessions, models: InteractiveSessions) -> None:
+    def __init__(self, sessions: Sessions, interactive: InteractiveSessions) -> None:
         self._sessions = sessions
-        self._models = models
+        self._interactive = interactive
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """One session as it is now, and what its newest steps measured."""
         async with domain_errors_as_status(context, STATUS_OF):
             view = self._view(request.run_id)
-            steps = views.steps(self._sessions, request.run_id, request.num_steps, self._models.sessions())
+            steps = views.steps(self._sessions, request.run_id, request.num_steps, self._interactive.views())
             return pb.GetSessionResponse(session=view, steps=steps)
 
     async def ListSessions(
@@ -71,7 +71,7 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> pb.ListSessionsResponse:
         """Every run that this trainer knows, refused ones included, and every interactive session."""
         async with domain_errors_as_status(context, STATUS_OF):
-            return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._models.sessions()))
+            return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._interactive.views()))
 
     async def WatchSession(
         self, request: pb.WatchSessionRequest, context: Context
@@ -90,25 +90,25 @@ class TrainingServicer(TrainingServiceServicer):
                 yield pb.WatchSessionResponse(session=view)
 
     def _view(self, run_id: str) -> training.TrainingSession:
-        return views.find(self._sessions, run_id, self._models.sessions())
+        return views.find(self._sessions, run_id, self._interactive.views())
 
     def _changed(self, view: training.TrainingSession) -> asyncio.Condition:
         if view.kind == training.SESSION_KIND_INTERACTIVE:
-            return self._models.changed
+            return self._interactive.changed
         return self._sessions.get(view.run_id).changed
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
         """Names that a training configuration, or an interactive pass, may use."""
         async with domain_errors_as_status(context, STATUS_OF):
             if request.model:
-                await self._models.tools.heads.head(request.model)
+                await self._interactive.deps.heads.head(request.model)
             return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
 
     async def _once(
         self, request: Any, work: Callable[[InteractiveSession], Awaitable[T]], *, remember: bool = True
     ) -> T:
-        """What a request about a model gives, whichever time it is sent."""
-        return await self._models.once(
+        """The result of a request about a model; a repeated request gets the same result."""
+        return await self._interactive.once(
             request.model, request.request_id, _digest(request), work, remember=remember
         )
 
@@ -117,7 +117,7 @@ class TrainingServicer(TrainingServiceServicer):
         async with domain_errors_as_status(context, STATUS_OF):
             asked = wire.forward_from_wire(request)
             forward_id, version, data = await self._once(
-                request, lambda model: model.forward(asked), remember=False
+                request, lambda session: session.forward(asked), remember=False
             )
             return pb.ForwardResponse(
                 forward_id=forward_id, version=version, data=map(wire.datum_to_wire, data)
@@ -129,7 +129,7 @@ class TrainingServicer(TrainingServiceServicer):
         """Adds the gradient of a built-in loss."""
         async with domain_errors_as_status(context, STATUS_OF):
             asked, request_id = wire.pass_from_wire(request), request.request_id
-            measured = await self._once(request, lambda model: model.forward_backward(request_id, asked))
+            measured = await self._once(request, lambda session: session.forward_backward(request_id, asked))
             return wire.measured_to_wire(measured)
 
     async def Backward(self, request: pb.BackwardRequest, context: Context) -> pb.BackwardResponse:
@@ -138,7 +138,7 @@ class TrainingServicer(TrainingServiceServicer):
             weights = wire.weights_from_wire(request.weights)
             request_id, forward_id, metrics = request.request_id, request.forward_id, dict(request.metrics)
             measured = await self._once(
-                request, lambda model: model.backward(request_id, forward_id, weights, metrics)
+                request, lambda session: session.backward(request_id, forward_id, weights, metrics)
             )
             return pb.BackwardResponse(metrics=wire.finite(measured.metrics), num_datums=measured.num_datums)
 
@@ -146,7 +146,7 @@ class TrainingServicer(TrainingServiceServicer):
         """Updates, saves, publishes and promotes."""
         async with domain_errors_as_status(context, STATUS_OF):
             update, request_id = wire.update_from_wire(request), request.request_id
-            done = await self._once(request, lambda model: model.optim_step(request_id, update))
+            done = await self._once(request, lambda session: session.optim_step(request_id, update))
             return pb.OptimStepResponse(result=wire.step_to_wire(done))
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
@@ -154,7 +154,9 @@ class TrainingServicer(TrainingServiceServicer):
         async with domain_errors_as_status(context, STATUS_OF):
             asked, request_id = wire.pass_from_wire(request), request.request_id
             update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
-            measured, done = await self._once(request, lambda model: model.step(request_id, asked, update))
+            measured, done = await self._once(
+                request, lambda session: session.step(request_id, asked, update)
+            )
             return pb.StepResponse(
                 result=wire.step_to_wire(done),
                 metrics=wire.finite(measured.metrics),

@@ -1,58 +1,38 @@
-"""Rewards: what a grade is, when it may be believed, and how a rubric combines several graders."""
+"""Rewards: what a grade is, when it is valid, and how extra graders are combined with the environment's."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Final
+
+from blob_store import BlobRef
+from environment_client import Lease
+from episodes import EpisodeIdentity
 
 ENVIRONMENT: Final = "environment"
 """Name of the environment's own grader in a combined reward tree."""
 _MAX_DEPTH: Final = 32
 
 
-class FailureKind(StrEnum):
-    """The stable words of `episode.failed` that the grader itself uses."""
-
-    ENVIRONMENT_LOST = "environment_lost"
-    SCENARIO_ERROR = "scenario_error"
-    REWARD_INVALID = "reward_invalid"
-    BODY_CORRUPT = "body_corrupt"
-    TIMEOUT = "timeout"
-    GRADER_ERROR = "grader_error"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBody:
-    """A claim check on the stored record."""
-
-    key: str
-    sha256: str
-    size_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class GradingTask:
     """One recorded trajectory that waits for its reward."""
 
-    trajectory_id: str
-    episode_id: str
-    body: StoredBody
-    lease_id: str
-    environment_address: str
+    identity: EpisodeIdentity
+    body: BlobRef
+    lease: Lease
     published_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What a grader may look at. `messages`: the conversation, OpenAI's shape. `wire`: passed on as is."""
+    """What an extra grader sees. messages: the conversation in the form of OpenAI's API."""
 
     trajectory_id: str
     task_slug: str
     answer: str
     messages: Sequence[Mapping[str, Any]]
-    wire: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +56,39 @@ class Grade:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtraGrader:
+    """A grader that the operator adds beside the environment's. score: gives 0..1."""
+
+    name: str
+    weight: float
+    score: Callable[[Transcript], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraGraders:
+    """Which extra graders count and how much; without any, the environment's reward is the reward."""
+
+    environment_weight: float = 1.0
+    graders: tuple[ExtraGrader, ...] = ()
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Graded:
-    """The reward is valid: announce it."""
+    """The reward is valid: publish it."""
 
     grade: Grade
 
 
 @dataclass(frozen=True, slots=True)
 class CannotGrade:
-    """No reward will exist for this episode."""
+    """The episode will have no reward. kind: an EpisodeFailure, or the word that the environment sent."""
 
     kind: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class GradeLater:
-    """Something that grading needs is not there now; `waiting_for` names it."""
-
-    delay_s: float
-    waiting_for: str
-
-
-GradeOutcome = Graded | CannotGrade | GradeLater
+GradeOutcome = Graded | CannotGrade
 
 
 def why_invalid(grade: Grade) -> str | None:
@@ -124,15 +114,15 @@ def _walk(subscores: Sequence[Subscore]) -> Iterator[tuple[str, Subscore, int]]:
             todo += [(f"{path}/{child.name}", child, depth + 1) for child in reversed(subscore.children)]
 
 
-def combined(environment: Grade, environment_weight: float, extras: Sequence[Subscore]) -> Grade:
-    """Weighted mean of the environment's reward and the extra graders; success stays the environment's word.
+def combined(environment: Grade, environment_weight: float, scores: Sequence[Subscore]) -> Grade:
+    """Weighted mean of the environment's reward and the extra scores; success is the environment's alone.
 
-    Without extras the grade is the environment's, untouched.
+    Without extra scores the grade is the environment's, unchanged.
     """
-    if not extras:
+    if not scores:
         return environment
     own = Subscore(ENVIRONMENT, environment_weight, environment.reward, children=environment.subscores)
-    nodes = (own, *extras)
+    nodes = (own, *scores)
     total = sum(node.weight for node in nodes)
     reward = sum(node.weight * node.value for node in nodes) / total
     return Grade(reward, environment.success, nodes)

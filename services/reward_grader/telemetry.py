@@ -21,8 +21,8 @@ GRADE_S = Histogram("upcycle_grader_grade_seconds", "From record to outcome of o
 def grading_span(task: GradingTask) -> Iterator[Span]:
     """The grading of one trajectory."""
     attributes = {
-        "gen_ai.conversation.id": task.trajectory_id,
-        "upcycle.episode.id": task.episode_id,
+        "gen_ai.conversation.id": task.identity.trajectory_id,
+        "upcycle.episode.id": task.identity.episode_id,
     }
     with _tracer.start_as_current_span("grade", kind=SpanKind.INTERNAL, attributes=attributes) as span:
         yield span

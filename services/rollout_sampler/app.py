@@ -12,7 +12,7 @@ from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.leases import EngineLeases
 from rollout_sampler.adapters.policies import PolicyFiles
 from rollout_sampler.adapters.trajectories import StoredTrajectories
-from rollout_sampler.handlers import EpisodeHandler
+from rollout_sampler.handlers import episode_router
 from rollout_sampler.settings import SamplerSettings
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
@@ -48,13 +48,10 @@ def build_app(settings: SamplerSettings) -> Service:
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="rollout_sampler", timings=timings)
-    for pool, spec, slots in (
-        ("train", ROLLOUT_SAMPLER_TRAIN, settings.train_slots),
-        ("eval", ROLLOUT_SAMPLER_EVAL, settings.eval_slots),
-    ):
-        if slots:
-            handler = EpisodeHandler(pool, play, bus, now=utc_now, slots=slots)
-            bus.subscribe(spec, handler, slots=slots)
+    slots = {ROLLOUT_SAMPLER_TRAIN: settings.train_slots, ROLLOUT_SAMPLER_EVAL: settings.eval_slots}
+    for spec, wanted in slots.items():
+        if wanted:
+            bus.include_router(episode_router(spec, play, bus, now=utc_now, slots=wanted))
     service.add(bus)
     return service
 

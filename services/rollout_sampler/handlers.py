@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from episodes import EpisodeFailure
-from event_bus import Delivery, EventBus, PoisonMessage
+from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter, PoisonMessage
 from identities import events
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
@@ -23,29 +23,44 @@ _FAILURES_BEFORE_GIVING_UP: Final = 3
 _SENT_AGAIN_AFTER_S: Final = 10.0
 
 
-class EpisodeHandler:
-    """Plays requested episodes, publishes how each ended. Safe to redeliver: a trajectory is stored once."""
+def episode_router(
+    spec: ConsumerSpec, play: PlayEpisode, bus: EventBus, *, now: Callable[[], datetime], slots: int
+) -> EventRouter:
+    """Plays the episodes of one pool, at most `slots` at once. Safe to redeliver."""
+    router = EventRouter()
+    (pool,) = spec.pools
+    meter = SlotMeter(slots)
+    telemetry.IDLE_RATIO.labels(pool).set_function(meter.idle_ratio)
+    episodes = Episodes(pool, play, bus, now)
 
-    def __init__(
-        self, pool: str, play: PlayEpisode, bus: EventBus, *, now: Callable[[], datetime], slots: int = 1
-    ) -> None:
-        """slots: episodes that are played at once."""
+    @router.subscriber(spec, slots=slots)
+    async def on_episode_requested(event: EpisodeRequested, delivery: CurrentDelivery) -> None:
+        """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
+        try:
+            task = wire.task_from_wire(event)
+        except wire.MalformedRequest as error:
+            raise PoisonMessage(str(error)) from error
+        with meter.playing():
+            await episodes.play_and_publish(task, event, delivery)
+
+    return router
+
+
+class Episodes:
+    """Plays one episode and publishes how it ended."""
+
+    def __init__(self, pool: str, play: PlayEpisode, bus: EventBus, now: Callable[[], datetime]) -> None:
         self._pool = pool
-        self._meter = SlotMeter(slots)
-        telemetry.IDLE_RATIO.labels(pool).set_function(self._meter.idle_ratio)
         self._play = play
         self._bus = bus
         self._now = now
         self._waits = WaitLog(log, "episodes_wait")
 
-    async def __call__(self, delivery: Delivery[EpisodeRequested]) -> None:
-        """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
-        try:
-            task = wire.task_from_wire(delivery.message)
-        except wire.MalformedRequest as error:
-            raise PoisonMessage(str(error)) from error
+    async def play_and_publish(
+        self, task: EpisodeTask, requested: EpisodeRequested, delivery: Delivery[EpisodeRequested]
+    ) -> None:
+        """Returns when the outcome is published. Raises Unavailable."""
         with (
-            self._meter.playing(),
             telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(),
             telemetry.agent_span(task) as span,
         ):
@@ -58,7 +73,7 @@ class EpisodeHandler:
                 raise
             if isinstance(outcome, Failed):
                 mark_failed(span, outcome.kind, outcome.detail)
-            await self._publish(delivery.message, outcome)
+            await self._publish(requested, outcome)
 
     async def _outcome(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> PlayOutcome:
         try:

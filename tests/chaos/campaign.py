@@ -14,9 +14,9 @@ from event_bus import EventBus
 from local_stack import Stack
 from service_kit import deadline
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest
-from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, RunState
-from upcycle.cli import watching
+from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.platform import Addresses, Platform
+from upcycle.run_client import is_over, submit_run
 
 PAUSE_S = (2.0, 6.0)
 RECOVERY_LIMIT_S = 60.0
@@ -39,13 +39,13 @@ class Campaign:
         """Kill for `duration_s` seconds while training, then drain; the line that `make chaos` prints."""
         addresses = Addresses(self.stack.peers, "chaos", self.stack.gateway_key_file)
         async with Platform(addresses) as platform:
-            run_id = (await watching.submit(platform, self.spec)).run_id
+            run_id = (await submit_run(platform, self.spec)).run_id
             until = time.monotonic() + duration_s
             while time.monotonic() < until:
                 await asyncio.sleep(self.rng.uniform(*PAUSE_S))
                 await self._kill_one()
                 if await self._is_over(platform, run_id):
-                    run_id = (await watching.submit(platform, self.spec)).run_id
+                    run_id = (await submit_run(platform, self.spec)).run_id
             async with deadline("the runs to end after the last kill", DRAIN_LIMIT_S):
                 while not await self._is_over(platform, run_id):
                     await asyncio.sleep(0.5)
@@ -66,7 +66,7 @@ class Campaign:
         async with deadline(f"scenario_runner to answer for {run_id}", RECOVERY_LIMIT_S):
             request = GetRunRequest(run_id=run_id)
             run = (await _patiently(lambda: platform.tasksets.GetRun(request, timeout=5))).run
-        return RunState.Name(run.state) in watching.FINAL_STATES
+        return is_over(run)
 
     async def _audit(self, platform: Platform) -> Audit:
         base = await platform.registry.GetModel(GetModelRequest(model=self.spec.policy.model), timeout=10)

@@ -21,8 +21,8 @@ from upcycle.api.trajectory.v1.service_pb2 import (
     TrajectoryFilter,
 )
 from upcycle.api.trajectory.v1.trajectory_pb2 import LEDGER_STATE_TRAINED, TrajectorySummary
-from upcycle.cli import watching
 from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
 from upcycle.tasks import Taskset
 from upcycle.wire import taskset_to_wire
 
@@ -40,8 +40,8 @@ async def evaluated(platform: Platform, taskset: str, *, group: int) -> Run:
     """A finished evaluation of head."""
     spec = evaluation(taskset=taskset, group=group)
     spec.policy.channel = CHANNEL_HEAD
-    run = await watching.submit(platform, spec)
-    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    run = await submit_run(platform, spec)
+    done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     return done
 
@@ -117,7 +117,7 @@ async def final_checkpoint(platform: Platform, run_id: str, step: int) -> Checkp
 async def refused(platform: Platform, spec: RunSpec) -> str:
     """What SubmitRun says against it."""
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await watching.submit(platform, spec)
+        await submit_run(platform, spec)
     codes = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
     assert refusal.value.code().name in codes, refusal.value
     return str(refusal.value.details())

@@ -19,15 +19,15 @@ from local_stack import Stack, StackSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_CANCELLED, RUN_STATE_COMPLETED, Run
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
-from upcycle.cli import watching
 from upcycle.platform import Platform
+from upcycle.run_client import submit_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer_dies: bool) -> Run:
     """A run that was cancelled so long after its first step, with everything that must hold then."""
-    run_id = (await watching.submit(platform, small_training(steps=500, gate=False))).run_id
+    run_id = (await submit_run(platform, small_training(steps=500, gate=False))).run_id
     await until(platform, run_id, lambda run: run.step >= 1)
     await asyncio.sleep(after_s)
     if trainer_dies:

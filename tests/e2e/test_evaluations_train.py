@@ -47,8 +47,9 @@ from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
 from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1.taskset_pb2 import EPISODE_STATUS_GRADED, RUN_STATE_COMPLETED, Run
-from upcycle.cli import watching
+from upcycle.cli.tasksets import load_tasksets
 from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
 from upcycle.tasks import Task, Taskset
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(400)]
@@ -71,7 +72,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def platform(stack: Stack) -> AsyncIterator[Platform]:
     """A client; the incident tasksets, and slices of them that are played in seconds, are registered."""
-    whole = watching.load_all(EXAMPLE / "tasks.py")
+    whole = load_tasksets(EXAMPLE / "tasks.py")
     async with Platform(addresses(stack)) as client:
         for taskset in whole.values():
             await register(client, taskset)
@@ -107,9 +108,9 @@ async def assert_no_sampling_until(platform: Platform, bus: EventBus, run_id: st
 
     await until("the ledger to hear of the first step", is_told)
     rows = [one for one in await trained(platform, source) if one.ledger.step == 1]
-    assert {one.trajectory_id for one in rows} == set(step.trajectory_ids)
+    assert {one.episode.trajectory_id for one in rows} == set(step.trajectory_ids)
     assert {one.ledger.trained_by_run for one in rows} == {run_id}
-    assert set(Counter(one.group_id for one in rows).values()) == {GROUP}
+    assert set(Counter(one.episode.group_id for one in rows).values()) == {GROUP}
 
 
 async def _has_step(bus: EventBus, run_id: str) -> bool:
@@ -121,9 +122,9 @@ async def test_a_finished_evaluation_is_the_first_batches_of_a_run(
 ) -> None:
     source, steps = measured.run_id, 2
     before = await report(platform, source)
-    run = await watching.submit(platform, training_on(source, steps=steps))
+    run = await submit_run(platform, training_on(source, steps=steps))
     await assert_no_sampling_until(platform, bus, run.run_id, source)
-    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert (done.state, done.step) == (RUN_STATE_COMPLETED, steps), done.failure
 
     groups = steps * PROMPTS
@@ -174,14 +175,14 @@ async def test_a_source_that_still_runs_or_is_no_evaluation_is_refused_by_name(
     platform: Platform, measured: Run
 ) -> None:
     # So many episodes that it cannot be over by the time it is named.
-    running = await watching.submit(platform, evaluation(taskset=TRAIN_TASKSET, group=GROUP))
+    running = await submit_run(platform, evaluation(taskset=TRAIN_TASKSET, group=GROUP))
     text = await refused(platform, training_on(running.run_id, steps=1))
     await platform.tasksets.CancelRun(pb.CancelRunRequest(run_id=running.run_id), timeout=10)
     assert running.run_id in text
     assert "not finished" in text
 
-    trains = await watching.submit(platform, training_on(measured.run_id, steps=1, prompts=1))
-    done = await watching.follow(platform, trains.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    trains = await submit_run(platform, training_on(measured.run_id, steps=1, prompts=1))
+    done = await follow_run(platform, trains.run_id, timeout_s=RUN_LIMIT_S)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     text = await refused(platform, training_on(trains.run_id, steps=1))
     assert trains.run_id in text
@@ -193,15 +194,15 @@ async def test_an_evaluation_that_is_trained_whole_is_refused_and_names_who_trai
 ) -> None:
     chosen = most_mixed(await report(platform, measured.run_id), 2)
     tasks: Mapping[str, Task] = {
-        task.slug: task for task in watching.load_all(EXAMPLE / "tasks.py")[TRAIN_TASKSET]
+        task.slug: task for task in load_tasksets(EXAMPLE / "tasks.py")[TRAIN_TASKSET]
     }
     name = "sources-mixed"
     await register(platform, Taskset(name, [tasks[slug] for slug in chosen], "train"))
     source = (await evaluated(platform, name, group=16)).run_id
     spec = training_on(source, steps=1, prompts=2, taskset=name)
     spec.no_sampling = True
-    run = await watching.submit(platform, spec)
-    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    run = await submit_run(platform, spec)
+    done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert (done.state, done.step) == (RUN_STATE_COMPLETED, 1), done.failure
     text = await refused(platform, spec)
     assert source in text
@@ -222,8 +223,8 @@ async def test_trainable_evaluations_of_held_out_tasks_or_of_groups_of_one_are_r
 async def evaluate_as_client(stack: Stack, seed: int) -> Run:
     """One of several clients: its own connection, from the submission to the end of its evaluation."""
     async with Platform(addresses(stack)) as client:
-        run = await watching.submit(client, trainable(seed))
-        return await watching.follow(client, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+        run = await submit_run(client, trainable(seed))
+        return await follow_run(client, run.run_id, timeout_s=RUN_LIMIT_S)
 
 
 async def goes_on(platform: Platform, clients: Sequence[asyncio.Task[Run]]) -> None:
@@ -274,12 +275,12 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
 ) -> None:
     spec = training_on(steps=0)
     spec.no_sampling = True
-    run_id = (await watching.submit(platform, spec)).run_id
+    run_id = (await submit_run(platform, spec)).run_id
     held = await evaluated(platform, HELD, group=GROUP)
     evaluations = await fed_through_kills(stack, platform, run_id)
     await step_at_least(platform, run_id, 3)
     await platform.tasksets.StopRun(pb.StopRunRequest(run_id=run_id, reason="enough"), timeout=10)
-    done = await watching.follow(platform, run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    done = await follow_run(platform, run_id, timeout_s=RUN_LIMIT_S)
     assert (done.state, done.failure) == (RUN_STATE_COMPLETED, "")
 
     steps = await steps_of(bus, run_id)
@@ -307,7 +308,7 @@ async def assert_platform_is_clean(platform: Platform, run_id: str, held_run_id:
     assert (await ledger(platform, run_id)).requested == 0
     whole = await ledger(platform, "")
     assert (whole.conflicts, whole.trained_twice) == (0, 0)
-    assert {one.split for one in await trained(platform)}.isdisjoint({SPLIT_HELD_OUT})
+    assert {one.episode.split for one in await trained(platform)}.isdisjoint({SPLIT_HELD_OUT})
     held = await balanced(platform, held_run_id)
     assert held.by_state["evaluated"] == 2 * GROUP
     assert not held.by_state["trained"]

@@ -95,7 +95,7 @@ async def test_the_training_loop_runs_as_printed(where: Addresses, tmp_path: Pat
         printed, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()[-2000:]
     lines = printed.decode().splitlines()
-    assert lines[0] == f"optim 1policy/{MODEL}/v00000001/manifest.json"
+    assert lines[0] == f"optim 1default/policies/{MODEL}/v00000001/manifest.json"
     assert len(lines) == 10
     client = TrainingClient(MODEL, runtime=where)
     head = await client.head()

@@ -22,10 +22,10 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
-from upcycle.cli import watching
-from upcycle.cli.attending import Event, Picture, Stepped, attend
+from upcycle.cli.run_follower import Event, Stepped, TrainingProgress, follow_training
 from upcycle.cli.sft import SftPlan, run_plan, successes
 from upcycle.platform import Platform
+from upcycle.run_client import submit_run
 from upcycle.train import TrainingClient
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(400)]
@@ -71,7 +71,7 @@ async def test_a_run_is_paused_over_restarts_resumed_and_stopped_early(
 ) -> None:
     spec = small_training(steps=500)
     spec.training.checkpoint_every_steps = 500
-    run_id = (await watching.submit(platform, spec)).run_id
+    run_id = (await submit_run(platform, spec)).run_id
     await until(platform, run_id, lambda run: run.step >= 1)
 
     await platform.tasksets.PauseRun(pb.PauseRunRequest(run_id=run_id), timeout=10)
@@ -101,12 +101,12 @@ async def stopped(platform: Platform, run_id: str) -> Run:
     """The run after it was asked to stop, with everything that must hold then."""
     steps: list[int] = []
 
-    def show(picture: Picture, event: Event) -> None:
+    def show(picture: TrainingProgress, event: Event) -> None:
         if isinstance(event, Stepped):
             steps.append(event.point.step)
 
     await platform.tasksets.StopRun(pb.StopRunRequest(run_id=run_id, reason="enough"), timeout=10)
-    done = await attend(platform, run_id, show, timeout_s=120)
+    done = await follow_training(platform, run_id, show, timeout_s=120)
     assert (done.state, done.failure) == (RUN_STATE_COMPLETED, "")
     assert steps[-1] == done.step
     assert_conserved(await balanced(platform, run_id))
@@ -120,7 +120,7 @@ async def stopped(platform: Platform, run_id: str) -> Run:
 async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> None:
     spec = evaluation(taskset=TRAIN_TASKSET)
     spec.policy.CopyFrom(PolicySelector(model=MODEL, channel=CHANNEL_HEAD))
-    sampled = await watching.submit(platform, spec)
+    sampled = await submit_run(platform, spec)
     request = ListTrajectoriesRequest(filter=TrajectoryFilter(run_id=sampled.run_id), page_size=1000)
     listed: Sequence[TrajectorySummary] = ()
     async with asyncio.timeout(120):

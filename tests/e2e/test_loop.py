@@ -12,8 +12,8 @@ from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpoints
 from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
-from upcycle.cli import watching
 from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(300)]
 RUN_LIMIT_S = 240.0
@@ -21,8 +21,8 @@ RUN_LIMIT_S = 240.0
 
 async def finished(platform: Platform, spec: RunSpec) -> Run:
     """Submit and follow to the end."""
-    run = await watching.submit(platform, spec)
-    return await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    run = await submit_run(platform, spec)
+    return await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
 
 
 async def balanced(platform: Platform, run_id: str) -> GetLedgerResponse:
@@ -86,11 +86,11 @@ async def test_the_gateway_serves_head_and_refuses_a_wrong_key(stack: Stack, pla
     ["rollout_sampler", "reward_grader", "grpo_trainer", "trajectory_store", "nats", "s3", "scenario_runner"],
 )
 async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victim: str) -> None:
-    run = await watching.submit(platform, small_training(steps=3, gate=False))
+    run = await submit_run(platform, small_training(steps=3, gate=False))
     await asyncio.sleep(2.0)
     await stack.kill(victim)
     await stack.wait_ready(victim, timeout_s=60)
-    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=RUN_LIMIT_S)
+    done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     assert_conserved(await balanced(platform, run.run_id))
 
@@ -99,5 +99,5 @@ async def test_held_out_tasks_are_refused_for_training(platform: Platform) -> No
     spec = small_training(steps=1)
     spec.taskset = HELD_OUT_TASKSET
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await watching.submit(platform, spec)
+        await submit_run(platform, spec)
     assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)

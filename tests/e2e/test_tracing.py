@@ -11,8 +11,8 @@ from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, reg
 
 from local_stack import Stack, StackSettings
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
-from upcycle.cli import watching
 from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(300)]
 OTEL_DEFAULT_LINK_LIMIT = 128
@@ -59,8 +59,8 @@ async def test_the_whole_path_is_one_trace_and_the_step_links_all_trajectories(
     spec = small_training(steps=2)
     spec.training.prompts_per_step = 48
     async with Platform(addresses(traced)) as platform:
-        run = await watching.submit(platform, spec)
-        done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=200)
+        run = await submit_run(platform, spec)
+        done = await follow_run(platform, run.run_id, timeout_s=200)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     assert len(run.trace_id) == 32
 

@@ -8,8 +8,8 @@ from tests.platform_recipes import evaluation
 from local_stack import Stack
 from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, ExplainRunResponse
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
-from upcycle.cli import watching
 from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -30,7 +30,7 @@ async def explained(platform: Platform, run_id: str, owner: str) -> ExplainRunRe
 async def test_a_stopped_process_is_named(stack: Stack, platform: Platform, stopped: str, owner: str) -> None:
     await stack.stop(stopped)
     try:
-        run = await watching.submit(platform, evaluation())
+        run = await submit_run(platform, evaluation())
         answer = await explained(platform, run.run_id, owner)
         reason = next(reason for reason in answer.waiting_for if owner in reason.owner)
         assert reason.episodes > 0
@@ -38,5 +38,5 @@ async def test_a_stopped_process_is_named(stack: Stack, platform: Platform, stop
         assert answer.summary
     finally:
         await stack.start(stopped)
-    done = await watching.follow(platform, run.run_id, lambda _: None, timeout_s=180)
+    done = await follow_run(platform, run.run_id, timeout_s=180)
     assert done.state == RUN_STATE_COMPLETED, done.failure

@@ -7,21 +7,12 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
-from upcycle.cli.watching import completed
-from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_config import MAX_TRAINABLE_GROUP
+from upcycle.run_client import completed
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
-    from upcycle.api.common.v1.common_pb2 import PolicySelector
     from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
-
-
-class CannotTrain(UpcycleError, ValueError):
-    """Groups of this size never train: one has nothing to be compared with, and too many fit in no offer."""
-
-    kind = "training_refused"
 
 
 @Parameter(name="*")
@@ -45,11 +36,6 @@ class Play:
     trainable: Annotated[bool, Parameter(negative="")] = False
     """a running training run of the same model and taskset may draw the groups, each once; needs --group 2
     to 512. What this evaluation reports does not change by it."""
-
-    @property
-    def weights(self) -> Literal["latest", "head"]:
-        """The channel, where none was named too."""
-        return self.channel or ("latest" if self.trainable else "head")
 
 
 @Parameter(name="*")
@@ -75,37 +61,32 @@ async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Repor
     :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
     :param model: slug of the model.
     """
-    from upcycle.cli import watching
+    from upcycle.cli.tasksets import register_source
     from upcycle.rpc import remote_errors
+    from upcycle.run_client import follow_run, submit_run
+    from upcycle.run_specs import check_trainable_group
 
     if report.dry_run:
         return _dry_run(tasks, report.as_json)
-    if play.trainable and not 2 <= play.group <= MAX_TRAINABLE_GROUP:
-        raise CannotTrain(
-            f"--trainable with --group {play.group}: rewards are compared within a group, and a group trains "
-            "as a whole",
-            f"give --group 2 to {MAX_TRAINABLE_GROUP}; 8 is a good start",
-        )
+    if play.trainable:
+        check_trainable_group(play.group)
     async with Platform() as platform, remote_errors():
-        name = await watching.register(platform, tasks, play.taskset)
-        policy = selector(model, play.weights, play.at_version)
-        spec = eval_spec(name, policy, play.group, play.temperature, play.max_turns)
-        spec.trainable = play.trainable
-        run = await watching.submit(platform, spec)
+        name = await register_source(platform, tasks, play.taskset)
+        run = await submit_run(platform, spec_of(name, model, play))
         _launched(run, report.as_json)
         if report.detach:
             return Exit.OK
-        run = await watching.follow(platform, run.run_id, Progress(), timeout_s=report.timeout_s)
-        said = await _drawn(platform, run, report.as_json) if play.trainable else ""
+        run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
+        drawn_by = await _drawn(platform, run, report.as_json) if play.trainable else ""
     status = _report(run, report.min_success, report.as_json)
-    if said and not report.as_json:
-        print(said)
+    if drawn_by and not report.as_json:
+        print(drawn_by)
     return status
 
 
 async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     """Which running training run draws from this evaluation, in one line."""
-    from upcycle.cli.drawing import drawing_run, drawn_text
+    from upcycle.cli.drawn_by import drawing_run, drawn_text
 
     found = await drawing_run(platform, run)
     if as_json:
@@ -113,32 +94,22 @@ async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     return drawn_text(run, found)
 
 
-def selector(model: str, channel: str, version: int | None) -> "PolicySelector":
-    """Which weights of `model`: a pinned version wins over a channel."""
-    from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, CHANNEL_LATEST, PolicySelector
+def spec_of(taskset: str, model: str, play: Play) -> "RunSpec":
+    """The evaluation run that the flags ask for."""
+    from upcycle.api.taskset.v1.taskset_pb2 import SamplingConfig
+    from upcycle.run_specs import eval_spec, select_policy
 
-    if version is not None:
-        return PolicySelector(model=model, pinned_version=version)
-    return PolicySelector(model=model, channel=CHANNEL_HEAD if channel == "head" else CHANNEL_LATEST)
-
-
-def eval_spec(
-    taskset: str, policy: "PolicySelector", group: int, temperature: float = 1.0, max_turns: int | None = None
-) -> "RunSpec":
-    """An evaluation run over `taskset`, `group` episodes per task."""
-    from upcycle.api.common.v1.common_pb2 import PURPOSE_EVAL
-    from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig
-
-    sampling = SamplingConfig(temperature=temperature, max_turns=max_turns)
-    return RunSpec(taskset=taskset, purpose=PURPOSE_EVAL, policy=policy, group_size=group, sampling=sampling)
+    policy = select_policy(model, version=play.at_version, channel=play.channel, trainable=play.trainable)
+    sampling = SamplingConfig(temperature=play.temperature, max_turns=play.max_turns)
+    return eval_spec(taskset, policy, play.group, sampling=sampling, trainable=play.trainable)
 
 
 def _dry_run(tasks: str, as_json: bool) -> int:
     from pathlib import Path
 
-    from upcycle.cli.watching import load_all
+    from upcycle.cli.tasksets import load_tasksets
 
-    for taskset in load_all(Path(tasks)).values():
+    for taskset in load_tasksets(Path(tasks)).values():
         summary = {
             "taskset": taskset.name,
             "split": taskset.split,
@@ -161,7 +132,7 @@ def _launched(run: "Run", as_json: bool) -> None:
     human().print(f"run [bold]{run.run_id}[/bold] on {taskset} (`upcycle why {run.run_id}` if it waits)")
 
 
-class Progress:
+class CountsLine:
     """One line per change: a bar for a terminal, plain text elsewhere."""
 
     def __init__(self) -> None:

@@ -48,12 +48,24 @@ def _fields(value: Any) -> dict[str, Any]:
         return value
     from google.protobuf.json_format import MessageToDict
 
-    return MessageToDict(
+    found = MessageToDict(
         value,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
         use_integers_for_enums=False,
     )
+    return _with_flat_identity(found)
+
+
+def _with_flat_identity(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a nested episode identity stand beside the others: `trajectory_id`, not `episode.…`."""
+    identity = fields.get("episode")
+    if isinstance(identity, dict):
+        fields = {**identity, **{name: value for name, value in fields.items() if name != "episode"}}
+    return {
+        name: _with_flat_identity(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
 
 
 def fail(error: Exception) -> int:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Literal
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
-from upcycle.cli.watching import completed, follow, state_word
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.run_client import completed, follow_run, state_word
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def _steered(platform: Platform, action: Action, run_id: str, *, wait: boo
     if action != "list":
         human().print(f"{run_id} {_SAID[action]}", markup=False)
     if wait and action in ("stop", "cancel"):
-        found = await follow(platform, run_id, lambda run: None, timeout_s=3600)
+        found = await follow_run(platform, run_id, timeout_s=3600)
     return found
 
 

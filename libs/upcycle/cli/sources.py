@@ -86,7 +86,7 @@ def begun_lines(run: "Run") -> list[str]:
 
 
 def _begun(source: "SourceReport") -> str:
-    from upcycle.cli.outcomes import counted
+    from upcycle.cli.group_outcomes import counted
 
     fit = source.groups - sum(source.left_out.values())
     left = f"; left out: {counted(source.left_out)}" if source.left_out else ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.cli.preflight import flag_of, refusals_of
+from upcycle.cli.tasksets import TASKS_FILES
 from upcycle.errors import UpcycleError
 from upcycle.run_specs import OptionInvalid, TrainOptions, nearest, option_names, train_options
 from upcycle.tasks import plain_name
@@ -33,7 +34,6 @@ _LOOK_BACK: Final = 50
 them, each ordinal is asked for, once: the run that is found or begun is the newest again."""
 _TABLE: Final = "run"
 _KEYS: Final[tuple[str, ...]] = ("model", "taskset", "taskset_name", "from")
-_TASKS_FILES: Final = (".py", ".json", ".jsonl")
 _SUBMIT_TRIES_S: Final = 60.0
 _PAUSE_S: Final = 0.5
 
@@ -134,7 +134,7 @@ def _options(path: Path, given: Mapping[str, Any]) -> TrainOptions:
 
 def _taskset(path: Path, given: str) -> str:
     """A registered name as it is; a tasks file relative to the folder of the standing file."""
-    if not given.endswith(_TASKS_FILES):
+    if not given.endswith(TASKS_FILES):
         return given
     tasks = path.absolute().parent / given
     if not tasks.is_file():
@@ -154,10 +154,11 @@ def _sources(path: Path, given: Any) -> tuple[str, ...]:
 
 async def bring(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
-    from upcycle.cli import watching
+    from upcycle.cli.tasksets import register_source
+    from upcycle.run_client import is_over
 
     # Not exactly these tasks: the same request again must be the same run after the file changed.
-    taskset = await watching.register(platform, standing.taskset, standing.taskset_name, exact=False)
+    taskset = await register_source(platform, standing.taskset, standing.taskset_name, exact=False)
     known = await _earlier(platform, standing)
     sources, quick = standing.sources, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):
@@ -166,7 +167,7 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
         run = known.get(ordinal) or await _submitted(platform, spec, standing.request_id(ordinal))
         if run is None:
             continue
-        if not _is_over(run):
+        if not is_over(run):
             return run
         if not run.spec.source_runs or any(source.trained for source in run.sources):
             sources = ()  # what they could teach is in the weights: they are the first batches once
@@ -196,29 +197,21 @@ async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> 
 
     Sent again while the planner is away. Raises RemoteError for what it refuses.
     """
-    from upcycle.cli import watching
     from upcycle.errors import Unavailable
-    from upcycle.rpc import RemoteConflict, remote_errors
+    from upcycle.rpc import RemoteConflict
+    from upcycle.run_client import submit_run
 
     loop = asyncio.get_running_loop()
     until = loop.time() + _SUBMIT_TRIES_S
     while True:
         try:
-            with remote_errors("standing run"):
-                return await watching.submit(platform, spec, request_id=request_id)
+            return await submit_run(platform, spec, request_id=request_id)
         except RemoteConflict:
             return None
         except Unavailable:
             if loop.time() > until:
                 raise
         await asyncio.sleep(_PAUSE_S)
-
-
-def _is_over(run: "Run") -> bool:
-    from upcycle.api.taskset.v1.taskset_pb2 import RunState
-    from upcycle.cli.watching import FINAL_STATES
-
-    return RunState.Name(run.state) in FINAL_STATES
 
 
 def _failed_at_once(run: "Run") -> bool:
@@ -281,7 +274,7 @@ async def _other_training(platform: "Platform", standing: Standing) -> "Run | No
 
 def told(run: "Run") -> str:
     """One line: which run, what it does, where it is."""
-    from upcycle.cli.watching import state_word
+    from upcycle.run_client import state_word
 
     model, limit = run.spec.policy.model, run.spec.training.steps
     until = f"for {limit} steps" if limit else "until it is stopped"

@@ -10,9 +10,9 @@ from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.preflight import refuse_early
 from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
 from upcycle.cli.sources import NO_SOURCES, Sources, check
-from upcycle.cli.watching import completed
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
+from upcycle.run_client import completed
 from upcycle.run_specs import DEFAULT_STEPS, CommonOptions, TrainOptions
 from upcycle.tasks import plain_name
 
@@ -125,23 +125,23 @@ async def _drawn_from(
 ) -> tuple[str, list[str]]:
     """The taskset that the run plays, and the run ids of its sources. Without a limit of steps the run
     follows the revisions of a taskset that a file defines."""
-    from upcycle.cli import watching
     from upcycle.cli.sources import resolve
+    from upcycle.cli.tasksets import register_source
     from upcycle.train.running import taskset_of
 
     evaluations = await resolve(platform, model, sources.from_)
     if recipe.taskset is None:
         return await taskset_of(platform, evaluations[0]), evaluations
     keeps = recipe.steps != 0
-    name = await watching.register(platform, recipe.taskset, recipe.taskset_name, exact=keeps)
+    name = await register_source(platform, recipe.taskset, recipe.taskset_name, exact=keeps)
     return name, evaluations
 
 
 async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
-    from upcycle.cli import watching
     from upcycle.cli.sources import begun_lines
+    from upcycle.run_client import submit_run
 
-    run = await watching.submit(platform, spec)
+    run = await submit_run(platform, spec)
     taskset = plain_name(run.spec.taskset)
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)
@@ -191,16 +191,16 @@ async def _attached(platform: Platform, run: str) -> str:
 
 
 async def _follow(platform: Platform, run_id: str, view: View) -> int:
-    from upcycle.cli.attending import attend
-    from upcycle.cli.curves import shown
+    from upcycle.cli.progress_view import progress_view
+    from upcycle.cli.run_follower import follow_training
 
     try:
-        with shown(view.as_json) as show:
-            run = await attend(platform, run_id, show, timeout_s=view.timeout_s)
+        with progress_view(view.as_json) as show:
+            run = await follow_training(platform, run_id, show, timeout_s=view.timeout_s)
     except BaseException:
         human().print(f"the run may go on: upcycle train --attach {run_id}", markup=False)
         raise
-    _say_done(run, view.as_json)
+    _print_done(run, view.as_json)
     return Exit.OK if completed(run) else Exit.FAILED
 
 
@@ -215,8 +215,8 @@ def options_of(recipe: Recipe, sources: Sources = NO_SOURCES) -> TrainOptions:
     )
 
 
-def _say_done(run: "Run", as_json: bool) -> None:
-    from upcycle.cli.outcomes import groups_text, source_text
+def _print_done(run: "Run", as_json: bool) -> None:
+    from upcycle.cli.group_outcomes import groups_text, source_text
 
     if as_json:
         print_json("done", run)

@@ -41,7 +41,8 @@ async def list_trajectories(
         reward = f"{one.reward:.3f}" if one.graded else "–"
         counts = (str(one.num_turns), str(one.num_sampled_tokens), f"v{one.sampled_by.oldest}")
         success = "yes" if one.success else "no"
-        table.add_row(one.trajectory_id, one.task_slug, *counts, reward, success, ledger_words(one.ledger))
+        what = (one.episode.trajectory_id, one.episode.task_slug)
+        table.add_row(*what, *counts, reward, success, ledger_words(one.ledger))
     result_console().print(table)
     return Exit.OK
 
@@ -77,7 +78,7 @@ async def _resolve(platform: Platform, trajectory: str) -> str:
     listed = await platform.trajectories.ListTrajectories(ListTrajectoriesRequest(page_size=1), timeout=10)
     if not listed.trajectories:
         raise UnknownName("no trajectory is stored yet", "run `upcycle eval` first")
-    return str(listed.trajectories[0].trajectory_id)
+    return str(listed.trajectories[0].episode.trajectory_id)
 
 
 async def export(*, run: str = "", model: str = "", form: Literal["triples", "records"] = "triples") -> int:

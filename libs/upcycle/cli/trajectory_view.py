@@ -41,9 +41,11 @@ def render(summary: "TrajectorySummary", body: "TrajectoryBody", *, with_tokens:
 def _heading(summary: "TrajectorySummary", body: "TrajectoryBody") -> Text:
     stop = StopReason.Name(body.stop_reason).removeprefix("STOP_REASON_").lower()
     span = f"v{body.sampled_by.oldest}–v{body.sampled_by.newest}"
-    text = Text(summary.trajectory_id, style="bold")
-    ended = ledger_words(summary.ledger)
-    text.append(f"\n{body.task_slug} · {body.model} {span} · {stop} · ledger: {ended}", style="not bold")
+    text = Text(summary.episode.trajectory_id, style="bold")
+    ended, episode = ledger_words(summary.ledger), body.episode
+    text.append(
+        f"\n{episode.task_slug} · {episode.model} {span} · {stop} · ledger: {ended}", style="not bold"
+    )
     text.append(f"\ntrace {summary.trace_id}" if summary.trace_id else "", style="not bold dim")
     return text
 

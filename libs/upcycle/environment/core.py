@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult
 from upcycle.errors import ArgumentsInvalid, DefinitionError, ToolFailed, UnknownName
 from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
+from upcycle.task_rows import EnvironmentRef
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -83,7 +84,7 @@ class Environment:
             label = name or function.__name__
             if label in self.scenarios:
                 raise DefinitionError(f"environment {self.name!r} has two scenarios called {label!r}")
-            declared = declare_scenario(function, label, self)
+            declared = declare_scenario(function, label, EnvironmentRef(self.name, path=self.source))
             self.scenarios[label] = declared
             return declared
 
@@ -108,7 +109,7 @@ class Environment:
         """An MCP server with the tools of this environment: run it, or mount its `streamable_http_app()`."""
         from upcycle.environment.mcp import mcp_server
 
-        return mcp_server(self)
+        return mcp_server(self.name, self.version, self.tools)
 
     @property
     def tools(self) -> dict[str, Tool]:

@@ -8,14 +8,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from upcycle.environment.tools import FunctionTool, ToolResult, ToolSpec
+from upcycle.environment.tools import FunctionTool, Tool, ToolResult, ToolSpec
 from upcycle.errors import DefinitionError, ToolFailed
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.server.mcpserver import MCPServer
-
-    from upcycle.environment.core import Environment
 
 # Seconds for connecting and for one call. A hanging server becomes a typed error, not a hanging episode.
 CONNECT_TIMEOUT_S = 30.0
@@ -119,14 +117,14 @@ class McpTools:
         return stdio_client(StdioServerParameters(**server))
 
 
-def mcp_server(environment: "Environment") -> "MCPServer":
-    """An MCP server with the environment's own tools; a tool's error reaches the client as an `isError`
+def mcp_server(title: str, version: str, tools: Mapping[str, Tool]) -> "MCPServer":
+    """An MCP server with an environment's own tools; a tool's error reaches the client as an `isError`
     result.
     """
     from mcp.server.mcpserver import MCPServer
 
-    server: MCPServer = MCPServer(environment.name, version=environment.version)
-    for name, tool in environment.tools.items():
+    server: MCPServer = MCPServer(title, version=version)
+    for name, tool in tools.items():
         if isinstance(tool, FunctionTool):
             server.add_tool(tool.function, name=name, description=tool.schema.description)
     return server

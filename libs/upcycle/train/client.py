@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import DAY_S, connected
-from upcycle.evaluation import Run as Episode
+from upcycle.platform import connected
+from upcycle.results import Run as Episode
 from upcycle.tasks import Taskset
 from upcycle.train.custom import CustomLoss, weights_of
 from upcycle.train.inputs import Lora, TrainingInput, input_to_wire
@@ -229,7 +229,7 @@ class TrainingClient:
         *,
         taskset: Taskset | str | None = None,
         sampling: bool = True,
-        timeout_s: float = DAY_S,
+        timeout_s: float = 86_400.0,
         **options: "Unpack[TrainKeywords]",
     ) -> TrainedRun:
         """A training run whose first batches are evaluations; returns when it is over, in seconds timeout_s.

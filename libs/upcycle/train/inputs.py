@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import Run
+from upcycle.results import Run
 
 if TYPE_CHECKING:
     from upcycle.api.training.v1.interactive_pb2 import TrainingInput as WireInput

@@ -1,19 +1,17 @@
 """Training runs on what evaluations sampled: submitted, waited for, and what became of them."""
 
-import asyncio
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import Run as Episode
-from upcycle.evaluation import register
+from upcycle.results import Run as Episode
+from upcycle.run_client import follow_run, register_taskset, submit_run
 from upcycle.run_specs import SourcesRefused
 from upcycle.tasks import Taskset, plain_name
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.api.taskset.v1.taskset_pb2 import Run
     from upcycle.platform import Platform
     from upcycle.run_specs import TrainOptions
 
@@ -79,14 +77,8 @@ async def submitted(
     taskset: what it goes on with; None: that of the first evaluation. Raises SourcesRefused and
     upcycle.rpc.RemoteError.
     """
-    from upcycle.api.taskset.v1.service_pb2 import SubmitRunRequest
-    from upcycle.rpc import remote_errors
-
     name = await _taskset(platform, run_ids[0], taskset, follows=options.steps == 0)
-    spec: RunSpec = options.spec(model, name, run_ids)
-    with remote_errors(f"train {model!r} on {', '.join(run_ids)}"):
-        request = SubmitRunRequest(request_id=f"sdk-{uuid.uuid4().hex}", spec=spec)
-        return (await platform.tasksets.SubmitRun(request, timeout=SUBMIT_TIMEOUT_S)).run.run_id
+    return (await submit_run(platform, options.spec(model, name, run_ids))).run_id
 
 
 async def _taskset(
@@ -94,7 +86,8 @@ async def _taskset(
 ) -> str:
     """follows: the run takes the newest revision for its next groups, instead of keeping one."""
     if isinstance(taskset, Taskset):
-        return await register(platform, taskset, exact=not follows)
+        registered = await register_taskset(platform, taskset)
+        return registered.name if follows else registered.exact_name
     return await taskset_of(platform, run_id) if taskset is None else taskset
 
 
@@ -125,34 +118,14 @@ async def train_tasksets(platform: "Platform") -> set[str]:
 
 async def finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:
     """Wait until a training run is over. Raises TrainingFailed, and RemoteError for what is refused."""
-    last: Run | None = None
+    from upcycle.rpc import CallTimedOut
+
     try:
-        async with asyncio.timeout(timeout_s):
-            last = await _watched(platform, run_id)
-    except TimeoutError as error:
+        return _judged(await follow_run(platform, run_id, timeout_s=timeout_s))
+    except CallTimedOut as error:
         raise TrainingFailed(
             f"{run_id} was not over within {timeout_s:g} s; it goes on", f"upcycle train --attach {run_id}"
         ) from error
-    return _judged(last)
-
-
-async def _watched(platform: "Platform", run_id: str) -> "Run":
-    """The run in its final state; watched again while the planner is away."""
-    from upcycle.api.taskset.v1.service_pb2 import WatchRunRequest
-    from upcycle.api.taskset.v1.taskset_pb2 import RunState
-    from upcycle.errors import Unavailable
-    from upcycle.rpc import remote_errors
-
-    final = {RunState.Value(f"RUN_STATE_{word}") for word in ("COMPLETED", "FAILED", "CANCELLED")}
-    while True:
-        try:
-            with remote_errors(f"watch {run_id}"):
-                async for update in platform.tasksets.WatchRun(WatchRunRequest(run_id=run_id)):
-                    if update.run.state in final:
-                        return update.run
-        except Unavailable:
-            pass
-        await asyncio.sleep(_PAUSE_S)
 
 
 def _judged(run: "Run") -> TrainedRun:

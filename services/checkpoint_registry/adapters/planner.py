@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from checkpoint_registry import wire
-from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
+from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
 from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2
@@ -17,13 +17,13 @@ IDEMPOTENT = ("GetRun", "GetTaskset", "ListRuns", "SubmitRun")
 
 
 class GrpcTasksets:
-    """ports.Tasksets."""
+    """The planner behind gRPC."""
 
     def __init__(self, peer: Peer) -> None:
         self._stub = TasksetServiceStub(peer.channel)
 
     async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
-        """See the port."""
+        """A run with its results, if asked for; None: no such run."""
         request = service_pb2.GetRunRequest(run_id=run_id, include_results=include_results)
         try:
             with _peer_errors(f"read run {run_id}"):
@@ -32,7 +32,7 @@ class GrpcTasksets:
             return None
 
     async def taskset(self, name: str) -> TasksetView | None:
-        """See the port."""
+        """A taskset by name or name@revision; None: no such taskset."""
         try:
             with _peer_errors(f"read taskset {name!r}"):
                 response = await self._stub.GetTaskset(service_pb2.GetTasksetRequest(name=name))
@@ -41,7 +41,7 @@ class GrpcTasksets:
         return wire.taskset_from_wire(response.taskset)
 
     async def submit(self, order: EvaluationOrder) -> str:
-        """See the port."""
+        """Submit an evaluation run; the run's id."""
         try:
             with _peer_errors(f"submit {order.label}"):
                 response = await self._stub.SubmitRun(wire.order_to_wire(order))
@@ -50,7 +50,7 @@ class GrpcTasksets:
         return response.run.run_id
 
     async def pinned_versions(self) -> set[tuple[str, int]]:
-        """See the port."""
+        """(model, version) that runs which are not over are pinned to."""
         with _peer_errors("list the runs that are not over"):
             response = await self._stub.ListRuns(service_pb2.ListRunsRequest(unfinished=True))
         policies = [run.spec.policy for run in response.runs]
@@ -60,7 +60,7 @@ class GrpcTasksets:
 
 
 class _NotThere(Exception):
-    """The planner knows nothing of that name."""
+    """The planner has nothing of that name."""
 
 
 @contextmanager
@@ -72,5 +72,5 @@ def _peer_errors(what: str) -> Iterator[None]:
         raise _NotThere(str(error)) from error
     except RemoteRefused as error:
         raise PeerRefused(str(error)) from error
-    except (RemoteError, Unavailable) as error:
-        raise PeerUnavailable(str(error)) from error
+    except RemoteError as error:
+        raise Unavailable(str(error)) from error

@@ -18,7 +18,7 @@ from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
 
 class BlobPolicyStore:
-    """ports.PolicyStore on policy_files."""
+    """Published weights."""
 
     def __init__(self, store: BlobStore, *, staging_dir: Path, max_import_bytes: int, now: Clock) -> None:
         self._store = store
@@ -28,7 +28,7 @@ class BlobPolicyStore:
 
     @asynccontextmanager
     async def upload(self) -> AsyncIterator["DirectoryUpload"]:
-        """See the port."""
+        """A private staging area, removed on exit."""
         await asyncio.to_thread(self._staging_dir.mkdir, parents=True, exist_ok=True)
         directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="import-", dir=self._staging_dir))
         try:
@@ -37,7 +37,7 @@ class BlobPolicyStore:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     async def fork(self, manifest: BlobRef, model: str) -> tuple[BlobRef, str]:
-        """See the port."""
+        """Version 0 of `model` out of another model's files, without copying them."""
         origin = policy_files.manifest_from_bytes(await self._store.get(manifest))
         forked = PolicyManifest()
         forked.CopyFrom(origin)
@@ -56,7 +56,7 @@ class BlobPolicyStore:
 
 
 class DirectoryUpload:
-    """ports.Upload into one folder."""
+    """Files of a policy on their way in, in one folder."""
 
     def __init__(self, store: BlobStore, directory: Path, max_bytes: int, now: Clock) -> None:
         self._store = store
@@ -68,7 +68,7 @@ class DirectoryUpload:
         self._finished: set[str] = set()
 
     async def add(self, name: str, data: bytes) -> None:
-        """See the port."""
+        """Append to the file. Raises InvalidRequest on a bad name or too many bytes."""
         self._received_bytes += len(data)
         if self._received_bytes > self._max_bytes:
             raise InvalidRequest(
@@ -89,7 +89,7 @@ class DirectoryUpload:
         self._current = name
 
     async def publish(self, model: str) -> tuple[BlobRef, str]:
-        """See the port."""
+        """Store the files as version 0 of the model: manifest and digest. Raises InvalidRequest."""
         try:
             dtype = await asyncio.to_thread(_dtype, self._directory)
             facts = policy_files.PolicyFacts(model, 0, self._now(), dtype=dtype)

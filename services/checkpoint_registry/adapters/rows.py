@@ -14,18 +14,21 @@ from checkpoint_registry.domain.models import (
     EngineLease,
     HeadMove,
     Model,
+    PublishedVersion,
 )
 
 
-def model_of(row: RowMapping, newest_version: int) -> Model:
-    """A row of `model`."""
+def model_of(row: RowMapping, latest: PublishedVersion) -> Model:
+    """A row of `model` with its newest checkpoint and the time of its last move of head."""
     return Model(
         model=row["model"],
         forked_from_checkpoint_id=row["forked_from_checkpoint_id"],
         head_checkpoint_id=row["head_checkpoint_id"],
         head_version=row["head_version"],
         head_revision=row["head_revision"],
-        newest_version=newest_version,
+        newest_version=row["newest_version"],
+        latest=latest,
+        promoted_at=row["promoted_at"],
         created_at=row["created_at"],
     )
 

@@ -6,8 +6,8 @@ from google.protobuf import json_format
 from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
-from checkpoint_registry import wire
-from checkpoint_registry.adapters import metrics, tables
+from checkpoint_registry import telemetry, wire
+from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.events import caused_by, emit
 from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
@@ -35,20 +35,20 @@ from sql_store import Database
 
 
 class SqlGateStore:
-    """ports.GateStore."""
+    """The state machine of candidates, and the evidence."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     async def models_with_open_jobs(self) -> list[str]:
-        """See the port."""
+        """Models that have a job which is not done."""
         query = (
             select(tables.gate_job.c.model).where(tables.gate_job.c.phase != JobPhase.DONE.value).distinct()
         )
         return await self._db.run(lambda connection: list(connection.execute(query).scalars()))
 
     async def jobs(self, model: str, phase: JobPhase) -> list[GateJob]:
-        """See the port."""
+        """Oldest version first."""
         query = (
             select(tables.gate_job)
             .where(tables.gate_job.c.model == model, tables.gate_job.c.phase == phase.value)
@@ -59,11 +59,11 @@ class SqlGateStore:
         )
 
     async def job(self, checkpoint_id: str) -> GateJob | None:
-        """See the port."""
+        """None for a base or a checkpoint recorded without one."""
         return await self._db.run(lambda connection: _job(connection, checkpoint_id))
 
     async def save_job(self, job: GateJob, *, was: JobPhase) -> bool:
-        """See the port."""
+        """Move a job on; False: another replica did it first."""
         move = (
             update(tables.gate_job)
             .where(tables.gate_job.c.checkpoint_id == job.checkpoint_id, tables.gate_job.c.phase == was.value)
@@ -72,7 +72,7 @@ class SqlGateStore:
         return await self._db.run(lambda connection: connection.execute(move).rowcount == 1)
 
     async def start_job(self, checkpoint_id: str) -> bool:
-        """See the port."""
+        """QUEUED to RUNNING and the checkpoint to EVALUATING, unless the model's slot is taken."""
 
         def work(connection: Connection) -> bool:
             mine = tables.gate_job.c.checkpoint_id == checkpoint_id
@@ -100,7 +100,7 @@ class SqlGateStore:
             return False
 
     async def close_ungated(self, checkpoint_id: str, reason: str) -> None:
-        """See the port."""
+        """Job done, checkpoint stays a candidate."""
 
         def work(connection: Connection) -> None:
             _finish(connection, checkpoint_id)
@@ -113,7 +113,7 @@ class SqlGateStore:
         await self._db.run(work)
 
     async def hold(self, checkpoint_id: str, reason: str, at: datetime) -> None:
-        """See the port."""
+        """Job done, checkpoint held without a judgement, event."""
 
         def work(connection: Connection) -> GateJob | None:
             job = _job(connection, checkpoint_id)
@@ -125,22 +125,29 @@ class SqlGateStore:
 
         held = await self._db.run(work)
         if held is not None:
-            metrics.decided(held, "held", at)
+            telemetry.decided(held, "held", at)
 
-    async def conclude(self, judgement: Judgement, at: datetime) -> None:
-        """See the port."""
-        concluded = await self._db.run(lambda connection: _conclude(connection, judgement, at))
-        if concluded is None:
-            return
-        job, move = concluded
-        metrics.decided(job, "promoted" if judgement.verdict.passed else "held", at)
-        if move is not None:
-            metrics.head_moved(move, job.version)
+    async def promote(self, judgement: Judgement, at: datetime) -> None:
+        """Move head to the candidate that passed, with audit and events, in one transaction.
+
+        Raises HeadMoved when head is not where it was judged against. sql_heads.move_head writes the move.
+        """
+        concluded = await self._db.run(lambda connection: _promote(connection, judgement, at))
+        if concluded is not None:
+            job, move = concluded
+            telemetry.decided(job, "promoted", at)
+            telemetry.head_moved(move, job.version)
+
+    async def hold_judged(self, judgement: Judgement, at: datetime) -> None:
+        """The candidate did not pass: it stays one, with audit and events. Raises HeadMoved, as `promote`."""
+        job = await self._db.run(lambda connection: _hold_judged(connection, judgement, at))
+        if job is not None:
+            telemetry.decided(job, "held", at)
 
     async def evaluations(
         self, checkpoint_id: str, taskset_digest: str, profile_key: str
     ) -> list[Evaluation]:
-        """See the port."""
+        """Evidence of one checkpoint that is comparable."""
         query = (
             select(tables.evaluation)
             .where(
@@ -155,12 +162,12 @@ class SqlGateStore:
         )
 
     async def has_evaluation(self, run_id: str) -> bool:
-        """See the port."""
+        """Whether the run's results are stored."""
         query = select(tables.evaluation.c.run_id).where(tables.evaluation.c.run_id == run_id)
         return await self._db.run(lambda connection: connection.execute(query).first() is not None)
 
     async def add_evaluation(self, evaluation: Evaluation) -> None:
-        """See the port."""
+        """Idempotent by run; finishes the request that asked for it."""
 
         def work(connection: Connection) -> None:
             insert_once(connection, tables.evaluation, evaluation_values(evaluation))
@@ -171,7 +178,7 @@ class SqlGateStore:
     async def requests(
         self, checkpoint_id: str, taskset_digest: str, profile_key: str
     ) -> list[EvaluationRequest]:
-        """See the port."""
+        """Tries so far, first one first."""
         query = (
             select(tables.evaluation_request)
             .where(
@@ -186,13 +193,13 @@ class SqlGateStore:
         )
 
     async def add_request(self, request: EvaluationRequest) -> None:
-        """See the port."""
+        """Idempotent by request_id."""
         await self._db.run(
             lambda connection: insert_once(connection, tables.evaluation_request, request_values(request))
         )
 
     async def close_request(self, run_id: str, state: RequestState, detail: str, at: datetime) -> None:
-        """See the port."""
+        """No-op for a run that the gate did not ask for."""
         await self._db.run(lambda connection: _close_request(connection, run_id, state, detail, at))
 
 
@@ -226,42 +233,51 @@ def _close_request(
     )
 
 
-def _conclude(
-    connection: Connection, judgement: Judgement, at: datetime
-) -> tuple[GateJob, HeadMove | None] | None:
-    """None: another replica concluded it before."""
-    candidate = read_checkpoint(connection, judgement.candidate_checkpoint_id)
-    job = _job(connection, candidate.checkpoint_id)
+def _promote(connection: Connection, judgement: Judgement, at: datetime) -> tuple[GateJob, HeadMove] | None:
+    job = _concluded(connection, judgement)
+    if job is None:
+        return None
+    candidate = read_checkpoint(connection, job.checkpoint_id)
+    with caused_by(job.traceparent, "judge checkpoint", job.checkpoint_id):
+        _emit_evaluated(connection, candidate, judgement, at)
+        reason = judgement.verdict.reason
+        move = HeadMove(candidate.model, 0, "", candidate.checkpoint_id, GATE_ACTOR, reason, at)
+        return job, move_head(connection, candidate, revision=judgement.head_revision, move=move)
+
+
+def _hold_judged(connection: Connection, judgement: Judgement, at: datetime) -> GateJob | None:
+    job = _concluded(connection, judgement)
+    if job is None:
+        return None
+    candidate = read_checkpoint(connection, job.checkpoint_id)
+    with caused_by(job.traceparent, "judge checkpoint", job.checkpoint_id):
+        _emit_evaluated(connection, candidate, judgement, at)
+        _hold(connection, candidate, judgement.verdict.reason, at)
+    return job
+
+
+def _concluded(connection: Connection, judgement: Judgement) -> GateJob | None:
+    """Close the job and keep its report. None: another replica concluded it before. Raises HeadMoved."""
+    job = _job(connection, judgement.candidate_checkpoint_id)
     if job is None or job.phase is JobPhase.DONE:
         return None
-    _require_revision(connection, candidate.model, judgement.head_revision)
-    if not _finish(connection, candidate.checkpoint_id):
+    _require_revision(connection, job.model, judgement.head_revision)
+    if not _finish(connection, job.checkpoint_id):
         return None
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
     connection.execute(
         update(tables.checkpoint)
-        .where(tables.checkpoint.c.checkpoint_id == candidate.checkpoint_id)
+        .where(tables.checkpoint.c.checkpoint_id == job.checkpoint_id)
         .values(gate_json=report)
     )
-    with caused_by(job.traceparent, "judge checkpoint", candidate.checkpoint_id):
-        return job, _announce(connection, candidate, judgement, at)
+    return job
 
 
-def _announce(
+def _emit_evaluated(
     connection: Connection, candidate: Checkpoint, judgement: Judgement, at: datetime
-) -> HeadMove | None:
-    emit(
-        connection,
-        wire.evaluated(candidate, judgement, at),
-        model=candidate.model,
-        event_id=events.of_checkpoint("evaluated", candidate.checkpoint_id),
-    )
-    reason = judgement.verdict.reason
-    if not judgement.verdict.passed:
-        _hold(connection, candidate, reason, at)
-        return None
-    move = HeadMove(candidate.model, 0, "", candidate.checkpoint_id, GATE_ACTOR, reason, at)
-    return move_head(connection, candidate, revision=judgement.head_revision, move=move)
+) -> None:
+    event_id = events.of_checkpoint("evaluated", candidate.checkpoint_id)
+    emit(connection, wire.evaluated(candidate, judgement, at), model=candidate.model, event_id=event_id)
 
 
 def _require_revision(connection: Connection, model: str, revision: int) -> None:

@@ -5,8 +5,8 @@ from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from checkpoint_registry import wire
-from checkpoint_registry.adapters import metrics, tables
+from checkpoint_registry import telemetry, wire
+from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.once import insert_once
 from checkpoint_registry.adapters.rows import (
     checkpoint_of,
@@ -17,20 +17,24 @@ from checkpoint_registry.adapters.rows import (
     move_of,
 )
 from checkpoint_registry.adapters.sql_heads import first_move, move_head, read_checkpoint
-from checkpoint_registry.domain.errors import CheckpointConflict, ModelExists, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.adapters.sql_versions import latest_versions, record_version
+from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.jobs import GateJob
 from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
 from sql_store import Database
 
 
 class SqlModelStore:
-    """ports.ModelStore."""
+    """Models, checkpoints, heads; an event leaves with the transaction that makes it true."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     async def create_model(self, base: Checkpoint, *, forked_from: str) -> bool:
-        """See the port."""
+        """Add a model with its version 0 as head, revision 1. False: the same digest is there already.
+
+        Raises ModelExists when the slug holds other weights.
+        """
 
         def work(connection: Connection) -> bool:
             row = {
@@ -43,6 +47,7 @@ class SqlModelStore:
             }
             if insert_once(connection, tables.model, row):
                 connection.execute(insert(tables.checkpoint).values(**checkpoint_values(base)))
+                record_version(connection, base.published)
                 first_move(connection, base, base.created_at)
                 return True
             (existing,) = _versions(connection, base.model, 0)
@@ -56,22 +61,22 @@ class SqlModelStore:
         return await self._db.run(work)
 
     async def model(self, model: str) -> Model:
-        """See the port."""
+        """Raises UnknownModel."""
         found = await self._db.run(lambda connection: _models(connection, model))
         if not found:
             raise UnknownModel(model)
         return found[0]
 
     async def models(self) -> list[Model]:
-        """See the port."""
+        """All, by slug."""
         return await self._db.run(lambda connection: _models(connection, None))
 
     async def checkpoint(self, checkpoint_id: str) -> Checkpoint:
-        """See the port."""
+        """Raises UnknownCheckpoint."""
         return await self._db.run(lambda connection: read_checkpoint(connection, checkpoint_id))
 
     async def version(self, model: str, version: int) -> Checkpoint:
-        """See the port."""
+        """The checkpoint of a version. Raises UnknownModel, UnknownCheckpoint."""
 
         def work(connection: Connection) -> Checkpoint:
             _require_model(connection, model)
@@ -83,7 +88,7 @@ class SqlModelStore:
         return await self._db.run(work)
 
     async def checkpoints(self, model: str) -> list[Checkpoint]:
-        """See the port."""
+        """Oldest first. Raises UnknownModel."""
 
         def work(connection: Connection) -> list[Checkpoint]:
             _require_model(connection, model)
@@ -92,38 +97,32 @@ class SqlModelStore:
         return await self._db.run(work)
 
     async def record_candidate(self, checkpoint: Checkpoint, job: GateJob) -> bool:
-        """See the port."""
+        """False: recorded before. Raises UnknownModel, VersionConflict."""
 
         def work(connection: Connection) -> bool:
             _require_model(connection, checkpoint.model)
+            record_version(connection, checkpoint.published)
             if insert_once(connection, tables.checkpoint, checkpoint_values(checkpoint)):
                 connection.execute(insert(tables.gate_job).values(**job_values(job), slot=None))
                 return True
-            (existing,) = _versions(connection, checkpoint.model, checkpoint.version)
-            if existing.digest == checkpoint.digest:
-                return False
-            raise CheckpointConflict(
-                f"{checkpoint.model}@v{checkpoint.version} is recorded with weights "
-                f"{existing.digest[:12]} and was announced again with "
-                f"{checkpoint.digest[:12]}; versions are never reused"
-            )
+            return False
 
         return await self._db.run(work)
 
     async def move_head(
         self, target: Checkpoint, *, expected_revision: int | None, actor: str, reason: str, at: datetime
     ) -> HeadMove:
-        """See the port."""
+        """Compare-and-set with audit and event. Raises HeadMoved. A move to head itself is no move."""
         move = HeadMove(target.model, 0, "", target.checkpoint_id, actor, reason, at)
         done = await self._db.run(
             lambda connection: move_head(connection, target, revision=expected_revision, move=move)
         )
         if done.moved_at == at:
-            metrics.head_moved(done, target.version)
+            telemetry.head_moved(done, target.version)
         return done
 
     async def head_moves(self, model: str) -> list[HeadMove]:
-        """See the port."""
+        """Oldest first. Raises UnknownModel."""
 
         def work(connection: Connection) -> list[HeadMove]:
             _require_model(connection, model)
@@ -138,13 +137,13 @@ class SqlModelStore:
 
 
 class SqlLeaseStore:
-    """ports.LeaseStore."""
+    """Engine leases."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     async def renew(self, lease: EngineLease) -> None:
-        """See the port."""
+        """Insert or replace. Raises UnknownModel."""
 
         def work(connection: Connection) -> None:
             _require_model(connection, lease.model)
@@ -161,7 +160,7 @@ class SqlLeaseStore:
         await self._db.run(work)
 
     async def live(self, model: str, channel: int, now: datetime) -> list[EngineLease]:
-        """See the port."""
+        """Leases that have not lapsed; empty model, channel 0: any."""
 
         def work(connection: Connection) -> list[EngineLease]:
             query = select(tables.engine_lease).where(tables.engine_lease.c.expires_at > now)
@@ -175,7 +174,7 @@ class SqlLeaseStore:
         return await self._db.run(work)
 
     async def held_versions(self, now: datetime) -> set[tuple[str, int]]:
-        """See the port."""
+        """(model, version) that engines whose lease has not lapsed at `now` serve or hold beside it."""
         leases = [wire.lease_to_wire(lease) for lease in await self.live("", 0, now)]
         return {(one.model, version) for one in leases for version in (one.version, *one.held_versions)}
 
@@ -196,11 +195,18 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
         .group_by(tables.checkpoint.c.model)
         .subquery()
     )
-    query = select(tables.model, newest.c.newest_version).join(newest, newest.c.model == tables.model.c.model)
+    move = tables.head_move.c
+    is_last = (move.model == tables.model.c.model) & (move.revision == tables.model.c.head_revision)
+    query = (
+        select(tables.model, newest.c.newest_version, move.moved_at.label("promoted_at"))
+        .join(newest, newest.c.model == tables.model.c.model)
+        .join(tables.head_move, is_last)
+    )
     if model is not None:
         query = query.where(tables.model.c.model == model)
     rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
-    return [model_of(row, row["newest_version"]) for row in rows]
+    latest = latest_versions(connection, [row["model"] for row in rows])
+    return [model_of(row, latest[row["model"]]) for row in rows]
 
 
 def _versions(connection: Connection, model: str, version: int | None) -> list[Checkpoint]:

@@ -4,7 +4,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
-    ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -15,13 +15,33 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from identities.tenants import DEFAULT_TENANT
 from sql_store import UtcDateTime
 
 metadata = MetaData()
 
+
+def _tenant(*, primary_key: bool = False) -> Column[str]:
+    """Whose row it is: the default tenant, until callers have keys."""
+    return Column(
+        "tenant", String(64), primary_key=primary_key, nullable=False, server_default=DEFAULT_TENANT
+    )
+
+
+def _of_model() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(["tenant", "model"], ["model.tenant", "model.model"])
+
+
+def _of_checkpoint() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(
+        ["tenant", "checkpoint_id"], ["checkpoint.tenant", "checkpoint.checkpoint_id"]
+    )
+
+
 model = Table(
     "model",
     metadata,
+    _tenant(primary_key=True),
     Column("model", String(64), primary_key=True),
     Column("forked_from_checkpoint_id", String(128), nullable=False),
     Column("head_checkpoint_id", String(128), nullable=False),
@@ -33,8 +53,9 @@ model = Table(
 checkpoint = Table(
     "checkpoint",
     metadata,
+    _tenant(primary_key=True),
     Column("checkpoint_id", String(128), primary_key=True),
-    Column("model", String(64), ForeignKey("model.model"), nullable=False),
+    Column("model", String(64), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("parent_checkpoint_id", String(128), nullable=False),
     Column("digest", String(64), nullable=False),
@@ -46,38 +67,60 @@ checkpoint = Table(
     Column("reason", Text, nullable=False),
     Column("gate_json", Text, nullable=False),
     Column("metrics", JSON, nullable=False),
-    Column("sources", JSON, nullable=False, server_default="{}"),
+    Column("sources", JSON, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    UniqueConstraint("model", "version", name="checkpoint_version_once"),
+    UniqueConstraint("tenant", "model", "version", name="checkpoint_version_once"),
+    _of_model(),
 )
 
 head_move = Table(
     "head_move",
     metadata,
-    Column("model", String(64), ForeignKey("model.model"), primary_key=True),
+    _tenant(primary_key=True),
+    Column("model", String(64), primary_key=True),
     Column("revision", BigInteger, primary_key=True),
     Column("from_checkpoint_id", String(128), nullable=False),
     Column("to_checkpoint_id", String(128), nullable=False),
     Column("actor", String(128), nullable=False),
     Column("reason", Text, nullable=False),
     Column("moved_at", UtcDateTime, nullable=False),
+    _of_model(),
+)
+
+published_version = Table(
+    "published_version",
+    metadata,
+    _tenant(primary_key=True),
+    Column("model", String(64), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("manifest", JSON, nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("published_at", UtcDateTime, nullable=False),
+    # Set when retention removes the version's files; the row stays, so that a late fact cannot bring it back.
+    Column("removed_at", UtcDateTime, nullable=True),
+    _of_model(),
 )
 
 engine_lease = Table(
     "engine_lease",
     metadata,
+    _tenant(),
     Column("engine_id", String(128), primary_key=True),
-    Column("model", String(64), ForeignKey("model.model"), nullable=False),
+    Column("model", String(64), nullable=False),
     Column("channel", Integer, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
     Index("engine_lease_by_model", "model", "expires_at"),
+    _of_model(),
 )
 
 gate_job = Table(
     "gate_job",
     metadata,
-    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), primary_key=True),
+    _tenant(primary_key=True),
+    Column("checkpoint_id", String(128), primary_key=True),
     Column("model", String(64), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("run_id", String(64), nullable=False),
@@ -87,17 +130,20 @@ gate_job = Table(
     Column("gate", JSON, nullable=True),
     Column("profile", JSON, nullable=True),
     Column("taskset_digest", String(64), nullable=False),
-    Column("taskset_revision", Integer, nullable=False, server_default="0"),
+    Column("taskset_revision", Integer, nullable=False),
     # The model's name while the job runs, else null: unique, so that a model has one evaluation slot.
-    Column("slot", String(64), nullable=True, unique=True),
+    Column("slot", String(64), nullable=True),
+    UniqueConstraint("tenant", "slot", name="gate_job_slot_once"),
     Index("gate_job_by_phase", "phase", "model", "version"),
+    _of_checkpoint(),
 )
 
 evaluation = Table(
     "evaluation",
     metadata,
+    _tenant(),
     Column("run_id", String(64), primary_key=True),
-    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), nullable=False),
+    Column("checkpoint_id", String(128), nullable=False),
     Column("taskset", String(256), nullable=False),
     Column("taskset_digest", String(64), nullable=False),
     Column("profile_key", String(128), nullable=False),
@@ -105,13 +151,15 @@ evaluation = Table(
     Column("tallies", JSON, nullable=False),
     Column("finished_at", UtcDateTime, nullable=False),
     Index("evaluation_by_checkpoint", "checkpoint_id", "taskset_digest"),
+    _of_checkpoint(),
 )
 
 evaluation_request = Table(
     "evaluation_request",
     metadata,
+    _tenant(primary_key=True),
     Column("request_id", String(384), primary_key=True),
-    Column("checkpoint_id", String(128), ForeignKey("checkpoint.checkpoint_id"), nullable=False),
+    Column("checkpoint_id", String(128), nullable=False),
     Column("taskset_digest", String(64), nullable=False),
     Column("profile_key", String(128), nullable=False),
     Column("attempt", Integer, nullable=False),
@@ -121,4 +169,5 @@ evaluation_request = Table(
     Column("updated_at", UtcDateTime, nullable=False),
     Index("evaluation_request_by_run", "run_id"),
     Index("evaluation_request_by_checkpoint", "checkpoint_id", "taskset_digest", "attempt"),
+    _of_checkpoint(),
 )

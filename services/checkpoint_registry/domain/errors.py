@@ -1,5 +1,7 @@
 """Every way the registry refuses; one class per reaction of the caller."""
 
+from datetime import datetime
+
 
 class RegistryError(Exception):
     """Base of the registry's own errors."""
@@ -27,8 +29,31 @@ class ModelExists(RegistryError):
     """The slug is taken by other weights."""
 
 
-class CheckpointConflict(RegistryError):
+class UnknownVersion(RegistryError):
+    """No such version was published, or its fact has not arrived yet."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(f"no version {version} of model {model!r} is recorded as published")
+
+
+class VersionRemoved(RegistryError):
+    """The version was published, and retention has removed it."""
+
+    def __init__(self, model: str, version: int, at: datetime) -> None:
+        super().__init__(
+            f"version {version} of model {model!r} was removed at {at:%Y-%m-%d %H:%M} UTC: it is "
+            "no checkpoint, and neither an engine nor a run needed it; choose a checkpoint"
+        )
+
+
+class VersionConflict(RegistryError):
     """A version was announced twice with different weights; versions are never reused."""
+
+    def __init__(self, model: str, version: int, recorded: str, announced: str) -> None:
+        super().__init__(
+            f"{model}@v{version} is recorded with weights {recorded[:12]} and was announced again with "
+            f"{announced[:12]}; versions are never reused"
+        )
 
 
 class HeadMoved(RegistryError):
@@ -39,14 +64,6 @@ class HeadMoved(RegistryError):
             f"head of {model!r} is at revision {actual}, not {expected}; read the model again and decide anew"
         )
         self.model, self.expected, self.actual = model, expected, actual
-
-
-class StoreTrouble(RegistryError):
-    """The object store does not answer, or holds what it should not; nothing is decided meanwhile."""
-
-
-class PeerUnavailable(RegistryError):
-    """Another service did not answer in time; nothing was changed, try again."""
 
 
 class PeerRefused(RegistryError):

@@ -12,7 +12,7 @@ from checkpoint_registry.domain.errors import InvalidRequest
 MAX_SLUG_CHARS = 64
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 
-# Longest promise a keeper may make; past it a dead engine would be routed to for too long.
+# Longest promise an engine supervisor may make; past it a dead engine would be routed to for too long.
 MAX_LEASE_TTL_S = 60.0
 
 
@@ -36,7 +36,25 @@ class Model:
     head_version: int
     head_revision: int
     newest_version: int
+    """Newest checkpoint of the tree."""
+    latest: "PublishedVersion"
+    """Highest version that was published and not removed."""
+    promoted_at: datetime
+    """When head moved to where it is."""
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version as an engine can fetch it; not every one is a checkpoint."""
+
+    model: str
+    version: int
+    digest: str
+    manifest: BlobRef
+    run_id: str
+    step: int
+    published_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,13 @@ class Checkpoint:
     """Evaluations that its run trained on until then: run id -> groups."""
     is_head: bool = False
 
+    @property
+    def published(self) -> PublishedVersion:
+        """The same version as an engine fetches it."""
+        return PublishedVersion(
+            self.model, self.version, self.digest, self.manifest, self.run_id, self.step, self.created_at
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class HeadMove:
@@ -77,7 +102,7 @@ class HeadMove:
 
 @dataclass(frozen=True, slots=True)
 class EngineLease:
-    """A keeper's promise; `body` is the message as the keeper sent it, `expires_at` is ours."""
+    """`body` is the message as the engine supervisor sent it, `expires_at` is the registry's."""
 
     engine_id: str
     model: str
@@ -88,7 +113,7 @@ class EngineLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What a keeper asks for; `body` is kept as it is for those who look engines up."""
+    """What an engine supervisor asks for; `body` is kept as it is for those who look engines up."""
 
     engine_id: str
     base_url: str

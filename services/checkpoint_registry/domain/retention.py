@@ -1,4 +1,4 @@
-"""Which published versions nobody needs any more. Pure."""
+"""Which published versions can be removed. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedVersion:
+class StoredVersion:
     """A version in the object store. created_at: None where its files are there without a manifest, because
     its publication never ended. checkpoint_id: of the checkpoint that it is, empty for one in between."""
 
@@ -26,7 +26,7 @@ class RetentionPolicy:
 
 
 def unneeded(
-    published: Sequence[PublishedVersion], needed: Collection[int], policy: RetentionPolicy, now: datetime
+    published: Sequence[StoredVersion], needed: Collection[int], policy: RetentionPolicy, now: datetime
 ) -> list[int]:
     """Versions of one model that may go, oldest first.
 

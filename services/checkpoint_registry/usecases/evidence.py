@@ -5,6 +5,8 @@ import logging
 from dataclasses import dataclass
 from datetime import timedelta
 
+from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import PeerRefused, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.evidence import Evaluation, Evidence, combine
 from checkpoint_registry.domain.jobs import (
@@ -23,7 +25,7 @@ from checkpoint_registry.domain.runs import (
     tally,
     version_measured,
 )
-from checkpoint_registry.ports import Clock, GateStore, ModelStore, Tasksets
+from checkpoint_registry.ports import Clock, Tasksets
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,13 @@ class GatherEvidence:
     """One place that turns runs into evidence. All of it is idempotent by run id and request id."""
 
     def __init__(
-        self, store: GateStore, models: ModelStore, tasksets: Tasksets, policy: EvidencePolicy, *, now: Clock
+        self,
+        store: SqlGateStore,
+        models: SqlModelStore,
+        tasksets: Tasksets,
+        policy: EvidencePolicy,
+        *,
+        now: Clock,
     ) -> None:
         self._store = store
         self._models = models

@@ -8,12 +8,14 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
+from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import HeadMoved
 from checkpoint_registry.domain.evidence import Evidence
 from checkpoint_registry.domain.gate import GateRule, Verdict, judge
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
-from checkpoint_registry.ports import Clock, GateStore, ModelStore, Tasksets
+from checkpoint_registry.ports import Clock, Tasksets
 from checkpoint_registry.usecases.evidence import EvaluationGivenUp, GatherEvidence
 
 log = logging.getLogger(__name__)
@@ -31,8 +33,8 @@ class RunGate:
 
     def __init__(
         self,
-        store: GateStore,
-        models: ModelStore,
+        store: SqlGateStore,
+        models: SqlModelStore,
         tasksets: Tasksets,
         evidence: GatherEvidence,
         policy: GatePolicy,
@@ -47,7 +49,7 @@ class RunGate:
         self._now = now
 
     async def record(self, checkpoint: Checkpoint, traceparent: str) -> bool:
-        """Takes a saved checkpoint in. Safe to repeat. Raises UnknownModel, CheckpointConflict."""
+        """Takes a saved checkpoint in. Safe to repeat. Raises UnknownModel, VersionConflict."""
         job = GateJob(
             checkpoint_id=checkpoint.checkpoint_id,
             model=checkpoint.model,
@@ -78,11 +80,11 @@ class RunGate:
         run = await self._tasksets.run(job.run_id)
         if run is None:
             await self._store.close_ungated(
-                job.checkpoint_id, f"run {job.run_id!r} is unknown, so nothing judges it"
+                job.checkpoint_id, f"run {job.run_id!r} is unknown, so there is no gate to judge it by"
             )
             return
         if run.gate is None:
-            reason = f"run {job.run_id} asks for no gate; promote by hand with SetHead"
+            reason = f"run {job.run_id} asks for no gate; promote it manually with SetHead"
             await self._store.close_ungated(job.checkpoint_id, reason)
             return
         taskset = await self._tasksets.taskset(run.gate.taskset)
@@ -134,7 +136,10 @@ class RunGate:
             verdict=verdict,
         )
         try:
-            await self._store.conclude(judgement, self._now())
+            if verdict.passed:
+                await self._store.promote(judgement, self._now())  # the one place where the gate moves head
+            else:
+                await self._store.hold_judged(judgement, self._now())
         except HeadMoved as error:
             log.info("judged_again", extra={"checkpoint_id": job.checkpoint_id, "why": str(error)})
         return True

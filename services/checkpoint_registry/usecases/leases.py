@@ -4,15 +4,16 @@ import math
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+from checkpoint_registry.adapters.sql_models import SqlLeaseStore
 from checkpoint_registry.domain.errors import InvalidRequest
 from checkpoint_registry.domain.models import MAX_LEASE_TTL_S, EngineLease, LeaseRequest, validate_slug
-from checkpoint_registry.ports import Clock, LeaseStore
+from checkpoint_registry.ports import Clock
 
 
 class EngineLeases:
     """Keeps and lists the leases; the truth is in SQL, so a restart loses none."""
 
-    def __init__(self, store: LeaseStore, *, now: Clock) -> None:
+    def __init__(self, store: SqlLeaseStore, *, now: Clock) -> None:
         self._store = store
         self._now = now
 

@@ -1,9 +1,11 @@
-"""Import, fork, and moves of head by hand."""
+"""Import, fork, and manual moves of head."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from blob_store import BlobRef
+from checkpoint_registry.adapters.policy_store import BlobPolicyStore
+from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import InvalidRequest, ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import (
     Checkpoint,
@@ -12,7 +14,7 @@ from checkpoint_registry.domain.models import (
     Model,
     validate_slug,
 )
-from checkpoint_registry.ports import Clock, Judge, ModelStore, PolicyStore
+from checkpoint_registry.ports import Clock
 from identities import entities
 
 
@@ -34,12 +36,19 @@ class Imported:
 
 
 class ManageModels:
-    """Adds models and moves their heads on a person's word."""
+    """Adds models, and moves their heads when a person asks for it."""
 
-    def __init__(self, store: ModelStore, policies: PolicyStore, judge: Judge, *, now: Clock) -> None:
+    def __init__(
+        self,
+        store: SqlModelStore,
+        policies: BlobPolicyStore,
+        wake_gate: Callable[[list[str]], None],
+        *,
+        now: Clock,
+    ) -> None:
         self._store = store
         self._policies = policies
-        self._judge = judge
+        self._wake_gate = wake_gate
         self._now = now
 
     async def import_model(
@@ -84,7 +93,7 @@ class ManageModels:
         move = await self._store.move_head(
             target, expected_revision=expected_revision, actor=actor, reason=reason, at=self._now()
         )
-        self._judge.wake([model])
+        self._wake_gate([model])
         return await self._store.model(model), move
 
     def _base(self, model: str, manifest: BlobRef, digest: str, parent: str) -> Checkpoint:

@@ -1,17 +1,32 @@
-"""Removes published versions that nobody needs: not the tree, not an engine, not a run."""
+"""Removes published versions that neither the tree, nor an engine, nor a run needs."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from checkpoint_registry.domain.retention import PublishedVersion, RetentionPolicy, unneeded
-from checkpoint_registry.ports import Clock, LeaseStore, ModelStore, Tasksets, VersionStore
+from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_versions import SqlVersionStore
+from checkpoint_registry.adapters.version_files import VersionFiles
+from checkpoint_registry.domain.retention import RetentionPolicy, StoredVersion, unneeded
+from checkpoint_registry.ports import Clock, Tasksets
 
 _LEASE_GRACE: Final = timedelta(minutes=10)
 """An engine whose lease lapsed so recently may come back and load the version that it had."""
 
 Named = tuple[str, int]
 """Model and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionDeps:
+    """Who needs versions (tree, engines, runs), and where versions lie (rows, files)."""
+
+    models: SqlModelStore
+    leases: SqlLeaseStore
+    tasksets: Tasksets
+    versions: SqlVersionStore
+    files: VersionFiles
 
 
 class PruneVersions:
@@ -24,26 +39,24 @@ class PruneVersions:
 
     def __init__(
         self,
-        stores: tuple[ModelStore, LeaseStore, VersionStore],
-        tasksets: Tasksets,
+        deps: RetentionDeps,
         policy: RetentionPolicy,
         *,
         now: Clock,
     ) -> None:
-        self._models, self._leases, self._versions = stores
-        self._tasksets = tasksets
+        self._deps = deps
         self.policy = policy
         self._now = now
         self._found: frozenset[Named] = frozenset()
 
     async def sweep(self) -> dict[str, list[int]]:
-        """Removed versions by model. Raises PeerUnavailable, PeerRefused, Unavailable, StoreTrouble.
+        """Removed versions by model. Raises Unavailable, PeerRefused.
 
         The store is read before those who need something are asked: a version that appears meanwhile is not
         looked at.
         """
-        published: dict[str, list[PublishedVersion]] = {}
-        for one in await self._versions.published():
+        published: dict[str, list[StoredVersion]] = {}
+        for one in await self._deps.files.published():
             published.setdefault(one.model, []).append(one)
         needed, now = await self._needed(), self._now()
         unclaimed = frozenset(
@@ -54,27 +67,30 @@ class PruneVersions:
         going, self._found = self._found & unclaimed, unclaimed
         if not going:
             return {}
-        removed = await self._versions.remove(_by_model(going), may_go=self._may_go)
+        removed = await self._deps.files.remove(_by_model(going), may_go=self._may_go)
         self._found -= removed
         return {model: sorted(versions) for model, versions in _by_model(removed).items()}
 
     async def _may_go(self, model: str, version: int) -> bool:
-        """Whether nobody has named it since it was found."""
-        return (model, version) not in await self._needed()
+        """Ask once more whether the version is needed. If it is not, its row says so before its files go."""
+        if (model, version) in await self._needed():
+            return False
+        await self._deps.versions.mark_removed(model, version, self._now())
+        return True
 
     async def _needed(self) -> set[Named]:
         """Planner first: its answer takes longest, and what is newest is known here."""
-        pinned = await self._tasksets.pinned_versions()
-        held = await self._leases.held_versions(self._now() - _LEASE_GRACE)
+        pinned = await self._deps.tasksets.pinned_versions()
+        held = await self._deps.leases.held_versions(self._now() - _LEASE_GRACE)
         tree = {
             (model, checkpoint.version)
             for model in await self._known_models()
-            for checkpoint in await self._models.checkpoints(model)
+            for checkpoint in await self._deps.models.checkpoints(model)
         }
         return {*pinned, *held, *tree}
 
     async def _known_models(self) -> list[str]:
-        return [model.model for model in await self._models.models()]
+        return [model.model for model in await self._deps.models.models()]
 
 
 def _of(model: str, named: Collection[Named]) -> set[int]:

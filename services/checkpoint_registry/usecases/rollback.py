@@ -4,12 +4,14 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import HeadMoved, UnknownModel
 from checkpoint_registry.domain.evidence import Evidence, combine
 from checkpoint_registry.domain.gate import is_significantly_worse
 from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
 from checkpoint_registry.domain.models import HeadMove, Model
-from checkpoint_registry.ports import Clock, GateStore, ModelStore
+from checkpoint_registry.ports import Clock
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,9 @@ class RollbackPolicy:
 class WatchHead:
     """Looks at what is stored, not at what just arrived, so no lost event and no restart hides evidence."""
 
-    def __init__(self, store: GateStore, models: ModelStore, policy: RollbackPolicy, *, now: Clock) -> None:
+    def __init__(
+        self, store: SqlGateStore, models: SqlModelStore, policy: RollbackPolicy, *, now: Clock
+    ) -> None:
         self._store = store
         self._models = models
         self._policy = policy

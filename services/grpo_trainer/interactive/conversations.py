@@ -18,10 +18,10 @@ def _chat_format(policy: Path) -> ChatFormat:
 
 
 class ChatConversations:
-    """See ports.Conversations."""
+    """See deps.Conversations."""
 
     async def samples(self, conversation: ConversationInput, policy: Path) -> tuple[Sample, ...]:
-        """See ports.Conversations."""
+        """See deps.Conversations."""
         return await asyncio.to_thread(_samples, conversation, policy)
 
 

@@ -1,4 +1,4 @@
-"""What interactive training works with."""
+"""What the interactive sessions depend on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from blob_store import BlobRef
 from grpo_trainer.domain.contexts import EpisodeTokens
-from grpo_trainer.interactive.inputs import ConversationInput, Sample, Split
-from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
+from grpo_trainer.domain.model_leases import ModelLeases
+from grpo_trainer.interactive.conversations import ChatConversations
+from grpo_trainer.interactive.inputs import Split
+from grpo_trainer.interactive.state import Head, StepDone
+from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.protocol import AccumulatingLearner
 from grpo_trainer.ports import Facts, Policies
 
@@ -32,26 +34,19 @@ class Trajectories(Protocol):
     """Stored trajectories by id."""
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
-        """Raises UnknownTrajectory; Unavailable while the store is away."""
+        """Raises UnknownTrajectory; Unavailable."""
 
 
 class TaskClaims(Protocol):
-    """Which tasks are training data; the planner keeps it."""
+    """The planner's record of which tasks are training data."""
 
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
-        """Make them training data for good; those that already are stay so. Raises HeldOutInput when one is
-        held out by now; InvalidInput; Unavailable."""
-
-
-class Conversations(Protocol):
-    """Chat templates."""
-
-    async def samples(self, conversation: ConversationInput, policy: Path) -> tuple[Sample, ...]:
-        """The assistant's turns under the template of a HF directory. Raises InvalidInput."""
+        """Make tasks training data for good; safe to repeat. Raises HeldOutInput if one is held out;
+        InvalidInput; Unavailable."""
 
 
 class Heads(Protocol):
-    """Where a model's head is, and moving it."""
+    """The head of a model in the registry."""
 
     async def head(self, model: str) -> Head:
         """Raises UnknownModel; Unavailable."""
@@ -62,49 +57,24 @@ class Heads(Protocol):
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
     ) -> int | None:
-        """Move head there; its revision since, None where it moved elsewhere meanwhile. Raises Unavailable,
-        also until the registry holds the checkpoint."""
-
-
-class InteractiveStates(Protocol):
-    """Durable states of models in interactive training; a state exists once its marker does."""
-
-    async def models(self) -> tuple[str, ...]:
-        """Models of which a state is kept, sorted."""
-
-    async def newest(self, model: str) -> InteractiveState | None:
-        """Raises BrokenArtifact."""
-
-    async def of_version(self, model: str, version: int) -> InteractiveState | None:
-        """The kept state that produced a version."""
-
-    async def commit(self, state: InteractiveState, tensors: Path) -> InteractiveState:
-        """Write tensors, then the marker. Raises LineageTaken where another marker is there."""
-
-    async def tensors(self, state: InteractiveState, path: Path) -> None:
-        """Fetch the tensors of a state."""
-
-    def marker_of(self, state: InteractiveState) -> BlobRef:
-        """Claim check of the marker of a committed state."""
-
-    async def prune(self, model: str, *, newest: int) -> None:
-        """Delete the tensors and markers of all but the newest states."""
+        """Move head there and return its new revision; None if head is not at expected_revision any more.
+        Raises Unavailable, also until the registry has recorded the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractiveDeps:
-    """What interactive training works with. busy: says which run trains a model, if one does; Unavailable:
-    not yet. stepped: hears of each durable step."""
+    """Dependencies of the interactive sessions. leases: shared with the runs. stepped: called after each
+    durable step. max_open: models that stay in memory between calls."""
 
     new_learner: Callable[[], AccumulatingLearner]
     trajectories: Trajectories
     claims: TaskClaims
-    conversations: Conversations
+    conversations: ChatConversations
     heads: Heads
     states: InteractiveStates
     policies: Policies
     facts: Facts
-    busy: Callable[[str], str | None]
+    leases: ModelLeases
     stepped: Callable[[StepDone], None]
     now: Callable[[], datetime]
     work_dir: Path

@@ -18,20 +18,20 @@ _ACTOR: Final = "interactive training"
 
 
 class RegistryHeads:
-    """See ports.Heads."""
+    """See deps.Heads."""
 
     def __init__(self, registry: Peer) -> None:
         self._stub = RegistryServiceStub(registry.channel)
         self._what = f"the registry at {registry.address}"
 
     async def head(self, model: str) -> Head:
-        """See ports.Heads."""
+        """See deps.Heads."""
         with lookup(self._what, f"model {model!r} is not registered", UnknownModel):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         return Head(wire.base_from_wire(reply.head), reply.model.head_revision)
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
-        """See ports.Heads."""
+        """See deps.Heads."""
         request = registry_pb2.GetCheckpointRequest(model=model, checkpoint_id=checkpoint_id)
         try:
             with peer(self._what, passing=(RemoteNotFound,)):
@@ -43,7 +43,7 @@ class RegistryHeads:
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
     ) -> int | None:
-        """See ports.Heads."""
+        """See deps.Heads."""
         request = registry_pb2.SetHeadRequest(
             model=model,
             checkpoint_id=checkpoint_id,

@@ -10,7 +10,8 @@ from typing import Final
 
 from grpo_trainer.domain.contexts import episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
-from grpo_trainer.interactive.deps import Conversations, Trajectories
+from grpo_trainer.interactive.conversations import ChatConversations
+from grpo_trainer.interactive.deps import Trajectories
 from grpo_trainer.interactive.inputs import (
     ConversationInput,
     InlineInput,
@@ -37,7 +38,7 @@ class Preparer:
     def __init__(
         self,
         trajectories: Trajectories,
-        conversations: Conversations,
+        conversations: ChatConversations,
         patience: Patience,
         *,
         index_wait_s: float = 10.0,

@@ -1,8 +1,11 @@
-"""One model that is trained interactively: gradients accumulate, an optimizer step makes a version of them.
+"""The interactive session of one model: passes accumulate gradients, an optimizer step makes a new version.
 
-Guarantees: calls take turns; a version is stored before the state that names it, and neither is announced
-before both are durable; a step that was cut off is finished when the model is opened again; gradients are
-never applied to weights that they were not computed for.
+Guarantees:
+- Calls about a model run one after another.
+- The weights of a version are stored before the state that names them; both are durable before anything is
+  published about them.
+- A step that the process did not finish is finished when the model is opened again.
+- Gradients are applied only to the weights that they were computed for.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import logging
 import tempfile
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,28 +52,33 @@ from grpo_trainer.patience import Patience
 log = logging.getLogger(__name__)
 
 _MAX_FORWARDS: Final = 8
-"""Forward passes that may still get their backward; each keeps its rows in memory."""
+"""How many forward passes are kept for their `backward`; each keeps its rows in memory."""
 _BUDGET_S: Final = 120.0
-"""How long a call waits for a store, a bus or a registry that is away."""
+"""How long a call waits while the object store, the bus or another service is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
+    """A forward pass that `backward` may name. generation: of the weights, see InteractiveSession."""
+
     batch: PreparedBatch
     generation: int
     version: int
 
 
 class InteractiveSession:
-    """See the module. Every public method takes the model's lock."""
+    """See the module. Every public method but `close` runs under the model's lock and its lease.
 
-    def __init__(self, model: str, tools: InteractiveDeps) -> None:
+    _generation: counts changes of the weights in memory; a forward pass of an earlier one is stale.
+    """
+
+    def __init__(self, model: str, deps: InteractiveDeps) -> None:
         self.model = model
         self.lock = asyncio.Lock()
         self.patience = Patience(budget_s=_BUDGET_S)
-        self._tools = tools
-        self._learner = tools.new_learner()
-        self._preparer = Preparer(tools.trajectories, tools.conversations, self.patience)
+        self._deps = deps
+        self._learner = deps.new_learner()
+        self._preparer = Preparer(deps.trajectories, deps.conversations, self.patience)
         self._spec = interactive_spec(model)
         self._base: BasePolicy | None = None
         self._policy: Path | None = None
@@ -82,7 +91,7 @@ class InteractiveSession:
 
     @property
     def has_gradients(self) -> bool:
-        """An optimizer step would have something to apply."""
+        """Gradients are accumulated that no optimizer step has applied yet."""
         return bool(self._pending)
 
     @property
@@ -91,8 +100,8 @@ class InteractiveSession:
         return None if self._at is None else self._at.base.version
 
     async def forward(self, asked: Pass) -> tuple[str, int, tuple[DatumValues, ...]]:
-        """Id of the pass, version of the weights, and the log-probabilities of every row."""
-        async with self.lock:
+        """Returns the id of the pass, the version of the weights, and the log-probabilities of every row."""
+        async with self._turn():
             policy, head = await self._current(asked.lora)
             batch = await self._prepared(asked, policy)
             data = await self._learner.forward(batch)
@@ -103,8 +112,8 @@ class InteractiveSession:
             return forward_id, head.base.version, data
 
     async def forward_backward(self, request_id: str, asked: Pass) -> Measured:
-        """Adds the gradient of a built-in loss."""
-        async with self.lock:
+        """Adds the gradient of a built-in loss to the accumulated ones."""
+        async with self._turn():
             return await self._forward_backward(request_id, asked, *await self._current(asked.lora))
 
     async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> Measured:
@@ -122,14 +131,14 @@ class InteractiveSession:
         weights: Sequence[Sequence[float]],
         metrics: Mapping[str, float],
     ) -> Measured:
-        """Adds the gradient that the caller worked out on the rows of a forward pass."""
-        async with self.lock:
+        """Adds the gradient that the caller computed on the rows of a forward pass."""
+        async with self._turn():
             await self._current()
             found = self._forwards.get(forward_id)
             if found is None:
                 raise UnknownForward(
-                    f"{self.model}: forward pass {forward_id!r} is not kept (the last {_MAX_FORWARDS} are, "
-                    "until the trainer restarts): call forward again"
+                    f"{self.model}: forward pass {forward_id!r} is not in memory (the last "
+                    f"{_MAX_FORWARDS} are, until the trainer restarts): call forward again"
                 )
             if found.generation != self._generation:
                 raise StaleForward(
@@ -141,27 +150,28 @@ class InteractiveSession:
             return self._pending[request_id]
 
     async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[Measured, StepDone]:
-        """forward_backward and optim_step under one id; a repeated one computes nothing again."""
-        async with self.lock:
+        """forward_backward and optim_step as one request; if the newest durable step has this request id, its
+        recorded result is returned and nothing is computed."""
+        async with self._turn():
             policy, head = await self._current(asked.lora)
             if (done := self._repeated(request_id)) is not None:
                 return Measured(done.metrics, int(done.metrics.get("datums", 0))), done
             measured = await self._forward_backward(request_id, asked, policy, head)
             only = replace(update, gradients=(request_id,))
-            _, head = await self._current()  # a pass takes its time: head may be elsewhere by now
+            _, head = await self._current()  # head may have moved during the pass
             return measured, await self._optim_step(request_id, only, head)
 
     async def optim_step(self, request_id: str, update: Update) -> StepDone:
-        """One update with all gradients since the last; durable, published and, unless told not to,
-        promoted."""
-        async with self.lock:
+        """One update with all accumulated gradients. It is durable, published and, unless update.keep_head,
+        promoted when this returns."""
+        async with self._turn():
             _, head = await self._current()
             if (done := self._repeated(request_id)) is not None:
                 return done
             return await self._optim_step(request_id, update, head)
 
     async def close(self) -> None:
-        """Let the memory go; gradients are lost."""
+        """Free the model's memory; accumulated gradients are lost."""
         self._pending.clear()
         self._forwards.clear()
         self._policy = self._at = None
@@ -169,7 +179,7 @@ class InteractiveSession:
         await self._learner.close()
 
     def _repeated(self, request_id: str) -> StepDone | None:
-        """The recorded answer, where the newest durable step was made by this very request."""
+        """The recorded result, if the newest durable step was made by this request id."""
         newest = self._newest
         return self._done if newest is not None and newest.request_id == request_id else None
 
@@ -180,23 +190,38 @@ class InteractiveSession:
         return batch
 
     async def _claim(self, digests: Sequence[str]) -> None:
-        """All tasks are training data before anything is computed on them, whatever the stored body says:
-        a task may have been held out since."""
+        """Claim the tasks as training data before anything is computed on them. The planner decides, not the
+        split in the stored body: a task may have been held out since."""
         if digests:
-            claims, by = self._tools.claims, f"interactive training of {self.model}"
+            claims, by = self._deps.claims, f"interactive training of {self.model}"
             await self.patience.until_done(lambda: claims.claim(digests, by))
 
-    async def _current(self, lora: Lora | None = None) -> tuple[Path, Head]:
-        """Opens the model, or follows a head that was set elsewhere. lora: what is to train from now on.
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Hold the model's lock and its lease. Raises ModelBusy, after dropping the accumulated gradients,
+        while a run trains the model: the run changes the weights that they belong to."""
+        async with self.lock:
+            try:
+                await self.patience.until_done(self._begin_call)
+            except ModelBusy:
+                await self._discard()
+                raise
+            try:
+                yield
+            finally:
+                self._deps.leases.end_call(self.model)
 
-        Raises ModelBusy, HeadMoved, UnknownModel, InvalidInput, InvalidTrainingSpec.
+    async def _begin_call(self) -> None:
+        self._deps.leases.begin_call(self.model)
+
+    async def _current(self, lora: Lora | None = None) -> tuple[Path, Head]:
+        """The weights in training, opened if they are not in memory, or if head was set elsewhere since.
+
+        lora: which parameters train from now on. Raises HeadMoved, UnknownModel, InvalidInput,
+        InvalidTrainingSpec.
         """
-        run = await self.patience.until_done(self._trainer)
-        if run is not None:
-            await self._discard()
-            raise ModelBusy(f"run {run} trains {self.model!r}: wait until it is over, or stop it")
         spec = None if lora is None else interactive_spec(self.model, lora)
-        head = await self.patience.until_done(lambda: self._tools.heads.head(self.model))
+        head = await self.patience.until_done(lambda: self._deps.heads.head(self.model))
         at = self._at
         if at is None or self._policy is None:
             return await self._open(head, spec)
@@ -213,9 +238,6 @@ class InteractiveSession:
             )
         return await self._open(head, spec)
 
-    async def _trainer(self) -> str | None:
-        return self._tools.busy(self.model)
-
     async def _refuse_pending(self, head: Head, at: Head) -> None:
         if self._pending:
             await self._discard()
@@ -230,32 +252,33 @@ class InteractiveSession:
         self._pending.clear()
 
     async def _open(self, head: Head, spec: TrainingSpec | None) -> tuple[Path, Head]:
-        """The newest state, if it is unfinished or head still is where it left it; else head itself.
+        """Open the newest state if head still points to it or has not moved since its step; else open head.
 
-        spec: what is to train; None: what trained last.
+        A step that was not announced or not promoted is finished first. spec: which parameters train; None:
+        the same as last time.
         """
         await self.close()
-        tools, patience = self._tools, self.patience
-        self._newest = state = await patience.until_done(lambda: tools.states.newest(self.model))
+        deps, patience = self._deps, self.patience
+        self._newest = state = await patience.until_done(lambda: deps.states.newest(self.model))
         if state is not None:
-            known = await patience.until_done(lambda: tools.heads.holds(self.model, state.checkpoint_id))
+            known = await patience.until_done(lambda: deps.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):
                 await self._finish(state)
-                head = await patience.until_done(lambda: tools.heads.head(self.model))
+                head = await patience.until_done(lambda: deps.heads.head(self.model))
             is_head = head.checkpoint_id == state.checkpoint_id
-            self._done = recorded(state, tools.states.marker_of(state), is_head=is_head)
+            self._done = recorded(state, deps.states.marker_of(state), is_head=is_head)
             if state.is_current(head):
                 head = Head(state.published, head.revision)
             spec = spec or state.session.spec
         return await self._follow(head, spec or interactive_spec(self.model))
 
     async def _follow(self, head: Head, spec: TrainingSpec) -> tuple[Path, Head]:
-        """These weights; with their optimizer state, where one of the same kind is kept."""
+        """Load the weights of head, with their optimizer state if one for the same parameters is kept."""
         kept = await self._kept(head.base.version)
         if kept is not None and kept.published == head.base and kept.session.spec == spec:
             policy = await self._resume(kept)
         else:
-            policy = await self.patience.until_done(lambda: self._tools.policies.fetch(head.base))
+            policy = await self.patience.until_done(lambda: self._deps.policies.fetch(head.base))
             await self._learner.begin(spec, policy)
             self._base, self._spec = head.base, spec
         self._policy, self._at = policy, head
@@ -263,18 +286,18 @@ class InteractiveSession:
         return policy, head
 
     async def _kept(self, version: int) -> InteractiveState | None:
-        """The state that produced a version, if there is one and it was not pruned."""
+        """The state whose step produced a version; None if there is none or it was pruned."""
         newest = self._newest
         if newest is None or newest.session.version == version:
             return newest
-        return await self.patience.until_done(lambda: self._tools.states.of_version(self.model, version))
+        return await self.patience.until_done(lambda: self._deps.states.of_version(self.model, version))
 
     async def _resume(self, state: InteractiveState) -> Path:
-        """The learner as it was when the state became durable."""
+        """Load the learner as it was after the step of a state."""
         session = state.session
-        policy = await self.patience.until_done(lambda: self._tools.policies.fetch(session.base))
-        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
-            await self.patience.until_done(lambda: self._tools.states.tensors(state, Path(folder)))
+        policy = await self.patience.until_done(lambda: self._deps.policies.fetch(session.base))
+        with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
+            await self.patience.until_done(lambda: self._deps.states.tensors(state, Path(folder)))
             await self._learner.resume(session.spec, policy, Path(folder))
         self._policy, self._base, self._spec = policy, session.base, session.spec
         return policy
@@ -289,7 +312,7 @@ class InteractiveSession:
         try:
             snapshot = await self._learner.snapshot()
             session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
-            policy = await publish(session, self._tools, snapshot, self.patience)
+            policy = await publish(session, self._deps, snapshot, self.patience)
             groups = groups_after(
                 await self._groups_before(head), (one for each in pending.values() for one in each.groups)
             )
@@ -298,10 +321,10 @@ class InteractiveSession:
             )
             done = await self._finish(await self._persist(state, snapshot))
         except BaseException:
-            # The weights in memory may be ahead of what is durable: the next call opens the durable ones.
+            # The weights in memory may be newer than the durable ones, so the next call loads those.
             await self.close()
             raise
-        self._tools.stepped(done)
+        self._deps.stepped(done)
         return done
 
     def _refuse_missing(self, gradients: Sequence[str]) -> None:
@@ -320,35 +343,35 @@ class InteractiveSession:
         self, head: Head, update: Update, pending: Mapping[str, Measured], numbers: Mapping[str, float]
     ) -> SessionState:
         """The state after the step, without its tensors. numbers: metrics of the update."""
-        tools = self._tools
-        newest = await self.patience.until_done(lambda: tools.policies.newest_version(self.model))
+        deps = self._deps
+        newest = await self.patience.until_done(lambda: deps.policies.newest_version(self.model))
         record = step_record(
             step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,
             parent=head,
-            at=tools.now(),
+            at=deps.now(),
             metrics=step_metrics(pending, update.adam, numbers),
             trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
         )
         return session_of(self._spec, head.base if self._base is None else self._base, record)
 
     async def _groups_before(self, head: Head) -> Mapping[str, Any]:
-        """What the weights of head have trained on, as far as its state is kept."""
+        """The groups that the weights of head were trained on; empty if its state is not kept."""
         kept = await self._kept(head.base.version)
         return kept.groups if kept is not None and kept.published == head.base else {}
 
     async def _persist(self, state: InteractiveState, snapshot: Snapshot) -> InteractiveState:
-        """Weights, moments and what the step was, durable under one marker."""
-        with tempfile.TemporaryDirectory(dir=self._tools.work_dir) as folder:
+        """Store the tensors of the step, then its marker."""
+        with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
             await snapshot.save(Path(folder))
-            return await self.patience.until_done(lambda: self._tools.states.commit(state, Path(folder)))
+            return await self.patience.until_done(lambda: self._deps.states.commit(state, Path(folder)))
 
     async def _finish(self, state: InteractiveState) -> StepDone:
-        """Announce and promote a durable step; repeated, it does what is left to do."""
-        self._done, self._at = await announce_step(state, self._tools, self.patience)
+        """Announce and promote a durable step, then delete old states. Safe to repeat."""
+        self._done, self._at = await announce_step(state, self._deps, self.patience)
         self._newest = state
         await self.patience.until_done(
-            lambda: self._tools.states.prune(self.model, newest=self._tools.keep_states)
+            lambda: self._deps.states.prune(self.model, newest=self._deps.keep_states)
         )
         return self._done
 

@@ -1,4 +1,4 @@
-"""All models in interactive training: opened when first asked for, each request done once."""
+"""All interactive sessions of this process. Each request id is executed once."""
 
 from __future__ import annotations
 
@@ -23,35 +23,38 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_REMEMBERED: Final = 512
-"""Answers kept, so that a request that is sent again gets the same one."""
+"""Results kept, so that a repeated request gets the same one."""
 _MAX_HISTORY: Final = 512
-"""Steps of a model whose metrics can be asked for."""
+"""Newest steps of a model whose metrics GetSession returns."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
+    """A request in progress or done. digest: of its content."""
+
     digest: bytes
     task: asyncio.Task[Any]
 
 
 class InteractiveSessions:
-    """Runs each request to its end whether or not the caller waits, and answers a repeated one alike."""
+    """Opens a session per model when it is first asked for. A request runs to its end even if its caller
+    disconnects; a repeated request id joins it or gets its result."""
 
-    name = "models"
+    name = "interactive sessions"
 
-    def __init__(self, tools: InteractiveDeps, *, leave_s: float = 10.0) -> None:
-        """leave_s: how long requests under way may take to end when the process stops."""
-        self.tools = replace(tools, stepped=self._stepped, claims=RememberedClaims(tools.claims))
+    def __init__(self, deps: InteractiveDeps, *, leave_s: float = 10.0) -> None:
+        """leave_s: how long requests in progress may take to end when the process stops."""
+        self.deps = replace(deps, stepped=self._stepped, claims=RememberedClaims(deps.claims))
         self.changed = asyncio.Condition()
-        self._tell = tools.stepped
+        self._on_step = deps.stepped
         self._leave_s = leave_s
         self._began = time.monotonic()
         self._steps: dict[str, deque[InteractiveStep]] = {}
         self._stepped_at: dict[str, float] = {}
         self._broken: dict[str, str] = {}
         self._recalling: asyncio.Task[None] | None = None
-        self._models: OrderedDict[str, InteractiveSession] = OrderedDict()
-        self._asked: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
+        self._sessions: OrderedDict[str, InteractiveSession] = OrderedDict()
+        self._requests: OrderedDict[tuple[str, str], _Request] = OrderedDict()
         self._evicting: set[asyncio.Task[None]] = set()
 
     async def once(
@@ -63,23 +66,23 @@ class InteractiveSessions:
         *,
         remember: bool = True,
     ) -> T:
-        """The result of `work`, done once per request id; a request that failed changed nothing and is done
-        again.
+        """Execute `work` once per request id and return its result. A request that failed changed nothing, so
+        its id may be sent again.
 
-        digest: of the request. remember: keep the answer, where work has an effect. Raises InvalidInput,
-        RequestIdReused, and what the work raises.
+        digest: of the request's content. remember: keep the result for repeated requests; False for work
+        without an effect. Raises InvalidInput, RequestIdReused, and what `work` raises.
         """
         if not model or not request_id:
-            raise InvalidInput("model and request_id must be set; a repeated request_id is answered alike")
+            raise InvalidInput("model and request_id must be set; a repeated request_id gets the same result")
         key = (model, request_id)
-        known = self._asked.get(key)
+        known = self._requests.get(key)
         if known is not None and known.digest != digest:
             raise RequestIdReused(
-                f"{model}: request id {request_id!r} belongs to another request; make ids unique"
+                f"{model}: request id {request_id!r} was used with other content; make ids unique"
             )
         if known is None:
             task = asyncio.create_task(self._do(model, work), name=f"interactive/{model}/{request_id}")
-            known = self._asked[key] = _Asked(digest, task)
+            known = self._requests[key] = _Request(digest, task)
             task.add_done_callback(lambda done: self._ended(key, done, remember))
             self._forget_old()
         result: T = await asyncio.shield(known.task)
@@ -90,27 +93,27 @@ class InteractiveSessions:
         try:
             return await work(opened)
         except UnknownModel:
-            self._models.pop(model, None)
+            self._sessions.pop(model, None)
             raise
         finally:
             async with self.changed:
                 self.changed.notify_all()
 
     def _stepped(self, done: StepDone) -> None:
-        self._tell(done)
+        self._on_step(done)
         self._note(done.model, InteractiveStep(done.step, done.version, done.metrics))
         self._stepped_at[done.model] = time.monotonic()
 
     def _note(self, model: str, step: InteractiveStep) -> None:
         self._steps.setdefault(model, deque(maxlen=_MAX_HISTORY)).append(step)
 
-    def sessions(self) -> list[InteractiveView]:
+    def views(self) -> list[InteractiveView]:
         """Models that are open, have taken a step, or have an unreadable state; sorted by name."""
-        names = sorted({*self._steps, *self._models, *self._broken})
-        return [found for name in names if (found := self._session(name)) is not None]
+        names = sorted({*self._steps, *self._sessions, *self._broken})
+        return [found for name in names if (found := self._view(name)) is not None]
 
-    def _session(self, model: str) -> InteractiveView | None:
-        opened, steps = self._models.get(model), tuple(self._steps.get(model, ()))
+    def _view(self, model: str) -> InteractiveView | None:
+        opened, steps = self._sessions.get(model), tuple(self._steps.get(model, ()))
         version = None if opened is None else opened.version
         failure = "" if version is not None or steps else self._broken.get(model, "")
         if version is None and not steps and not failure:
@@ -126,60 +129,56 @@ class InteractiveSessions:
         )
 
     def _open(self, model: str) -> InteractiveSession:
-        if model not in self._models:
-            self._models[model] = InteractiveSession(model, self.tools)
-        self._models.move_to_end(model)
+        if model not in self._sessions:
+            self._sessions[model] = InteractiveSession(model, self.deps)
+        self._sessions.move_to_end(model)
         self._evict()
-        return self._models[model]
+        return self._sessions[model]
 
     def _evict(self) -> None:
-        """Close models that were not asked for lately; gradients under way are never thrown away."""
-        newest = next(reversed(self._models))
+        """Close the sessions that were used least recently, but none with accumulated gradients or a call in
+        progress."""
+        newest = next(reversed(self._sessions))
         idle = [
             name
-            for name, one in self._models.items()
-            if not one.lock.locked() and not one.has_gradients and one is not self._models[newest]
+            for name, one in self._sessions.items()
+            if not one.lock.locked() and not one.has_gradients and one is not self._sessions[newest]
         ]
-        for name in idle[: max(len(self._models) - self.tools.max_open, 0)]:
-            closing = asyncio.create_task(self._models.pop(name).close())
+        for name in idle[: max(len(self._sessions) - self.deps.max_open, 0)]:
+            closing = asyncio.create_task(self._sessions.pop(name).close())
             self._evicting.add(closing)
             closing.add_done_callback(self._evicting.discard)
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[Any], remember: bool) -> None:
-        """A request that failed may be sent again."""
+        """Forget a request that failed, so that it may be sent again."""
         if _failed(task) or not remember:
-            self._asked.pop(key, None)
+            self._requests.pop(key, None)
 
     def _forget_old(self) -> None:
-        done = [key for key, asked in self._asked.items() if asked.task.done()]
-        for key in done[: max(len(self._asked) - _MAX_REMEMBERED, 0)]:
-            del self._asked[key]
-
-    def is_working_on(self, model: str) -> bool:
-        """A request about the model is under way; what comes after the next submission is refused."""
-        opened = self._models.get(model)
-        return opened is not None and opened.lock.locked()
+        done = [key for key, asked in self._requests.items() if asked.task.done()]
+        for key in done[: max(len(self._requests) - _MAX_REMEMBERED, 0)]:
+            del self._requests[key]
 
     @property
     def is_working(self) -> bool:
-        """A request is under way."""
-        return any(not asked.task.done() for asked in self._asked.values())
+        """A request is in progress."""
+        return any(not asked.task.done() for asked in self._requests.values())
 
     def waiting_for(self) -> str | None:
-        """What a model waits for outside of this process, if anything."""
-        for model in self._models.values():
-            if model.patience.waiting_for is not None:
-                return f"{model.model} waits for {model.patience.waiting_for}"
+        """What a session waits for outside of this process, if anything."""
+        for session in self._sessions.values():
+            if session.patience.waiting_for is not None:
+                return f"{session.model} waits for {session.patience.waiting_for}"
         return None
 
     async def start(self) -> None:
-        """Look up, beside everything else, what was trained interactively before; a model is opened when
-        first asked for."""
+        """Read the newest steps of earlier processes in the background, for the views. The sessions open when
+        they are first asked for."""
         self._recalling = asyncio.create_task(self._recall(), name="recall/interactive")
 
     async def _recall(self) -> None:
-        """The newest step of every model with a state."""
-        patience, states = Patience(), self.tools.states
+        """Read the newest step of every model that has a state."""
+        patience, states = Patience(), self.deps.states
         try:
             for model in await patience.until_done(states.models):
                 await self._recall_one(model, patience)
@@ -188,7 +187,7 @@ class InteractiveSessions:
 
     async def _recall_one(self, model: str, patience: Patience) -> None:
         try:
-            state = await patience.until_done(lambda: self.tools.states.newest(model))
+            state = await patience.until_done(lambda: self.deps.states.newest(model))
         except BrokenArtifact as error:
             log.error("state_unreadable", extra={"model": model, "error": str(error)})
             self._broken[model] = str(error)
@@ -198,21 +197,22 @@ class InteractiveSessions:
             self._note(model, InteractiveStep(record.step, record.version, record.metrics))
 
     async def stop(self) -> None:
-        """Let requests under way become durable; one that is cut off is finished after the restart."""
+        """Let requests in progress end. A step that is cancelled after it is durable is finished after the
+        restart."""
         if self._recalling is not None:
             self._recalling.cancel()
             await asyncio.wait({self._recalling})
-        running = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        running = [asked.task for asked in self._requests.values() if not asked.task.done()]
         if running:
             _, late = await asyncio.wait(running, timeout=self._leave_s)
             for task in late:
                 task.cancel()
         await asyncio.gather(*running, *self._evicting, return_exceptions=True)
-        for model in self._models.values():
-            await model.close()
+        for session in self._sessions.values():
+            await session.close()
 
     def ready(self) -> str | None:
-        """None: a model that waits for something does not keep others from training."""
+        """Always ready: a session that waits for something does not keep the others from training."""
         return None
 
 

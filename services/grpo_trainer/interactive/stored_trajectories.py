@@ -20,7 +20,7 @@ _SPLITS: Final = {SPLIT_HELD_OUT: Split.HELD_OUT, SPLIT_UNASSIGNED: Split.UNASSI
 
 
 class PlatformTrajectories:
-    """See ports.Trajectories."""
+    """See deps.Trajectories."""
 
     def __init__(self, trajectories: Peer, *, train_parse_errors: bool) -> None:
         self._stub = TrajectoryServiceStub(trajectories.channel)
@@ -28,7 +28,7 @@ class PlatformTrajectories:
         self._train_parse_errors = train_parse_errors
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
-        """See ports.Trajectories."""
+        """See deps.Trajectories."""
         try:
             with remote_errors(f"the trajectory store at {self._address}"):
                 reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))

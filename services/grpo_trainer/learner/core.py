@@ -1,4 +1,4 @@
-"""What one session computes: the same calls, in the same order, on every rank."""
+"""What one rank holds of a session: model, optimizer, schedule, random state. All ranks call it alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.lora import AdaptedModel, Bases, merged_state
-from grpo_trainer.learner.optimization import StepOptions, optimize
+from grpo_trainer.learner.optimization import StepOptions
 from grpo_trainer.learner.packed_model import ModelOptions, PackedModel, load_model
 from grpo_trainer.learner.policy_export import export_policy
 from grpo_trainer.learner.prepared import LossSpec
@@ -55,35 +55,26 @@ class LearnerOptions:
         return f"cuda:{rank}" if self.device == "cuda" and self.ranks > 1 else self.device
 
 
-@dataclass(frozen=True, slots=True)
-class StepShare:
-    """One rank's part of a step. canary_rows: the same for all ranks, at most CANARY_ROWS."""
-
-    rows: tuple[TrainingRow, ...]
-    max_row_tokens: int
-    canary_rows: tuple[TrainingRow, ...]
-
-
 class LearnerCore:
-    """Model, optimizer, scheduler and random state of one session."""
+    """One session on one rank. step_options: the run's objective; canary_rows: what the next canary is of."""
 
     def __init__(
         self, options: LearnerOptions, ranks: Ranks = ALONE, bases: Bases | None = None, name: str = "alone"
     ) -> None:
         """bases: shared with the other sessions of this process. name: of the session among them."""
-        self._options = options
-        self._ranks = ranks
+        self.options = options
+        self.ranks = ranks
         self._bases = bases or Bases()
         self._name = name
         self._parameters: Mapping[str, nn.Parameter] = {}
-        self._step_options: StepOptions | None = None
+        self.step_options: StepOptions | None = None
         self._base: Path | None = None
         self._model: PackedModel | None = None
         self._reference: PackedModel | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._rates: RateSchedule | None = None
-        self._random = RandomState(0)
-        self._canary_rows: Sequence[TrainingRow] = ()
+        self.rates: RateSchedule | None = None
+        self.random = RandomState(0)
+        self.canary_rows: Sequence[TrainingRow] = ()
 
     @property
     def loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
@@ -96,8 +87,8 @@ class LearnerCore:
         """The weights in `base`, a HF directory, with a fresh optimizer; or as it was when `tensors` was
         saved. Raises InvalidTrainingSpec."""
         self.close()
-        self._step_options = step_options(spec, self._options)
-        self._random = RandomState(spec.seed)
+        self.step_options = step_options(spec, self.options)
+        self.random = RandomState(spec.seed)
         model = self._model_for(spec, base)
         self._parameters = (
             model.adapter.parameters
@@ -106,12 +97,12 @@ class LearnerCore:
         )
         optimizer = new_optimizer(self._parameters.values(), spec)
         rates = RateSchedule(optimizer, spec.schedule)
-        self._base, self._model, self._optimizer, self._rates = base, model, optimizer, rates
-        self._canary_rows = _random_rows(model, spec.seed)
-        if self._step_options.objective.needs_reference:
-            self._step_options = replace(self._step_options, reference=self.reference())
+        self._base, self._model, self._optimizer, self.rates = base, model, optimizer, rates
+        self.canary_rows = _random_rows(model, spec.seed)
+        if self.step_options.objective.needs_reference:
+            self.step_options = replace(self.step_options, reference=self.reference())
         if tensors is not None:
-            load_tensors(read_tensors(tensors), self._parameters, optimizer, rates, self._random)
+            load_tensors(read_tensors(tensors), self._parameters, optimizer, rates, self.random)
 
     def reference(self) -> PackedModel:
         """The policy that the session began from, frozen; in memory from its first use on."""
@@ -119,8 +110,8 @@ class LearnerCore:
         if self._reference is None and isinstance(model, AdaptedModel):
             self._reference = model.without_adapter()
         elif self._reference is None and self._base is not None:
-            device = self._options.device_of(self._ranks.index)
-            frozen = load_model(self._base, device=device, options=self._options.model, ranks=self._ranks)
+            device = self.options.device_of(self.ranks.index)
+            frozen = load_model(self._base, device=device, options=self.options.model, ranks=self.ranks)
             frozen.module.requires_grad_(False)
             self._reference = frozen
         if self._reference is None:
@@ -128,59 +119,68 @@ class LearnerCore:
         return self._reference
 
     def _model_for(self, spec: TrainingSpec, base: Path) -> PackedModel:
-        options = self._options
-        device = options.device_of(self._ranks.index)
+        options = self.options
+        device = options.device_of(self.ranks.index)
 
         def load() -> PackedModel:
-            return load_model(base, device=device, options=options.model, ranks=self._ranks)
+            return load_model(base, device=device, options=options.model, ranks=self.ranks)
 
         if not spec.lora_rank:
             return load()
-        if self._ranks.size > 1 or options.model.compiled:
+        if self.ranks.size > 1 or options.model.compiled:
             raise InvalidTrainingSpec(
                 f"run {spec.run_id}: lora_rank={spec.lora_rank} needs one rank and layers that are not "
-                f"compiled; this trainer has ranks={self._ranks.size}, compiled={options.model.compiled}: "
+                f"compiled; this trainer has ranks={self.ranks.size}, compiled={options.model.compiled}: "
                 "set lora_rank=0, or change the trainer's settings"
             )
-        with self._random.active():
+        with self.random.active():
             return self._bases.adapted(base, self._name, spec, load)
 
     def close(self) -> None:
         """Let the memory go; a shared base stays while another session uses it."""
         if self._base is not None and isinstance(self._model, AdaptedModel):
             self._bases.release(self._base, self._name)
-        self._model = self._reference = self._optimizer = self._rates = self._step_options = None
-        self._parameters, self._canary_rows = {}, ()
-
-    def step(self, share: StepShare) -> dict[str, float] | None:
-        """One optimizer step, and the rate of the next; None where nothing was left to learn. Raises
-        Diverged, and then the rate stays."""
-        model, optimizer = self.loaded
-        if self._step_options is None or self._rates is None:
-            raise RuntimeError("the learner was not begun")
-        options = replace(self._step_options, max_row_tokens=share.max_row_tokens)
-        self._canary_rows = share.canary_rows
-        rate = self._rates.rate
-        with self._random.active():
-            measured = optimize(model, optimizer, share.rows, options, self._ranks)
-        self._rates.step()
-        return None if measured is None else {**measured, "learning_rate": rate}
-
-    def prove_with(self, rows: Sequence[TrainingRow]) -> None:
-        """Rows of which the next canary is made."""
-        self._canary_rows = rows
+        self._model = self._reference = self._optimizer = self.rates = self.step_options = None
+        self._parameters, self.canary_rows = {}, ()
 
     def snapshot(self, writer: WriterThread | None) -> HostSnapshot | None:
         """The session as it is now, on the host. writer: of the first rank; the others only help to
         gather."""
         model, optimizer = self.loaded
-        base, rates = self._base, self._rates
+        base, rates = self._base, self.rates
         if base is None or rates is None:
             raise RuntimeError("the learner was not begun")
-        tensors = host_copy(self._parameters, optimizer, rates, self._random)
+        tensors = host_copy(self._parameters, optimizer, rates, self.random)
         export = _export_of(model, base, weights_of(tensors))
-        proofs = tuple(canary(model, self._canary_rows))
-        return None if writer is None else HostSnapshot(tensors, proofs, export, writer)
+        rows = tuple(canary(model, self.canary_rows))
+        return None if writer is None else HostSnapshot(tensors, rows, export, writer)
+
+
+class SessionCores:
+    """The sessions of one rank, by name; sessions with the same base share its weights."""
+
+    def __init__(self, options: LearnerOptions, ranks: Ranks) -> None:
+        self._options = options
+        self._ranks = ranks
+        self._bases = Bases()
+        self._cores: dict[str, LearnerCore] = {}
+
+    def opened(self, session: str) -> LearnerCore:
+        """The session of that name, made where there is none."""
+        if session not in self._cores:
+            self._cores[session] = LearnerCore(self._options, self._ranks, self._bases, session)
+        return self._cores[session]
+
+    def get(self, session: str) -> LearnerCore:
+        """The session of that name. Raises RuntimeError where there is none."""
+        if session not in self._cores:
+            raise RuntimeError(f"learner {session} was not begun")
+        return self._cores[session]
+
+    def close(self, session: str) -> None:
+        """Let the memory of a session go, if there is one."""
+        if session in self._cores:
+            self._cores.pop(session).close()
 
 
 def _export_of(model: PackedModel, base: Path, weights: Mapping[str, Tensor]) -> Export:

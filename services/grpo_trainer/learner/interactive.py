@@ -128,7 +128,7 @@ class InteractiveLearner(TorchLearner):
         size = math.ceil(len(rows) / min(num_substeps, len(rows)))
         slices = [rows[first : first + size] for first in range(0, len(rows), size)]
         parts = self._accumulated().of_tokens([_mean_pass(model, part, options) for part in slices])
-        self._thread.group.core(self._session).prove_with(rows[:CANARY_ROWS])
+        self._thread.group.core(self._session).canary_rows = rows[:CANARY_ROWS]
         return _measured(batch, credited, parts)
 
     def _backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
@@ -142,7 +142,7 @@ class InteractiveLearner(TorchLearner):
         ]
         options = replace(self._options(LossSpec()), objective=_AS_GIVEN)
         part = self._accumulated().as_given(lambda: _gradient(model, rows, options))
-        self._thread.group.core(self._session).prove_with([one.row for one in credited[:CANARY_ROWS]])
+        self._thread.group.core(self._session).canary_rows = [one.row for one in credited[:CANARY_ROWS]]
         measured = _measured(batch, credited, [part])
         # What is summed is no loss: the caller knows its own.
         return replace(measured, metrics={k: v for k, v in measured.metrics.items() if k != "loss"})

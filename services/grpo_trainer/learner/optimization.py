@@ -97,35 +97,28 @@ def accumulate(
     totals = StepTotals(
         int(num_tokens), int(num_rows), options.max_row_tokens, num_trajectories=num_trajectories
     )
-    idle = int(ranks.largest(len(batches))) - len(batches)
-    batches, totals = _prepared(model, batches, totals, options, _Company(ranks, idle))
-    loss, sums = 0.0, MismatchSums()
+    num_dummy = int(ranks.largest(len(batches))) - len(batches)
+    batches, totals = _prepared(model, batches, totals, options, ranks, num_dummy)
+    total, sums = 0.0, MismatchSums()
     for batch in batches:
         logprobs, entropies = model.logprobs(batch)
         tokens = trained_tokens(batch, logprobs, entropies)
-        part = options.objective(tokens, totals)
-        part.backward()  # type: ignore[no-untyped-call]
-        loss += float(part.detach())
+        loss = options.objective(tokens, totals)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
         sums += mismatch_sums(tokens, clip_low=options.clip_low, clip_high=options.clip_high)
-    for _ in range(idle):
-        logprobs, entropies = model.logprobs(_nothing().to(model.device))
+    for _ in range(num_dummy):
+        logprobs, entropies = model.logprobs(_dummy().to(model.device))
         nothing = 0.0 * (logprobs.sum() + entropies.sum())
         nothing.backward()  # type: ignore[no-untyped-call]
-    return _of_all_ranks(batches, loss, sums, totals, ranks)
+    return _of_all_ranks(batches, total, sums, totals, ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Company:
-    """idle: passes that this rank only keeps the others company in; each pass gathers parameters from all."""
-
-    ranks: Ranks
-    idle: int
-
-
-def _nothing() -> Microbatch:
-    """A microbatch for a pass that must happen and teaches nothing."""
+def _dummy() -> Microbatch:
+    """A microbatch without effect: FSDP gathers parameters from all ranks in every pass, so a rank with fewer
+    microbatches than another computes dummies to stay in step."""
     ids, trained = torch.zeros(2, dtype=torch.int64), torch.tensor([False, True])
-    return pack([TrainingRow("idle", "idle", ids, trained, torch.zeros(2), advantage=0.0)])
+    return pack([TrainingRow("dummy", "dummy", ids, trained, torch.zeros(2), advantage=0.0)])
 
 
 def _of_all_ranks(
@@ -153,10 +146,11 @@ def _prepared(
     batches: list[Microbatch],
     totals: StepTotals,
     options: StepOptions,
-    company: _Company,
+    ranks: Ranks,
+    num_dummy: int,
 ) -> tuple[list[Microbatch], StepTotals]:
     """Totals of the step, and what must be known of every token before the first backward."""
-    objective, ranks = options.objective, company.ranks
+    objective = options.objective
     missing = [
         objective.needs_proximal and any(b.proximal_logprobs is None for b in batches),
         objective.needs_reference and any(b.reference_logprobs is None for b in batches),
@@ -165,11 +159,11 @@ def _prepared(
     if needs_reference:
         if options.reference is None:
             raise GrpoMathError("a KL penalty needs a reference policy, and this step has none")
-        scores, _ = _scores(options.reference, batches, company.idle)
+        scores, _ = _scores(options.reference, batches, num_dummy)
         batches = [replace(b, reference_logprobs=s) for b, s in zip(batches, scores, strict=True)]
     if not (needs_proximal or objective.top_entropy < 1 or objective.kl_in_reward):
         return batches, totals
-    scores, entropies = _scores(model, batches, company.idle)
+    scores, entropies = _scores(model, batches, num_dummy)
     if needs_proximal:
         batches = [replace(b, proximal_logprobs=s) for b, s in zip(batches, scores, strict=True)]
     if objective.kl_in_reward:
@@ -182,12 +176,12 @@ def _prepared(
 
 @torch.no_grad()
 def _scores(
-    model: PolicyModel, batches: Sequence[Microbatch], idle: int
+    model: PolicyModel, batches: Sequence[Microbatch], num_dummy: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-probabilities and entropies of every microbatch; `idle` passes keep other ranks company."""
+    """Log-probabilities and entropies of every microbatch; num_dummy: passes to stay in step."""
     scores = [model.logprobs(batch) for batch in batches]
-    for _ in range(idle):
-        model.logprobs(_nothing().to(model.device))
+    for _ in range(num_dummy):
+        model.logprobs(_dummy().to(model.device))
     return [logprobs for logprobs, _ in scores], [entropies for _, entropies in scores]
 
 
@@ -219,35 +213,6 @@ def mismatch_metrics(sums: MismatchSums) -> dict[str, float]:
     return {**report, "clip_fraction": report["clip_fraction_low"] + report["clip_fraction_high"]}
 
 
-def accumulate_in_memory(
-    model: PolicyModel,
-    optimizer: Optimizer,
-    rows: Sequence[TrainingRow],
-    options: StepOptions,
-    ranks: Ranks = ALONE,
-) -> tuple[Gradient | None, int]:
-    """As `accumulate`; where memory does not suffice, again with half the tokens per pass, down to one row at
-    a time. Denominators are of the whole step, so the gradient is the same. Returns it, and how often that
-    was necessary.
-
-    Several ranks compute in step, and one that failed has left the others inside a collective: there the
-    error of the allocator goes on. Raises OutOfMemory where not even one row fits.
-    """
-    splits = 0
-    while True:
-        try:
-            return accumulate(model, rows, options, ranks), splits
-        except (MemoryError, RuntimeError) as error:
-            if ranks.size > 1 or not is_out_of_memory(error):
-                raise
-            said = str(error)
-        # Outside of the handler: the error held every tensor of the failed try.
-        optimizer.zero_grad(set_to_none=True)
-        let_go()
-        options, splits = _smaller(rows, options, said), splits + 1
-        log.warning("batch_split", extra={"microbatch_tokens": options.microbatch_tokens, "said": said})
-
-
 def _smaller(rows: Sequence[TrainingRow], options: StepOptions, said: str) -> StepOptions:
     """Options under which the largest pass that holds several rows is cut. Raises OutOfMemory where each pass
     holds one row."""
@@ -271,23 +236,46 @@ def optimize(
     """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
     move. rows: of this rank.
 
+    Where memory does not suffice, the gradient is computed again with half the tokens per pass, down to one
+    row at a time; denominators are of the whole step, so it is the same gradient. Several ranks compute in
+    step, and one that failed has left the others inside a collective: there the allocator's error goes on.
+
     Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite, and
-    OutOfMemory, with the weights untouched.
+    OutOfMemory, with the weights untouched, where not even one row fits.
     """
-    began = time.perf_counter()
-    optimizer.zero_grad(set_to_none=True)
-    gradient, splits = accumulate_in_memory(model, optimizer, rows, options, ranks)
+    began, splits = time.perf_counter(), 0
+    while True:
+        optimizer.zero_grad(set_to_none=True)
+        try:
+            gradient = accumulate(model, rows, options, ranks)
+            break
+        except (MemoryError, RuntimeError) as error:
+            if ranks.size > 1 or not is_out_of_memory(error):
+                raise
+            said = str(error)
+        # Outside of the handler: the error held every tensor of the failed try.
+        let_go()
+        options, splits = _smaller(rows, options, said), splits + 1
+        log.warning("batch_split", extra={"microbatch_tokens": options.microbatch_tokens, "said": said})
     if gradient is None:
         return None
+    norm = _apply(optimizer, gradient, options.max_grad_norm)
+    return _measured(gradient, norm, splits, time.perf_counter() - began)
+
+
+def _apply(optimizer: Optimizer, gradient: Gradient, max_grad_norm: float) -> float:
+    """Update with the accumulated gradient; returns its norm before clipping. Raises Diverged."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    clipped = torch.nn.utils.clip_grad_norm_(trained, options.max_grad_norm)
-    norm = float(whole(clipped))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(trained, max_grad_norm)))
     if not (torch.isfinite(torch.tensor([norm, gradient.loss])).all()):
         optimizer.zero_grad(set_to_none=True)
         raise Diverged(f"loss {gradient.loss} and gradient norm {norm}: the batch was not applied")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    elapsed = time.perf_counter() - began
+    return norm
+
+
+def _measured(gradient: Gradient, norm: float, splits: int, elapsed: float) -> dict[str, float]:
     return {
         **mismatch_metrics(gradient.sums),
         "loss": gradient.loss,

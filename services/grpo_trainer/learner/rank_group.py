@@ -1,9 +1,9 @@
 """The processes that compute together: this one is rank 0, the others are its children.
 
-Every call is made on all ranks, in one order. Commands travel through a socket per child, so a child that
-waits for work needs no deadline and ends with its parent; tensors travel through torch.distributed. A rank
-that dies or is late breaks the group for good: parameters are spread over the ranks, so what is left is not
-a model.
+Every command is executed on all ranks, in one order. Commands travel through a socket per child, so a child
+that waits for work needs no deadline and ends with its parent; tensors travel through torch.distributed. A
+rank that dies or is late breaks the group for good: parameters are spread over the ranks, so what is left is
+not a model.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from grpo_trainer.domain.errors import LostRank, RanksGone, TrainerError
-from grpo_trainer.learner.core import LearnerCore, LearnerOptions
-from grpo_trainer.learner.lora import Bases
+from grpo_trainer.learner.commands import CloseSession, Command
+from grpo_trainer.learner.core import LearnerCore, LearnerOptions, SessionCores
 from grpo_trainer.learner.ranks import ALONE, Ranks
 from service_kit.leash import leashed
+
+Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -42,69 +43,39 @@ _EXIT_S: Final = 10.0
 """How long a child may take to end after its socket is closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One call on the session of that name. forget: drop the session instead."""
-
-    session: str
-    method: str = ""
-    arguments: tuple[Any, ...] = ()
-    forget: bool = False
-
-
-class Cores:
-    """The sessions of one rank."""
-
-    def __init__(self, options: LearnerOptions, ranks: Ranks) -> None:
-        self._options = options
-        self._ranks = ranks
-        self._bases = Bases()
-        self._cores: dict[str, LearnerCore] = {}
-
-    def obey(self, command: Command) -> Any:
-        """The result of a command."""
-        if command.forget:
-            if command.session in self._cores:
-                self._cores.pop(command.session).close()
-            return None
-        if command.session not in self._cores:
-            core = LearnerCore(self._options, self._ranks, self._bases, command.session)
-            self._cores[command.session] = core
-        return getattr(self._cores[command.session], command.method)(*command.arguments)
-
-    def core(self, session: str) -> LearnerCore:
-        """The session of that name. Raises RuntimeError where there is none."""
-        if session not in self._cores:
-            raise RuntimeError(f"learner {session} was not begun")
-        return self._cores[session]
-
-
 class RankGroup:
     """Rank 0's side; used from one thread, the one in which torch works."""
 
     def __init__(self, options: LearnerOptions) -> None:
         self._options = options
         self._children: list[_Child] = []
-        self._cores: Cores | None = None
+        self._cores: SessionCores | None = None
         self._broken = ""
 
-    def call(self, session: str, method: str, shares: Sequence[tuple[Any, ...]]) -> Any:
-        """Call `method` on every rank with its own arguments; returns rank 0's result.
+    def execute(self, commands: Sequence[Command[Result]]) -> Result:
+        """Execute one command per rank, in the order of ranks; returns rank 0's result.
 
-        shares: one tuple of arguments per rank. Raises what the method raises, where all ranks raise it, and
-        LostRank.
+        Raises what a command raises on all ranks, and LostRank.
         """
-        commands = [Command(session, method, arguments) for arguments in shares]
-        return self._all_obey(commands)
+        cores = self._started()
+        for child, command in zip(self._children, commands[1:], strict=True):
+            self._or_lost(partial(child.send, command))
+        try:
+            result = commands[0].execute(cores)
+        except TrainerError:
+            self._receive_all()  # a condition that all ranks met: the next command finds them in step
+            raise
+        except Exception as error:  # the others may wait inside a collective: only a new start helps
+            if not self._children:
+                raise
+            raise self._lost(error) from error
+        self._receive_all()
+        return result
 
-    def same(self, session: str, method: str, *arguments: Any) -> Any:
-        """As `call`, with the same arguments for every rank."""
-        return self.call(session, method, [arguments] * self._options.ranks)
-
-    def forget(self, session: str) -> None:
-        """Let a session's memory go; nothing is left to forget once a rank is lost."""
+    def close_session(self, session: str) -> None:
+        """Let a session's memory go; after a rank was lost there is nothing to close."""
         if self._cores is not None and not self._broken:
-            self._all_obey([Command(session, forget=True)] * self._options.ranks)
+            self.execute([CloseSession(session)] * self._options.ranks)
 
     @property
     def children(self) -> list[int]:
@@ -113,27 +84,11 @@ class RankGroup:
 
     def core(self, session: str) -> LearnerCore:
         """Rank 0's part of a session."""
-        return self._started().core(session)
+        return self._started().get(session)
 
-    def _all_obey(self, commands: Sequence[Command]) -> Any:
-        cores = self._started()
-        for child, command in zip(self._children, commands[1:], strict=True):
-            self._or_lost(partial(child.tell, command))
-        try:
-            result = cores.obey(commands[0])
-        except TrainerError:
-            self._hear_all()  # a condition that all ranks met: the next command finds them in step
-            raise
-        except Exception as error:  # the others may wait inside a collective: only a new start helps
-            if not self._children:
-                raise
-            raise self._lost(error) from error
-        self._hear_all()
-        return result
-
-    def _hear_all(self) -> None:
+    def _receive_all(self) -> None:
         for child in self._children:
-            self._or_lost(child.hear)
+            self._or_lost(child.receive)
 
     def _or_lost(self, work: Callable[[], None]) -> None:
         try:
@@ -150,11 +105,11 @@ class RankGroup:
         )
         return LostRank(self._broken)
 
-    def _started(self) -> Cores:
+    def _started(self) -> SessionCores:
         if self._broken:
             raise RanksGone(self._broken)
         if self._cores is None:
-            self._cores = Cores(self._options, self._gather() if self._options.ranks > 1 else ALONE)
+            self._cores = SessionCores(self._options, self._gather() if self._options.ranks > 1 else ALONE)
         return self._cores
 
     def _gather(self) -> Ranks:
@@ -226,16 +181,16 @@ class _Child:
                 stdin=subprocess.DEVNULL,
             )
         self._connection = Connection(ours.detach())
-        self.tell(options)
+        self.send(options)
 
-    def tell(self, what: object) -> None:
-        """Send; raises OSError where nobody listens any more."""
+    def send(self, what: object) -> None:
+        """Raises OSError where the other end is closed."""
         self._connection.send_bytes(pickle.dumps(what))
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Wait for the answer to one command; raises EOFError or OSError where none comes."""
         if not self._connection.poll(self._deadline_s):
-            raise TimeoutError(f"rank {self._index} said nothing for {self._deadline_s:g} s")
+            raise TimeoutError(f"rank {self._index} sent nothing for {self._deadline_s:g} s")
         failure = self._connection.recv_bytes().decode()
         if failure:
             raise EOFError(f"rank {self._index}: {failure}")

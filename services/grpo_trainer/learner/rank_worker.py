@@ -1,4 +1,4 @@
-"""A rank other than the first: obeys what rank 0 says until it says no more.
+"""A rank other than the first: executes the commands of rank 0 until their socket is closed.
 
 `python -m grpo_trainer.learner.rank_worker FD HOST PORT RANK`, started by `rank_group` alone. FD: a socket
 to rank 0; HOST, PORT: the store where the ranks meet. A condition that all ranks meet (TrainerError) is an
@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_trainer.domain.errors import TrainerError
-from grpo_trainer.learner.core import LearnerOptions
-from grpo_trainer.learner.rank_group import START_S, Command, Cores, join
+from grpo_trainer.learner.commands import Command
+from grpo_trainer.learner.core import LearnerOptions, SessionCores
+from grpo_trainer.learner.rank_group import START_S, join
 from grpo_trainer.learner.ranks import Ranks
 
 
@@ -33,18 +34,18 @@ def main() -> None:
     ranks = Ranks(int(index), options.ranks)
     store = TCPStore(host, int(port), ranks.size, is_master=False, timeout=timedelta(seconds=START_S))
     join(store, ranks, options)
-    with contextlib.suppress(EOFError, ConnectionError):  # rank 0 has no more to say
-        _obey(connection, Cores(options, ranks))
+    with contextlib.suppress(EOFError, ConnectionError):  # rank 0 closed the socket
+        _execute_all(connection, SessionCores(options, ranks))
     dist.destroy_process_group()
 
 
-def _obey(connection: Connection, cores: Cores) -> None:
+def _execute_all(connection: Connection, cores: SessionCores) -> None:
     while True:
-        command: Command = _received(connection)
+        command: Command[object] = _received(connection)
         try:
-            cores.obey(command)
+            command.execute(cores)
         except TrainerError:
-            connection.send_bytes(b"")  # rank 0 met it too, and tells the session
+            connection.send_bytes(b"")  # rank 0 met it too, and raises it to the session
         except BaseException as error:
             connection.send_bytes(f"{type(error).__name__}: {error}".encode())
             raise

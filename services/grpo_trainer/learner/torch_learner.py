@@ -6,15 +6,17 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 
-from grpo_math.packing import TrainingRow, rank_shares
+from grpo_math.packing import rank_shares
 from grpo_trainer.domain.errors import UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.learner.core import CANARY_ROWS, LearnerOptions, StepShare, canary, new_optimizer
+from grpo_trainer.learner.commands import Load, Step, TakeSnapshot
+from grpo_trainer.learner.core import CANARY_ROWS, LearnerOptions, canary, new_optimizer
 from grpo_trainer.learner.memory import memory_for
 from grpo_trainer.learner.packed_model import PackedModel
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
@@ -63,7 +65,7 @@ def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
 
 
 class TorchLearner:
-    """See ports.Learner."""
+    """See protocol.Learner."""
 
     def __init__(self, thread: LearnerThread) -> None:
         self._thread = thread
@@ -72,24 +74,23 @@ class TorchLearner:
         self._config: Any = None
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
-        """See ports.Learner."""
-        await self._thread.run(lambda: self._load(spec, base))
+        """See protocol.Learner."""
+        await self._load(spec, base, None)
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
-        """See ports.Learner."""
-        await self._thread.run(lambda: self._load(spec, base, tensors))
+        """See protocol.Learner."""
+        await self._load(spec, base, tensors)
 
-    def _load(
-        self, spec: TrainingSpec, base: Path, tensors: Path | None = None
-    ) -> tuple[PackedModel, torch.optim.Optimizer]:
+    async def _load(self, spec: TrainingSpec, base: Path, tensors: Path | None) -> None:
+        command = Load(self._session, spec, base, tensors)
         with memory_for(f"model {spec.model!r} does not fit in memory"):
-            self._thread.group.same(self._session, "load", spec, base, tensors)
-        model, optimizer = self._loaded()
-        self._spec, self._config = spec, model.module.config
-        return model, optimizer
+            await self._thread.run(
+                partial(self._thread.group.execute, [command] * self._thread.options.ranks)
+            )
+        self._spec, self._config = spec, self._loaded()[0].module.config
 
     def check(self, group: BatchGroup) -> None:
-        """See ports.Learner."""
+        """See protocol.Learner."""
         if self._config is None:
             raise RuntimeError("the learner was not begun")
         for member in group.members:
@@ -98,44 +99,40 @@ class TorchLearner:
                     raise UnusableTrajectory(f"{member.tokens.trajectory_id}: {why}")
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        """See ports.Learner."""
-        return await self._thread.run(lambda: self._step(groups))
-
-    def _step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        if self._spec is None:
-            raise RuntimeError("the learner was not begun")
+        """See protocol.Learner."""
         with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
-            rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
-            shares = [(share,) for share in self._shares(rows)]
-            values = self._thread.group.call(self._session, "step", shares)
+            commands = await self._thread.run(partial(self._step_commands, groups))
+            values = await self._thread.run(partial(self._thread.group.execute, commands))
         return StepNumbers(values or {}, applied=values is not None)
 
-    def _shares(self, rows: Sequence[TrainingRow]) -> list[StepShare]:
+    def _step_commands(self, groups: Sequence[BatchGroup]) -> list[Step]:
         """What each rank computes."""
+        if self._spec is None:
+            raise RuntimeError("the learner was not begun")
+        rows = batch_rows(groups, advantage=self._spec.advantage, group_size=self._spec.group_size)
         options = self._thread.options
         longest = max((row.num_trained for row in rows), default=1)
-        proofs = tuple(rows[:CANARY_ROWS])
-        if options.ranks == 1:
-            return [StepShare(tuple(rows), longest, proofs)]
-        parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
-        return [StepShare(tuple(part), longest, proofs) for part in parts]
+        parts = [rows]
+        if options.ranks > 1:
+            parts = rank_shares(rows, options.ranks, share_prefixes=options.share_prefixes)
+        canary_rows = tuple(rows[:CANARY_ROWS])
+        return [Step(self._session, tuple(part), longest, canary_rows) for part in parts]
 
     async def snapshot(self) -> HostSnapshot:
-        """See ports.Learner."""
-        return await self._thread.run(self._snapshot)
-
-    def _snapshot(self) -> HostSnapshot:
-        others: list[tuple[None]] = [(None,)] * (self._thread.options.ranks - 1)
-        shares = [(self._thread.writer,), *others]
+        """See protocol.Learner."""
+        writers = [self._thread.writer, *[None] * (self._thread.options.ranks - 1)]
+        commands = [TakeSnapshot(self._session, writer) for writer in writers]
         with memory_for("the host copy of a step does not fit in memory"):
-            snapshot: HostSnapshot = self._thread.group.call(self._session, "snapshot", shares)
-        return snapshot
+            taken = await self._thread.run(partial(self._thread.group.execute, commands))
+        if taken is None:
+            raise RuntimeError("rank 0 has a writer, and took no snapshot")
+        return taken
 
     def _loaded(self) -> tuple[PackedModel, torch.optim.Optimizer]:
         """Model and optimizer of this rank."""
         return self._thread.group.core(self._session).loaded
 
     async def close(self) -> None:
-        """See ports.Learner."""
+        """See protocol.Learner."""
         self._config = None
-        await self._thread.run(lambda: self._thread.group.forget(self._session))
+        await self._thread.run(lambda: self._thread.group.close_session(self._session))

@@ -1,16 +1,8 @@
-"""What a session is doing, and when it may begin."""
+"""What a session is doing."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from enum import StrEnum
-
-Turn = Callable[[], Awaitable[None]]
-"""Returns when it is the session's turn, see TrainingSession."""
-
-
-async def at_once() -> None:
-    """No other session of the model: nothing to wait for."""
 
 
 class Phase(StrEnum):

@@ -21,6 +21,7 @@ from episodes import GroupReason
 from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
+from grpo_trainer.domain.model_leases import RunLease
 from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
@@ -35,7 +36,6 @@ from grpo_trainer.runs.group_buffer import Fact, Intake
 from grpo_trainer.runs.opening import first_state, load_state
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
-from grpo_trainer.runs.phases import Turn, at_once
 from grpo_trainer.runs.watermark import Horizon
 from identities.entities import checkpoint_id
 
@@ -68,10 +68,10 @@ class TrainingSession:
         horizon: Horizon,
         state: SessionState | None = None,
         *,
-        turn: Turn = at_once,
+        lease: RunLease,
     ) -> None:
-        """state: the newest durable one; None for a run that was just submitted. turn: returns when no other
-        session adds versions to the model, and raises Waiting until then; asked before the first version."""
+        """state: the newest durable one; None for a run that was just submitted. lease: checked
+        before the first version, released when the run is finished or failed."""
         self.spec = submission.spec
         self.state = state
         self.phase = Phase.OPENING
@@ -86,7 +86,7 @@ class TrainingSession:
         self._tools = tools
         self._horizon = horizon
         self._patience = Patience()
-        self._turn = turn
+        self._lease = lease
         self._learner = tools.new_learner()
         self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
         self._persistence = Persistence(
@@ -160,7 +160,7 @@ class TrainingSession:
 
     async def _begin(self) -> None:
         if self.state is None:
-            await self._patience.until_done(self._turn)
+            await self._patience.until_done(self._lease.check)
             self.state = await first_state(self.submission, self._tools, self._learner, self._patience)
         else:
             await load_state(self.state, self._tools, self._learner, self._patience)
@@ -247,6 +247,8 @@ class TrainingSession:
 
     async def _enter(self, phase: Phase) -> None:
         self.phase = phase
+        if phase in (Phase.FINISHED, Phase.FAILED):
+            self._lease.release()
         async with self.changed:
             self.changed.notify_all()
 
@@ -294,8 +296,33 @@ class TrainingSession:
         await self._persistence.landed()
 
     async def _one_step(self, state: SessionState, batch: _Batch) -> SessionState:
-        """The state after the batch, on its way to be durable; the same state where nothing was applied."""
-        plan = StepPlan(
+        """The state after the batch; the same state where nothing was applied."""
+        plan = self._plan(state, batch)
+        members = [member for group in batch.groups for member in group.members]
+        span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
+        await self._enter(Phase.STEPPING)
+        with span as traceparent:
+            try:
+                async with self._attempts.at(plan.step, batch.groups):
+                    numbers = await self._learner.step(batch.contents)
+            except Diverged as error:
+                await self._leave_out(batch, plan.step, error)
+                return state
+            self._diverged = 0
+            stalled = time.monotonic()
+            await self._landed()
+            snapshot = await self._learner.snapshot()
+            learned = {**numbers.values, **_counted(batch), "stall_s": time.monotonic() - stalled}
+            record = plan.record(learned, at=self._tools.now(), traceparent=traceparent)
+            following = self._following(state, record, snapshot.canary)
+            self._persistence.begin(following, snapshot)
+        said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
+        log.info("step_done", extra={"step": record.step, "version": record.version, **said})
+        self._waiting_since = time.monotonic()
+        return following
+
+    def _plan(self, state: SessionState, batch: _Batch) -> StepPlan:
+        return StepPlan(
             spec=self.spec,
             step=state.step + 1,
             version=state.version,
@@ -305,44 +332,17 @@ class TrainingSession:
             before={} if state.last_step is None else state.last_step.metrics,
             limits=self._tools.alarm_limits,
         )
-        members = [member for group in batch.groups for member in group.members]
-        span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
-        with span as traceparent:
-            learned = await self._learn(batch, plan.step)
-            if learned is None:
-                return state
-            stalled = time.monotonic()
-            await self._landed()
-            snapshot = await self._learner.snapshot()
-            learned["stall_s"] = time.monotonic() - stalled
-            record = plan.record(learned, at=self._tools.now(), traceparent=traceparent)
-            following = self._following(state, record, snapshot.canary)
-            self._persistence.begin(following, snapshot)
-        said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
-        log.info("step_done", extra={"step": record.step, "version": record.version, **said})
-        self._waiting_since = time.monotonic()
-        return following
 
-    async def _learn(self, batch: _Batch, step: int) -> dict[str, float] | None:
-        """Metrics of the optimizer step; None where the batch could not be applied, and its groups were
-        excluded."""
-        await self._enter(Phase.STEPPING)
-        try:
-            async with self._attempts.at(step, batch.groups):
-                numbers = await self._learner.step(batch.contents)
-        except Diverged as error:
-            self._diverged += 1
-            for group in batch.groups:
-                await self._exclude(excluded(group, GroupReason.QUARANTINED, str(error)))
-            if self._diverged >= _MAX_DIVERGED:
-                raise Diverged(
-                    f"{_MAX_DIVERGED} batches in a row could not be applied, the last for step {step}: "
-                    f"{error}; lower the learning rate, or begin from an earlier checkpoint"
-                ) from error
-            return None
-        self._diverged = 0
-        members = (member.tokens for group in batch.contents for member in group.members)
-        return {**numbers.values, **context_counts(members)}
+    async def _leave_out(self, batch: _Batch, step: int, error: Diverged) -> None:
+        """Exclude the groups of a batch that could not be applied. Raises Diverged after several in a row."""
+        self._diverged += 1
+        for group in batch.groups:
+            await self._exclude(excluded(group, GroupReason.QUARANTINED, str(error)))
+        if self._diverged >= _MAX_DIVERGED:
+            raise Diverged(
+                f"{_MAX_DIVERGED} batches in a row could not be applied, the last for step {step}: "
+                f"{error}; lower the learning rate, or begin from an earlier checkpoint"
+            ) from error
 
     def _following(self, state: SessionState, record: StepRecord, canary: Canary) -> SessionState:
         """Everything but tensors that the next step depends on."""
@@ -375,6 +375,10 @@ class TrainingSession:
         first = self.intake.first_unsettled_sequence
         bound = min(handled, self._horizon.bound)
         return bound if first is None else min(bound, first - 1)
+
+
+def _counted(batch: _Batch) -> dict[str, float]:
+    return context_counts(member.tokens for group in batch.contents for member in group.members)
 
 
 def _settled(state: SessionState | None, run_id: str) -> SettledGroups:

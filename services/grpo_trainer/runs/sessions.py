@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from episodes import SessionFailure
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, UnknownSession
 from grpo_trainer.domain.failures import ENDS_PROCESS, BrokenRun, FailedRun, Failure, detail_of, kind_of
+from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
@@ -27,11 +27,9 @@ from grpo_trainer.runs.group_buffer import Fact, RunOver
 from grpo_trainer.runs.reopening import Interim, Recall, fed, hand_over, may_go_on, newest_of
 from grpo_trainer.runs.session import Phase, TrainingSession
 from grpo_trainer.runs.watermark import Horizon
-from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_OVER: Final = (Phase.FINISHED, Phase.FAILED)
 _LAST_MOMENT_S: Final = 1.0
 """For abandoned sessions to let go; a learner in the middle of a step cannot."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
@@ -46,15 +44,12 @@ async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
 class Sessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
-    def __init__(
-        self, tools: Tools, *, leave_s: float = 15.0, by_hand: Callable[[str], bool] = lambda model: False
-    ) -> None:
+    def __init__(self, tools: Tools, *, leave_s: float = 15.0, leases: ModelLeases | None = None) -> None:
         """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
-        by_hand: whether an interactive call about a model is under way."""
+        leases: shared with interactive training, if there is any."""
         self._tools = tools
         self._leave_s = leave_s
-        self._by_hand = by_hand
-        self._restored = False
+        self._leases = leases or ModelLeases()
         self._stopping = False
         self.horizon = Horizon()
         self.patience = Patience()
@@ -78,7 +73,7 @@ class Sessions:
         for state in going:
             submission = Submission(state.spec, state.cursor, state.trace_headers)
             self._start(self._new(submission, state))
-        self._restored = True
+        self._leases.runs_are_known()
         return self.horizon.handled
 
     def _know(self, run: FailedRun) -> None:
@@ -112,19 +107,8 @@ class Sessions:
         return run_id in self._sessions or run_id in self._past or run_id in self.failures
 
     def _new(self, submission: Submission, state: SessionState | None = None) -> TrainingSession:
-        turn = partial(self._turn, submission.spec)
-        return TrainingSession(submission, self._tools, self.horizon, state, turn=turn)
-
-    async def _turn(self, spec: TrainingSpec) -> None:
-        """One at a time adds versions to a model. A run begins when the runs before it are over and the
-        interactive call that is under way has ended; calls that come now are refused. Raises Unavailable."""
-        for run_id, session in self._sessions.items():
-            if run_id == spec.run_id:
-                break
-            if session.spec.model == spec.model and session.phase not in _OVER:
-                raise Unavailable(f"{run_id}, which trains {spec.model!r} before it")
-        if self._by_hand(spec.model):
-            raise Unavailable(f"the interactive call about {spec.model!r} that is under way")
+        lease = self._leases.queue_run(submission.spec.model, submission.spec.run_id)
+        return TrainingSession(submission, self._tools, self.horizon, state, lease=lease)
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """A run that was submitted at `sequence` asks for what cannot be."""
@@ -270,13 +254,6 @@ class Sessions:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=_LAST_MOMENT_S)
-
-    def trainer_of(self, model: str) -> str | None:
-        """The run that trains a model now, if there is one. Raises Unavailable until that is known."""
-        if not self._restored:
-            raise Unavailable("the runs that go on, which are being looked up")
-        going = (one for one in self._sessions.values() if one.spec.model == model and one.phase not in _OVER)
-        return next((one.spec.run_id for one in going), None)
 
     @property
     def all(self) -> list[TrainingSession]:

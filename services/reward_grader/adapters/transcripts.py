@@ -1,33 +1,29 @@
-"""Records from the object store, verified."""
+"""Transcripts for extra graders, from the stored bodies. Without extra graders no body is read here."""
 
-from typing import Final
+import asyncio
 
-from blob_store import BlobError, BlobRef, BlobStore, CorruptBlob, MissingBlob
+from blob_store import BlobStore, CorruptBlob, MissingBlob
+from episodes import EpisodeBroken, EpisodeFailure
 from reward_grader import wire
-from reward_grader.domain import FailureKind, GradingTask, Transcript
-from reward_grader.ports import EpisodeBroken, Unavailable
+from reward_grader.domain import GradingTask, Transcript
 from trajectory_body import MalformedBody, unpack
-from upcycle.errors import Unavailable as StoreAway
-
-_AWAY_DELAY_S: Final = 2.0
 
 
-class BlobTranscripts:
-    """Implements ports.Transcripts."""
+class StoredTranscripts:
+    """The verified conversation of a recorded trajectory."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
 
-    async def read(self, task: GradingTask) -> Transcript:
-        """The record behind the claim check."""
-        ref = BlobRef(task.body.key, task.body.sha256, task.body.size_bytes)
+    async def read_body(self, task: GradingTask) -> Transcript:
+        """Raises EpisodeBroken(body_corrupt), Unavailable."""
         try:
-            body = unpack(await self._store.get(ref))
+            body = await asyncio.to_thread(unpack, await self._store.get(task.body))
         except (CorruptBlob, MissingBlob, MalformedBody) as error:
-            raise EpisodeBroken(FailureKind.BODY_CORRUPT, str(error)) from error
-        except (BlobError, StoreAway) as error:
-            raise Unavailable(f"the object store ({type(error).__name__})", _AWAY_DELAY_S) from error
-        if body.trajectory_id != task.trajectory_id:
-            detail = f"{ref.key} holds trajectory {body.trajectory_id!r}, not {task.trajectory_id!r}"
-            raise EpisodeBroken(FailureKind.BODY_CORRUPT, detail)
+            raise EpisodeBroken(EpisodeFailure.BODY_CORRUPT, str(error)) from error
+        expected, found = task.identity.trajectory_id, body.episode.trajectory_id
+        if found != expected:
+            raise EpisodeBroken(
+                EpisodeFailure.BODY_CORRUPT, f"{task.body.key} holds trajectory {found!r}, not {expected!r}"
+            )
         return wire.transcript_from_body(body)

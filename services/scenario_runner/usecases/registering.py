@@ -20,15 +20,8 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
 from upcycle.errors import TasksetInvalid
-from upcycle.tasks import (
-    MAX_ARGS_BYTES,
-    MAX_NAME_CHARS,
-    MAX_TASKS,
-    REVISION_SUFFIX,
-    canonical_json,
-    task_digest,
-    taskset_digest,
-)
+from upcycle.task_rows import MAX_ARGS_BYTES, MAX_NAME_CHARS, canonical_json, task_digest
+from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, taskset_digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, RunRecord
 from scenario_runner.domain.tasksets import RegisteredTaskset
 from scenario_runner.usecases.task_claims import claim_for
-from upcycle.tasks import MAX_NAME_CHARS
+from upcycle.task_rows import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)
 

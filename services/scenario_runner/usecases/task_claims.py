@@ -11,7 +11,7 @@ from episodes import Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.runs import InvalidRequest, Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
-from upcycle.tasks import MAX_NAME_CHARS
+from upcycle.task_rows import MAX_NAME_CHARS
 
 MAX_DIGESTS: Final = 10_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

@@ -9,8 +9,8 @@ import pytest
 
 from episodes import GroupReason
 from scenario_runner.domain import sources
+from upcycle.cli.group_outcomes import word
 from upcycle.cli.main import build_app
-from upcycle.cli.outcomes import word
 from upcycle.cli.standing import read
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -3,17 +3,27 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nats
+from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
-from event_bus import BusSettings, BusTimings, ConsumerSpec, Delivery, EventBus, Topology
+from event_bus import (
+    BusSettings,
+    BusTimings,
+    ConsumerSpec,
+    CurrentDelivery,
+    Delivery,
+    EventBus,
+    EventRouter,
+    Topology,
+)
 from event_bus.provision import provision
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
 from local_stack.nats import NatsServer
@@ -82,6 +92,20 @@ async def until(true: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not true within {timeout_s} s"
         await asyncio.sleep(0.005)
+
+
+def subscribe(
+    bus: EventBus, spec: ConsumerSpec, handler: Callable[[Delivery[Any]], Awaitable[None]], *, slots: int = 1
+) -> None:
+    """A router with one function that gives each delivery of the durable to `handler`."""
+    router = EventRouter()
+
+    @router.subscriber(spec, slots=slots)
+    async def on_event(event: Message, delivery: CurrentDelivery) -> None:
+        assert event == delivery.message
+        await handler(delivery)
+
+    bus.include_router(router)
 
 
 Setup = Callable[[EventBus], None]

@@ -4,10 +4,20 @@ import asyncio
 import time
 
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, Seen, Worker, eyes_on, fact_spec, failed, running, until
+from tests.libs.event_bus.support import (
+    MODEL,
+    Seen,
+    Worker,
+    eyes_on,
+    fact_spec,
+    failed,
+    running,
+    subscribe,
+    until,
+)
 from tests.libs.event_bus.worker import SPEC
 
-from event_bus.slots import MAX_UNANSWERED
+from event_bus.middlewares.attempts import MAX_UNANSWERED
 
 
 async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
@@ -18,7 +28,7 @@ async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
     killed = asyncio.Event()
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen, slots=8)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen, slots=8)) as bus,
         eyes_on(server) as eyes,
     ):
 
@@ -67,7 +77,7 @@ async def test_a_message_that_kills_its_service_every_time_ends_in_the_dead_lett
         sub = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
         for _ in range(MAX_UNANSWERED):
             assert len(await sub.fetch(1, timeout=3)) == 1  # taken, and never answered
-        async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)):
+        async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)):
             await until_letters(eyes, 1)
         assert seen.deliveries == []
         (letter,) = await eyes.dead_letters()

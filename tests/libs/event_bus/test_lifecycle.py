@@ -22,6 +22,7 @@ from tests.libs.event_bus.support import (
     failed,
     requested,
     running,
+    subscribe,
     topology,
     until,
 )
@@ -50,7 +51,7 @@ def server(nats_server: NatsFactory) -> NatsServer:
 
 async def test_constructing_and_subscribing_does_no_io() -> None:
     bus = EventBus(BusSettings(url="nats://127.0.0.1:1"), client_name="t")
-    bus.subscribe(fact_spec(), Seen())
+    subscribe(bus, fact_spec(), Seen())
     assert bus.ready() is not None
 
 
@@ -70,7 +71,7 @@ async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsSer
 
     def make() -> EventBus:
         bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
-        bus.subscribe(spec, Seen())
+        subscribe(bus, spec, Seen())
         return bus
 
     with pytest.raises(NotProvisioned, match=r"stream TASKS does not exist .* run upcycle-provision"):
@@ -87,7 +88,7 @@ async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer
     await provision(server.url, topology=topology(spec))
     other = replace(spec, max_ack_pending=99, ack_wait_s=55)
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(other), timings=FAST)
-    bus.subscribe(other, Seen())
+    subscribe(bus, other, Seen())
     await bus.start()
     async with eyes_on(server) as eyes:
         config = (await eyes.jetstream.consumer_info(EVENTS, spec.durable)).config
@@ -102,7 +103,7 @@ async def test_a_durable_that_reads_other_facts_is_named_with_the_way_out(server
     await provision(server.url, topology=topology(older))
     timings = replace(FAST, connect_s=0.5)
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
-    bus.subscribe(spec, Seen())
+    subscribe(bus, spec, Seen())
     with pytest.raises(OutdatedDurable) as caught:
         await bus.start()
     said = str(caught.value)
@@ -116,7 +117,7 @@ async def test_a_durable_that_is_updated_while_a_start_waits_is_read(server: Nat
     wider = replace(spec, events=(EpisodeFailed, EpisodeCancelled))
     await provision(server.url, topology=topology(spec))
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(wider), timings=FAST)
-    bus.subscribe(wider, seen)
+    subscribe(bus, wider, seen)
     starting = asyncio.create_task(bus.start())
     await asyncio.sleep(0.3)
     assert not starting.done()
@@ -130,7 +131,7 @@ async def test_a_durable_that_is_updated_while_a_start_waits_is_read(server: Nat
 async def test_a_start_waits_for_provisioning(server: NatsServer) -> None:
     spec, seen = fact_spec(), Seen()
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
-    bus.subscribe(spec, seen)
+    subscribe(bus, spec, seen)
     starting = asyncio.create_task(bus.start())
     await asyncio.sleep(0.3)
     await provision(server.url, topology=topology(spec))
@@ -149,7 +150,7 @@ async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsSer
         await release.wait()
         finished.append(delivery.message.episode.episode_id)
 
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, handler, slots=2)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, handler, slots=2)) as bus:
         for n in range(6):
             await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
         await until(lambda: len(started.deliveries) == 2)
@@ -174,14 +175,14 @@ async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(
     async with running(
         server,
         spec,
-        setup=lambda bus: bus.subscribe(spec, endless),
+        setup=lambda bus: subscribe(bus, spec, endless),
         timings=replace(FAST, drain_s=0.3),
     ) as bus:
         await bus.command(requested("e"), pool="train", model=MODEL, event_id="t")
         await started.wait()
         stopping = time.monotonic()
     assert time.monotonic() - stopping < 2
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)), eyes_on(server) as eyes:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)), eyes_on(server) as eyes:
         await until(lambda: len(seen.deliveries) == 1, timeout_s=3)
         await eyes.settled(spec)
         # A drain is nobody's failure, even where the first failure is the last.
@@ -190,7 +191,7 @@ async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(
 
 async def test_a_stop_while_nats_is_down_is_quick_and_quiet(server: NatsServer) -> None:
     spec = fact_spec()
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, Seen(), slots=3)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, Seen(), slots=3)) as bus:
         await asyncio.to_thread(server.kill)
         await until(lambda: bus.ready() is not None)
         stopping = time.monotonic()
@@ -203,7 +204,7 @@ async def test_a_stop_waits_for_no_message_that_nobody_will_read(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = fact_spec()
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, Seen(), slots=3)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, Seen(), slots=3)) as bus:
         client = bus._connection.broker.connection
         await client.subscribe("loose")
         await client.publish("loose", b"nobody reads this")
@@ -232,7 +233,7 @@ async def test_a_stop_beside_a_frozen_server_is_bounded_and_says_so_once(
 
 async def test_a_bus_is_ready_again_after_an_outage_and_goes_on_consuming(server: NatsServer) -> None:
     spec, seen = fact_spec(), Seen()
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)) as bus:
         await asyncio.to_thread(server.kill)
         await until(lambda: bus.ready() is not None)
         await asyncio.sleep(1)
@@ -246,7 +247,7 @@ async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> No
     """SIGSTOP: the connection stands, nothing answers. A publish keeps trying, consumers keep their place."""
     spec, seen = fact_spec(), Seen()
     timings = replace(FAST, publish_timeout_s=0.5)
-    async with running(server, spec, setup=lambda bus: bus.subscribe(spec, seen), timings=timings) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen), timings=timings) as bus:
         os.kill(server.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(bus.publish(failed("a"), model=MODEL, event_id="a"))
         await asyncio.sleep(1.5)
@@ -304,7 +305,7 @@ async def test_a_bus_that_never_started_stops() -> None:
 async def test_a_durable_that_was_deleted_and_made_again_is_read_again(server: NatsServer) -> None:
     spec, seen = fact_spec(), Seen()
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen, slots=4)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen, slots=4)) as bus,
         eyes_on(server) as eyes,
     ):
         await eyes.jetstream.delete_consumer(EVENTS, spec.durable)

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running
+from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running, subscribe
 
 from event_bus import Delivery, PoisonMessage
 from upcycle.errors import Unavailable
@@ -28,7 +28,7 @@ async def test_every_way_to_end_is_counted(nats_server: NatsFactory) -> None:
                 raise KeyError("no")
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus,
         eyes_on(server) as eyes,
     ):
         for detail in ("good", "later", "poison", "bad"):

@@ -15,6 +15,7 @@ from tests.libs.event_bus.support import (
     failed,
     requested,
     running,
+    subscribe,
     until,
 )
 
@@ -34,7 +35,7 @@ def server(nats_server: NatsFactory) -> NatsServer:
 async def test_a_return_acknowledges(server: NatsServer) -> None:
     spec, seen = fact_spec(), Seen()
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)) as bus,
         eyes_on(server) as eyes,
     ):
         before = time.time()
@@ -58,7 +59,7 @@ async def test_a_failure_comes_again_with_growing_delay_then_goes_to_the_dead_le
             raise ValueError("cannot\nwork")
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus,
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("bad"), model=MODEL, event_id="bad")
@@ -94,7 +95,7 @@ async def test_poison_goes_to_the_dead_letters_with_its_reason_and_the_loop_goes
 ) -> None:
     spec, seen = fact_spec(), Seen()
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, seen)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)) as bus,
         eyes_on(server) as eyes,
     ):
         await eyes.jetstream.publish(SUBJECT, payload, headers=headers or None)
@@ -116,7 +117,7 @@ async def test_a_handler_that_says_poison_is_asked_once(server: NatsServer) -> N
         raise PoisonMessage("unknown run")
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus,
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("a"), model=MODEL, event_id="a")
@@ -138,7 +139,7 @@ async def test_later_is_no_failure_however_often(server: NatsServer) -> None:
             raise Unavailable("no engine yet", 0.05)
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus,
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("a"), model=MODEL, event_id="a")
@@ -155,7 +156,7 @@ async def test_failures_are_counted_across_restarts_of_the_service(server: NatsS
         raise ValueError("always")
 
     def setup(bus: EventBus) -> None:
-        bus.subscribe(spec, handler)
+        subscribe(bus, spec, handler)
 
     async with running(server, spec, setup=setup) as bus:
         await bus.publish(failed("a"), model=MODEL, event_id="a")
@@ -176,7 +177,7 @@ async def test_heartbeats_keep_a_slow_handlers_message_its_own(server: NatsServe
         await asyncio.sleep(2.5)
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler, slots=2)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler, slots=2)) as bus,
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("slow"), model=MODEL, event_id="slow")
@@ -193,7 +194,7 @@ async def test_a_handler_without_end_has_failed(server: NatsServer) -> None:
         await asyncio.sleep(60)
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus,
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("stuck"), model=MODEL, event_id="stuck")
@@ -215,7 +216,7 @@ async def test_slots_bound_what_is_taken_not_only_what_runs(server: NatsServer) 
         running_now -= 1
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler, slots=4)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler, slots=4)) as bus,
         eyes_on(server) as eyes,
     ):
         for n in range(16):
@@ -240,8 +241,8 @@ async def test_replicas_share_the_work_of_a_durable(server: NatsServer) -> None:
         return handler
 
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, slow(here), slots=2)) as bus,
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, slow(there), slots=2)),
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, slow(here), slots=2)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, slow(there), slots=2)),
     ):
         for n in range(40):
             await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
@@ -262,8 +263,8 @@ async def test_pools_are_apart(server: NatsServer) -> None:
         return handler
 
     def setup(bus: EventBus) -> None:
-        bus.subscribe(train, into("train"))
-        bus.subscribe(evaluate, into("eval"))
+        subscribe(bus, train, into("train"))
+        subscribe(bus, evaluate, into("eval"))
 
     async with running(server, train, evaluate, setup=setup) as bus:
         await bus.command(requested("a"), pool="eval", model=MODEL, event_id="a")
@@ -287,7 +288,7 @@ async def test_a_dead_letter_that_cannot_be_stored_keeps_the_message(server: Nat
 
     timings = replace(FAST, publish_budget_s=0.3)
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe(spec, handler), timings=timings) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, handler), timings=timings) as bus,
         eyes_on(server) as eyes,
     ):
         config = (await eyes.jetstream.stream_info(DLQ)).config
@@ -305,4 +306,4 @@ async def test_subscribing_after_the_start_is_refused(server: NatsServer) -> Non
     spec = fact_spec()
     async with running(server, spec) as bus:
         with pytest.raises(BusError, match="before the bus is started"):
-            bus.subscribe(spec, Seen())
+            subscribe(bus, spec, Seen())

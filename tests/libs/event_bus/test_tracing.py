@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import Seen, fact_spec, failed, running, until
+from tests.libs.event_bus.support import Seen, fact_spec, failed, running, subscribe, until
 
 from event_bus import Delivery, EventBus, tracing
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened
@@ -42,7 +42,7 @@ async def test_publish_process_publish_process_is_one_nested_trace(
         async def handler(delivery: Delivery[Any]) -> None:
             await bus.publish(GroupShortened(group_id="g"), model="m.1", event_id="second")
 
-        bus.subscribe(spec, handler)
+        subscribe(bus, spec, handler)
         bus.subscribe_ephemeral([GroupShortened], end)
 
     async with running(nats_server(), spec, setup=setup) as bus:
@@ -89,7 +89,7 @@ async def test_a_failed_handler_marks_its_span(nats_server: NatsFactory, spans: 
     async def handler(_: Delivery[EpisodeFailed]) -> None:
         raise ValueError("no")
 
-    async with running(nats_server(), spec, setup=lambda bus: bus.subscribe(spec, handler)) as bus:
+    async with running(nats_server(), spec, setup=lambda bus: subscribe(bus, spec, handler)) as bus:
         await bus.publish(failed("a"), model="m", event_id="a")
         await until(
             lambda: any(

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from tests.libs.event_bus.support import FAST, fact_spec, topology
+from tests.libs.event_bus.support import FAST, fact_spec, subscribe, topology
 
 from event_bus import Delivery, EventBus
 from service_kit.groups import BusSettings
@@ -37,7 +37,7 @@ def handler_for(mode: str) -> Any:
 
 async def serve(url: str, mode: str) -> None:
     bus = EventBus(BusSettings(url=url), client_name="worker", topology=topology(SPEC), timings=FAST)
-    bus.subscribe(SPEC, handler_for(mode), slots=2)
+    subscribe(bus, SPEC, handler_for(mode), slots=2)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await bus.start()

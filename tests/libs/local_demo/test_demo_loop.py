@@ -20,7 +20,7 @@ from local_demo.plan import (
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
-from upcycle.taskset_files import tasksets_in
+from upcycle.tasks import tasksets_in
 
 
 @pytest.fixture

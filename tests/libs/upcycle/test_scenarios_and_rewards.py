@@ -9,7 +9,8 @@ import pytest
 from upcycle import Answer, Environment, EvaluationResult, SubScore
 from upcycle.errors import ArgumentsInvalid, RewardInvalid, ScenarioError
 from upcycle.rewards import evaluation_result
-from upcycle.scenario import ScenarioPlay, Transcript
+from upcycle.scenario import ScenarioPlay
+from upcycle.transcripts import Transcript
 
 
 def play(function: Callable[..., Any], **arguments: Any) -> ScenarioPlay:

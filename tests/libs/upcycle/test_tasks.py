@@ -13,7 +13,7 @@ from upcycle.environment import load_environment
 from upcycle.errors import ArgumentsInvalid, TasksetInvalid, UnknownName
 from upcycle.evaluation import as_taskset
 from upcycle.tasks import EnvironmentRef, task_digest, taskset_digest
-from upcycle.wire import taskset_from_wire
+from upcycle.wire import taskset_from_wire, taskset_to_wire
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_files_of_every_kind_hold_the_same_taskset(env: Environment, tmp_path: P
         taskset.save(tmp_path / name)
         assert Taskset.load(tmp_path / name) == taskset
         assert Taskset.load(tmp_path / name).digest == taskset.digest
-    assert taskset_from_wire(taskset.to_wire()) == taskset
+    assert taskset_from_wire(taskset_to_wire(taskset)) == taskset
     bare = tmp_path / "bare.jsonl"
     bare.write_text("".join(json.dumps(task.to_json()) + "\n" for task in tasks))
     assert [task.slug for task in Taskset.load(bare)] == ["q0", "q1", "q2"]
@@ -121,8 +121,8 @@ def test_bare_tasks_are_evaluated_as_unassigned(env: Environment, tmp_path: Path
     made = as_taskset([one, two])
     assert (made.split, made.name) == ("unassigned", f"adhoc-{made.digest[:12]}")
     assert made.name != as_taskset(one).name
-    assert made.to_wire().split == common_pb2.SPLIT_UNASSIGNED
-    assert taskset_from_wire(made.to_wire()) == made
+    assert taskset_to_wire(made).split == common_pb2.SPLIT_UNASSIGNED
+    assert taskset_from_wire(taskset_to_wire(made)) == made
     made.save(tmp_path / "t.jsonl")
     assert Taskset.load(tmp_path / "t.jsonl").split == "unassigned"
     mine = Taskset("mine", [one])

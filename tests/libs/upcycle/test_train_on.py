@@ -13,8 +13,9 @@ from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.train import Recipe, options_of
 from upcycle.errors import UpcycleError
-from upcycle.evaluation import EvaluationFailed, Job, Run
+from upcycle.evaluation import EvaluationFailed, Job, spec_of
 from upcycle.platform import Platform
+from upcycle.results import Run
 from upcycle.rpc import RemoteNotFound, RemoteRefused
 from upcycle.run_config import DEFAULTS
 from upcycle.run_specs import (
@@ -152,9 +153,9 @@ def test_an_option_has_the_type_of_its_flag() -> None:
 
 
 def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
-    spec = create_agent("m").run_spec("sums", 8, trainable=True)
+    spec = spec_of(create_agent("m"), "sums", 8, trainable=True)
     assert (spec.trainable, spec.policy.channel) == (True, common.CHANNEL_LATEST)
-    assert create_agent("m").run_spec("sums", 8).policy.channel == common.CHANNEL_HEAD
-    assert create_agent("m@v3").run_spec("sums", 8, trainable=True).policy.pinned_version == 3
+    assert spec_of(create_agent("m"), "sums", 8).policy.channel == common.CHANNEL_HEAD
+    assert spec_of(create_agent("m@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
     with pytest.raises(UpcycleError, match="group 1"):
-        create_agent("m").run_spec("sums", 1, trainable=True)
+        spec_of(create_agent("m"), "sums", 1, trainable=True)

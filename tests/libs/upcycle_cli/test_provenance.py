@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grpc_edge import GrpcServer
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.registry.v1 import registry_pb2 as registry
 from upcycle.api.registry.v1 import service_pb2 as registry_service
 from upcycle.api.registry.v1.service_pb2_grpc import (
@@ -51,7 +52,7 @@ class Services(RegistryServiceServicer, TrajectoryServiceServicer):
         return trajectory_service.ListTrajectoriesResponse(
             trajectories=[
                 trajectory.TrajectorySummary(
-                    trajectory_id=name,
+                    episode=EpisodeIdentity(trajectory_id=name),
                     ledger=trajectory.LedgerEntry(
                         state=state,
                         run_id="run-a",

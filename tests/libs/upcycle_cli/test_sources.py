@@ -13,7 +13,7 @@ from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, trainin
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
-from upcycle.cli.outcomes import counted, groups_text, source_text, step_text
+from upcycle.cli.group_outcomes import counted, groups_text, source_text, step_text
 from upcycle.cli.runs import run_table
 from upcycle.platform import Addresses
 from upcycle.tasks import EnvironmentRef, Task, Taskset

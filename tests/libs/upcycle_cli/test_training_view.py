@@ -20,8 +20,8 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
     TrainingConfig,
 )
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
-from upcycle.cli.attending import AlarmRaised, Picture, RunChanged, Stepped
-from upcycle.cli.curves import Lines, curves, dashboard, drawn
+from upcycle.cli.progress_view import Lines, curves, dashboard, dashboard_of
+from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress
 from upcycle.cli.sft import SftOptions, SftRefused, conversations_in, planned
 from upcycle.cli.sparkline import sparkline
 
@@ -65,7 +65,7 @@ def test_a_learning_rate_is_a_curve_where_it_bends() -> None:
 def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
     spec = RunSpec(training=TrainingConfig(steps=9))
-    picture = Picture(Run(run_id="run-1", spec=spec, state=RUN_STATE_PAUSED, step=2))
+    picture = TrainingProgress(Run(run_id="run-1", spec=spec, state=RUN_STATE_PAUSED, step=2))
     alarm = TrainingAlarm(kind="no_eos", text="they do not stop")
     with dashboard(console) as show:
         for number in (1, 2):
@@ -105,7 +105,7 @@ async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate(
     console = Console(file=io.StringIO(), width=160, highlight=False)
     assert isinstance(console.file, io.StringIO)
     lines = Lines(console, every_s=0.3)
-    picture = Picture(Run(run_id="run-1"))
+    picture = TrainingProgress(Run(run_id="run-1"))
     began = time.monotonic()
     for ended in range(6):
         flat = RunCounts(groups_by_outcome={"excluded(zero_spread)": ended})
@@ -127,7 +127,7 @@ async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate(
 
 def rendered(run: Run) -> str:
     console = Console(file=io.StringIO(), width=160, highlight=False)
-    console.print(drawn(Picture(run), 160))
+    console.print(dashboard_of(TrainingProgress(run), 160))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

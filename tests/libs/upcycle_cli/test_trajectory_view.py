@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.trajectory.v1 import trajectory_pb2 as pb
 from upcycle.cli.trajectory_view import ledger_words, render, sureness_style, token_strip
 
@@ -33,13 +34,19 @@ def turn() -> pb.Turn:
 
 def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
     body = pb.TrajectoryBody(
-        task_slug="cart-500s", model="incident", turns=[turn()], stop_reason=pb.STOP_REASON_ANSWERED
+        episode=EpisodeIdentity(task_slug="cart-500s", model="incident"),
+        turns=[turn()],
+        stop_reason=pb.STOP_REASON_ANSWERED,
     )
     tree = pb.Subscore(
         name="service", weight=0.5, value=1.0, children=[pb.Subscore(name="exact", weight=1, value=1)]
     )
     summary = pb.TrajectorySummary(
-        trajectory_id="traj-x", graded=True, reward=0.75, success=True, subscores=[tree]
+        episode=EpisodeIdentity(trajectory_id="traj-x"),
+        graded=True,
+        reward=0.75,
+        success=True,
+        subscores=[tree],
     )
     text = shown(summary, body)
     for part in (
@@ -72,12 +79,14 @@ def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
 )
 def test_the_ledger_is_told_in_words(entry: pb.LedgerEntry, words: str) -> None:
     assert ledger_words(entry) == words
-    summary = pb.TrajectorySummary(trajectory_id="t", ledger=entry)
+    summary = pb.TrajectorySummary(episode=EpisodeIdentity(trajectory_id="t"), ledger=entry)
     assert f"ledger: {words}" in shown(summary, pb.TrajectoryBody())
 
 
 def test_an_ungraded_trajectory_says_so() -> None:
-    assert "not graded" in shown(pb.TrajectorySummary(trajectory_id="t"), pb.TrajectoryBody())
+    assert "not graded" in shown(
+        pb.TrajectorySummary(episode=EpisodeIdentity(trajectory_id="t")), pb.TrajectoryBody()
+    )
 
 
 def test_colours_follow_probability() -> None:

@@ -13,6 +13,7 @@ from tests.services.checkpoint_registry.running_registry import PlannerStub, Sta
 from blob_store import BlobRef
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
@@ -23,7 +24,7 @@ from grpc_edge import GrpcServer
 from identities import entities
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
-from sql_store import Database, migrate
+from sql_store import Database, MigratedDatabase
 from sql_store.outbox import OUTBOX
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
@@ -57,6 +58,7 @@ class Bench:
         self.models = SqlModelStore(self.database)
         self.gates = SqlGateStore(self.database)
         self.leases = SqlLeaseStore(self.database)
+        self.versions = SqlVersionStore(self.database)
         self.restart()
 
     def restart(self) -> None:
@@ -125,9 +127,8 @@ def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> 
 @pytest.fixture
 async def bench(sql_url: str) -> AsyncIterator[Bench]:
     """A registry that holds model `incident` at version 0 and a training run with a gate."""
-    database = Database(sql_url)
+    database = MigratedDatabase(sql_url, "checkpoint_registry")
     await database.start()
-    await migrate(database, "checkpoint_registry")
     bench = Bench(database, Clock())
     await bench.models.create_model(checkpoint(0), forked_from="")
     bench.planner.training_run("run-train", MODEL)

@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from checkpoint_registry.domain.errors import PeerRefused, PeerUnavailable
+from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateSpec
 from checkpoint_registry.domain.runs import (
@@ -15,6 +15,7 @@ from checkpoint_registry.domain.runs import (
     RunView,
     TasksetView,
 )
+from upcycle.errors import Unavailable
 
 PROFILE = SamplingProfile(1.0, 1.0, 8, 128, 2048)
 HELD_OUT = TasksetView("held-out", "d" * 64, True, 40)
@@ -23,7 +24,7 @@ GATE = GateSpec("held-out", attempts=2, confidence=0.95, regression_margin=0.1, 
 
 @dataclass
 class PlannerDouble:
-    """ports.Tasksets."""
+    """The planner, as the use cases ask it."""
 
     tasksets: dict[str, TasksetView] = field(default_factory=lambda: {HELD_OUT.name: HELD_OUT})
     older: list[TasksetView] = field(default_factory=list)
@@ -66,7 +67,7 @@ class PlannerDouble:
 
     def _answer(self) -> None:
         if self.is_away:
-            raise PeerUnavailable("the planner is away")
+            raise Unavailable("the planner is away")
 
     def training_run(self, run_id: str, model: str, gate: GateSpec | None = GATE) -> None:
         run = evaluation_run(run_id, model, None, PROFILE)

@@ -5,10 +5,11 @@ from tests.services.checkpoint_registry.conftest import MODEL, START, Bench, che
 from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT, PROFILE, evaluation_run, graded
 
 from blob_store import BlobRef
-from checkpoint_registry.domain.errors import CheckpointConflict, PeerUnavailable, UnknownModel
+from checkpoint_registry.domain.errors import UnknownModel, VersionConflict
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.domain.runs import RunOutcome, TasksetView, exact_name
 from checkpoint_registry.usecases.rollback import RollbackPolicy
+from upcycle.errors import Unavailable
 
 
 async def promote(bench: Bench, version: int, rate: float, *, head_rate: float | None = None) -> None:
@@ -145,7 +146,7 @@ async def test_a_redelivered_checkpoint_changes_nothing(bench: Bench) -> None:
 
 async def test_a_version_is_never_reused(bench: Bench) -> None:
     await bench.save(1)
-    with pytest.raises(CheckpointConflict, match="never reused"):
+    with pytest.raises(VersionConflict, match="never reused"):
         await bench.save(1, digest="f" * 64)
 
 
@@ -258,7 +259,7 @@ async def test_an_absent_planner_costs_nothing(bench: Bench) -> None:
     bench.planner.is_away = True
     await bench.save(1)
     for _ in range(5):
-        with pytest.raises(PeerUnavailable):
+        with pytest.raises(Unavailable):
             await bench.drive()
     bench.planner.is_away = False
     await bench.drive()

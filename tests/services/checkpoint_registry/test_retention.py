@@ -18,27 +18,29 @@ from tests.services.checkpoint_registry.planner_double import PROFILE, evaluatio
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
 
 import policy_files
-from blob_store import BlobRef, BlobStore, MemoryBlobStore, S3BlobStore
+from blob_store import BlobStore, MemoryBlobStore, S3BlobStore
 from checkpoint_registry.adapters.policy_store import BlobPolicyStore
-from checkpoint_registry.adapters.version_store import BlobVersions
-from checkpoint_registry.domain.errors import PeerUnavailable, StoreTrouble
-from checkpoint_registry.domain.models import EngineLease
-from checkpoint_registry.domain.retention import PublishedVersion, RetentionPolicy, unneeded
-from checkpoint_registry.usecases.retention import PruneVersions
+from checkpoint_registry.adapters.version_files import VersionFiles
+from checkpoint_registry.domain.errors import VersionRemoved
+from checkpoint_registry.domain.models import EngineLease, PublishedVersion
+from checkpoint_registry.domain.retention import RetentionPolicy, StoredVersion, unneeded
+from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
+from identities.entities import checkpoint_id
 from identities.objects import parse_policy_version, policies, policy_manifest
 from policy_files import PolicyFacts
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
+from upcycle.errors import Unavailable
 
 NEWEST = 20
 POLICY = RetentionPolicy(keep_newest=4, min_age=timedelta(hours=1))
 
 
-def version(number: int, *, age_h: float | None = 2.0, checkpoint_id: str = "") -> PublishedVersion:
+def version(number: int, *, age_h: float | None = 2.0, checkpoint_id: str = "") -> StoredVersion:
     created_at = None if age_h is None else START - timedelta(hours=age_h)
-    return PublishedVersion(MODEL, number, created_at, checkpoint_id)
+    return StoredVersion(MODEL, number, created_at, checkpoint_id)
 
 
 def test_by_hand() -> None:
@@ -65,7 +67,7 @@ def test_by_hand() -> None:
     st.integers(1, 6),
 )
 def test_what_is_needed_new_young_or_a_checkpoint_never_goes(
-    published: Sequence[PublishedVersion], needed: set[int], keep: int
+    published: Sequence[StoredVersion], needed: set[int], keep: int
 ) -> None:
     gone = set(unneeded(published, needed, replace(POLICY, keep_newest=keep), START))
     by_number = {one.version: one for one in published}
@@ -110,8 +112,9 @@ class Shelf:
     manifests: dict[int, PolicyManifest]
 
     def pruner(self, store: BlobStore | None = None) -> PruneVersions:
-        stores = (self.bench.models, self.bench.leases, BlobVersions(store or self.store))
-        return PruneVersions(stores, self.bench.planner, POLICY, now=self.bench.clock)
+        bench, files = self.bench, VersionFiles(store or self.store)
+        deps = RetentionDeps(bench.models, bench.leases, bench.planner, bench.versions, files)
+        return PruneVersions(deps, POLICY, now=bench.clock)
 
     async def prune(self) -> dict[str, list[int]]:
         """The sweep that finds, and the one that removes."""
@@ -133,10 +136,14 @@ async def filled_shelf(bench: Bench, tmp_path: Path) -> Shelf:
     store, manifests = MemoryBlobStore(), {}
     parent = None
     for number in range(NEWEST + 1):
-        identity = f"ckpt-{MODEL}-v{number:08d}" if number in (5, 10, 15) else ""
+        identity = checkpoint_id(MODEL, number) if number in (5, 10, 15) else ""
         parent = manifests[number] = await publish(store, tmp_path / "policy", number, parent, identity)
-    await bench.save(5)
-    await bench.save(10)
+        if number > 0:
+            digest, ref = parent.digest, policy_files.manifest_ref(parent)
+            fact = PublishedVersion(MODEL, number, digest, ref, "run-train", number, START)
+            assert await bench.versions.publish(fact)
+    for number in (5, 10):
+        await bench.save(number, digest=manifests[number].digest)
     bench.clock.forward(7200)
     return Shelf(bench, store, tmp_path, manifests)
 
@@ -159,13 +166,10 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
     await lease(bench, 8, ttl_s=-60)  # lapsed a moment ago
     await lease(bench, 2, ttl_s=-3600)
     bench.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
-    address = BlobRef(
-        **dataclasses.asdict(policy_files.manifest_ref(shelf.manifests[5]))  # key, sha256, size
-    )
     policies = BlobPolicyStore(
         shelf.store, staging_dir=shelf.folder, max_import_bytes=1, now=shelf.bench.clock
     )
-    await policies.fork(address, "forked")
+    await policies.fork(policy_files.manifest_ref(shelf.manifests[5]), "forked")
 
     gone = await shelf.prune()
     assert gone == {MODEL: [1, 2, 4, 6, 11, 12, 13, 14, 16]}
@@ -176,6 +180,26 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
     forked = await policy_files.load(shelf.store, "forked", 0)
     assert await shelf.whole(forked, "forked") == weights(5)
     assert await shelf.prune() == {}
+
+
+async def test_a_removed_version_is_neither_latest_nor_found_again_when_its_fact_comes_late(
+    shelf: Shelf,
+) -> None:
+    versions = shelf.bench.versions
+    assert (await versions.version(MODEL, 12)).digest == shelf.manifests[12].digest
+    await shelf.prune()
+    with pytest.raises(VersionRemoved, match="version 12 of model 'incident' was removed at"):
+        await versions.version(MODEL, 12)
+    ref, digest = policy_files.manifest_ref(shelf.manifests[12]), shelf.manifests[12].digest
+    assert not await versions.publish(PublishedVersion(MODEL, 12, digest, ref, "run-train", 12, START))
+    with pytest.raises(VersionRemoved):
+        await versions.version(MODEL, 12)
+    assert (await shelf.bench.models.model(MODEL)).latest.version == NEWEST
+
+
+async def test_latest_is_the_highest_version_that_is_left(shelf: Shelf) -> None:
+    await shelf.bench.versions.mark_removed(MODEL, NEWEST, START)
+    assert (await shelf.bench.models.model(MODEL)).latest.version == NEWEST - 1
 
 
 async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_back(shelf: Shelf) -> None:
@@ -195,12 +219,12 @@ async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_b
 async def test_who_cannot_be_asked_may_need_everything(shelf: Shelf) -> None:
     before = dict(shelf.store.objects)
     shelf.bench.planner.is_away = True
-    with pytest.raises(PeerUnavailable):
+    with pytest.raises(Unavailable):
         await shelf.prune()
     key = policy_manifest(MODEL, 12)
     shelf.store.objects[key] = b"rotten"
     shelf.bench.planner.is_away = False
-    with pytest.raises(StoreTrouble, match="cannot be read"):
+    with pytest.raises(Unavailable, match="cannot be read"):
         await shelf.prune()
     assert {**shelf.store.objects, key: before[key]} == before
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
 from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import weights
 from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
 
-from checkpoint_registry.adapters.version_store import BlobVersions
-from checkpoint_registry.usecases.retention import PruneVersions
+from checkpoint_registry.adapters.tables import published_version
+from checkpoint_registry.adapters.version_files import VersionFiles
+from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from identities.objects import policy_manifest
 
 OLD = 12
@@ -42,7 +44,7 @@ async def unload(bench: Bench) -> None:
 
 async def make_head(bench: Bench) -> None:
     """It is recorded as a checkpoint, and becomes head."""
-    await bench.save(OLD)
+    await bench.save(OLD, digest=(await bench.versions.version(MODEL, OLD)).digest)
     target = await bench.models.version(MODEL, OLD)
     await bench.models.move_head(
         target, expected_revision=None, actor="a person", reason="looks better", at=START
@@ -51,7 +53,7 @@ async def make_head(bench: Bench) -> None:
 
 @dataclass
 class Script:
-    """What the ports of a sweep are asked, and what comes before one of the calls."""
+    """What the dependencies of a sweep are asked, and what comes before one of the calls."""
 
     interrupt: Callable[[], Awaitable[None]]
     at: int | None = None
@@ -59,7 +61,7 @@ class Script:
 
 
 class Interrupted:
-    """A port under a script."""
+    """A dependency under a script."""
 
     def __init__(self, inner: Any, script: Script) -> None:
         self._inner = inner
@@ -89,13 +91,20 @@ async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -
     models, leases, planner = (
         Interrupted(one, script) for one in (bench.models, bench.leases, bench.planner)
     )
-    stores: Any = (models, leases, BlobVersions(store))
-    tasksets: Any = planner
-    prune = PruneVersions(stores, tasksets, shelf.pruner().policy, now=bench.clock)
+    anything: dict[str, Any] = {"models": models, "leases": leases, "tasksets": planner}
+    deps = RetentionDeps(**anything, versions=bench.versions, files=VersionFiles(store))
+    prune = PruneVersions(deps, shelf.pruner().policy, now=bench.clock)
     assert await prune.sweep() == {}
     script.calls.clear()
     script.at = at
     return (await prune.sweep())[MODEL], script.calls
+
+
+async def restore(shelf: Shelf, whole: dict[str, bytes]) -> None:
+    """As if no sweep had taken place."""
+    shelf.store.objects.update(whole)
+    unmark = update(published_version).values(removed_at=None)
+    await shelf.bench.database.run(lambda connection: connection.execute(unmark))
 
 
 async def last_moment(shelf: Shelf, question: str) -> int:
@@ -103,7 +112,7 @@ async def last_moment(shelf: Shelf, question: str) -> int:
     whole = dict(shelf.store.objects)
     gone, calls = await swept(shelf)
     assert OLD in gone
-    shelf.store.objects.update(whole)
+    await restore(shelf, whole)
     end = calls.index(f"delete {policy_manifest(MODEL, OLD)}")
     asked, listed = (
         max(index for index, call in enumerate(calls[:end]) if call.startswith(word))
@@ -137,7 +146,7 @@ async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
     last = await last_moment(shelf, question)
     whole = dict(shelf.store.objects)
     for at in range(0, last + 1, 3):
-        shelf.store.objects.update(whole)
+        await restore(shelf, whole)
         await undo(bench)
         gone, _ = await swept(shelf, last - at, naming)
         assert OLD not in gone, f"named before call {last - at}"

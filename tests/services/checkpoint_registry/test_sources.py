@@ -9,7 +9,6 @@ from tests.services.checkpoint_registry.conftest import MODEL, Bench, checkpoint
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
 from checkpoint_registry.adapters.tables import metadata
-from sql_store import migrate
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 
@@ -47,20 +46,9 @@ async def test_a_fork_has_its_own_sources_and_names_where_the_others_are(stack: 
         assert dict(origin.checkpoint.sources) == SOURCES
 
 
-async def test_tables_of_the_version_before_are_brought_up_with_no_sources(bench: Bench) -> None:
+async def test_the_migration_makes_the_tables_that_the_code_uses(bench: Bench) -> None:
     await bench.gate.record(replace(checkpoint(1), sources=SOURCES), "")
     assert (await bench.models.version(MODEL, 1)).sources == SOURCES
-
-    def as_before(connection: Connection) -> None:
-        connection.exec_driver_sql("ALTER TABLE checkpoint DROP COLUMN sources")
-        connection.exec_driver_sql("ALTER TABLE gate_job DROP COLUMN taskset_revision")
-        connection.exec_driver_sql("UPDATE checkpoint_registry_version SET version_num = '0001'")
-
-    await bench.database.run(as_before)
-    await migrate(bench.database, "checkpoint_registry")
-    assert (await bench.models.version(MODEL, 1)).sources == {}
-    await bench.gate.record(replace(checkpoint(2), sources=SOURCES), "")
-    assert (await bench.models.version(MODEL, 2)).sources == SOURCES
 
     def differences(connection: Connection) -> list[object]:
         options = {"version_table": "checkpoint_registry_version"}

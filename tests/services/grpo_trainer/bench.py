@@ -25,6 +25,7 @@ from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.learner.packed_model import new_model
@@ -128,10 +129,10 @@ class Trainer:
         *,
         change: Callable[[Tools], Tools] = lambda tools: tools,
         options: LearnerOptions | None = None,
-        by_hand: Callable[[str], bool] = lambda model: False,
+        leases: ModelLeases | None = None,
     ) -> None:
         self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
-        self.sessions = Sessions(change(world.tools(self._thread)), by_hand=by_hand)
+        self.sessions = Sessions(change(world.tools(self._thread)), leases=leases)
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -6,16 +6,17 @@ import os
 import time
 
 from grpo_trainer.app import main
-from grpo_trainer.learner.core import LearnerCore, StepShare
+from grpo_trainer.learner.commands import Step
+from grpo_trainer.learner.core import SessionCores
 
-_quick = LearnerCore.step
+_quick = Step.execute
 
 
-def _slow(self: LearnerCore, share: StepShare) -> dict[str, float] | None:
+def _slow(self: Step, cores: SessionCores) -> dict[str, float] | None:
     time.sleep(float(os.environ["SLOW_STEP_S"]))
-    return _quick(self, share)
+    return _quick(self, cores)
 
 
 if __name__ == "__main__":
-    LearnerCore.step = _slow  # type: ignore[method-assign]
+    Step.execute = _slow  # type: ignore[method-assign]
     main()

@@ -13,13 +13,16 @@ from tests.conftest import NatsFactory
 from tests.services.rollout_sampler.doubles import MODEL, EnvironmentDouble
 
 from blob_store import S3BlobStore
+from blob_store.ref import to_wire
+from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
+from identities import entities, events, objects
 from reward_grader.app import build_app
 from reward_grader.settings import GraderSettings
 from service_kit import Service
 from service_kit.groups import S3Settings
-from trajectory_body import body_key, pack
+from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
@@ -28,7 +31,9 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRec
 
 @dataclass
 class Testbed:
-    """Everything around the graders of one test."""
+    """The graders of one test with everything that they talk to."""
+
+    __test__ = False
 
     bus: EventBus
     blobs: S3BlobStore
@@ -46,25 +51,14 @@ class Testbed:
 
     async def record(self, number: int = 0, *, body: bytes | None = None) -> TrajectoryRecorded:
         """A stored body whose environment still lives, as the sampler leaves it."""
-        episode_id = f"{self.run_id}-g{number:05d}-e000-a0"
+        episode = identity_of(self.run_id, number)
         lease_id = f"lease-{number}"
-        self.environments.open_leases[lease_id] = episode_id
-        stored = body_of(episode_id, self.run_id)
-        ref = await self.blobs.put(body_key(self.run_id, episode_id), pack(stored) if body is None else body)
+        self.environments.open_leases[lease_id] = episode.episode_id
+        key = objects.trajectory_body(self.run_id, episode.episode_id)
+        ref = await self.blobs.put(key, pack(body_of(episode)) if body is None else body)
         event = TrajectoryRecorded(
-            trajectory_id=stored.trajectory_id,
-            episode_id=episode_id,
-            run_id=self.run_id,
-            group_id=f"{self.run_id}-g{number:05d}",
-            member=0,
-            group_size=4,
-            model=MODEL,
-            purpose=common_pb2.PURPOSE_TRAIN,
-            split=common_pb2.SPLIT_TRAIN,
-            task_slug="checkout",
-            task_digest="d" * 64,
-            family="db",
-            body=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+            episode=episode,
+            body=to_wire(ref),
             sampled_by=common_pb2.VersionSpan(oldest=3, newest=4),
             stop_reason=trajectory_pb2.STOP_REASON_ANSWERED,
             num_turns=2,
@@ -75,7 +69,7 @@ class Testbed:
         return event
 
     async def announce(self, event: TrajectoryRecorded, again: str = "") -> None:
-        event_id = f"trajectory.recorded/{event.trajectory_id}{again}"
+        event_id = f"{events.trajectory_recorded(event.episode.trajectory_id)}{again}"
         await self.bus.publish(event, model=MODEL, event_id=event_id)
 
     async def outcomes(self, count: int) -> list[Any]:
@@ -83,7 +77,25 @@ class Testbed:
         return [delivery.message for delivery in self.events]
 
 
-def body_of(episode_id: str, run_id: str) -> trajectory_pb2.TrajectoryBody:
+def identity_of(run_id: str, number: int) -> common_pb2.EpisodeIdentity:
+    group_id = entities.group_id(run_id, number)
+    identity = EpisodeIdentity(
+        episode_id=f"{group_id}-e000-a0",
+        run_id=run_id,
+        group_id=group_id,
+        member=0,
+        group_size=4,
+        model=MODEL,
+        purpose=Purpose.TRAIN,
+        split=Split.TRAIN,
+        task_slug="checkout",
+        task_digest="d" * 64,
+        family="db",
+    )
+    return identity_to_wire(identity)
+
+
+def body_of(episode: common_pb2.EpisodeIdentity) -> trajectory_pb2.TrajectoryBody:
     call = trajectory_pb2.ToolCall(call_id="c0", name="search_logs", arguments_json="{}")
     looked = trajectory_pb2.Turn(
         new_prompt_ids=[1, 2],
@@ -95,10 +107,7 @@ def body_of(episode_id: str, run_id: str) -> trajectory_pb2.TrajectoryBody:
     )
     answered = trajectory_pb2.Turn(new_prompt_ids=[5], sampled_ids=[6], sampled_logprobs=[-1], text="OOM")
     return trajectory_pb2.TrajectoryBody(
-        trajectory_id=f"traj-{episode_id}",
-        episode_id=episode_id,
-        run_id=run_id,
-        task_slug="checkout",
+        episode=episode,
         prompt=[trajectory_pb2.Message(role="user", content="why?")],
         turns=[looked, answered],
         answer="OOM",

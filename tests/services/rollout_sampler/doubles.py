@@ -167,6 +167,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.grade: Callable[[environment_pb2.GradeRequest], environment_pb2.GradeResponse] = lambda _: (
             environment_pb2.GradeResponse(reward=1.0, success=True)
         )
+        self.num_grade_calls = 0
         self.grades: list[environment_pb2.GradeRequest] = []
         self.address = ""
         self._numbers = itertools.count()
@@ -227,6 +228,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     async def Grade(
         self, request: environment_pb2.GradeRequest, context: Context
     ) -> environment_pb2.GradeResponse:
+        self.num_grade_calls += 1
         if self.refuse is not None:
             await self._fail(context, *self.refuse)
         if request.lease_id not in self.open_leases:

@@ -11,13 +11,14 @@ import grpc.aio
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
 
-from event_bus import Delivery, EventBus
+from event_bus import EventBus, EventRouter
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
 from identities import events as event_ids
 from service_kit.groups import BusSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
 from upcycle.api.taskset.v1 import events_pb2, service_pb2, taskset_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
 
@@ -91,17 +92,19 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
     """A sampler and grader in one: plays every episode of both pools by `play(request)`."""
 
-    async def on_request(delivery: Delivery[Any]) -> None:
+    async def on_request(event: EpisodeRequested) -> None:
         try:
-            await play(delivery.message)
+            await play(event)
         except grpc.aio.AioRpcError as error:
             # As the sampler does: an episode that nobody waits for any more is acknowledged and forgotten.
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
 
     bus = EventBus(BusSettings(url=runner.nats.url), client_name="sampler")
+    router = EventRouter()
     for spec in (ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN):
-        bus.subscribe(spec, on_request, slots=8)
+        router.subscriber(spec, slots=8)(on_request)
+    bus.include_router(router)
     await bus.start()
     try:
         yield

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
 from upcycle.errors import UnknownName, UpcycleError
-from upcycle.scenario import Answer, ScenarioPlay, Transcript
+from upcycle.scenario import ScenarioPlay
+from upcycle.transcripts import Answer, Transcript
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment

@@ -52,7 +52,7 @@ async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World
         await trainer.forward_backward("f", inputs, group_size=2)
         assert trainer.claims.made == [(("a", "b", "sure"), WHO)]
         asked = passing(stored(trainer, "c"), group_size=2)
-        await trainer.models.once(MODEL, "w", b"", lambda one: one.forward(asked))
+        await trainer.sessions.once(MODEL, "w", b"", lambda one: one.forward(asked))
         await trainer.forward_backward("x", stored(trainer, "d"), loss="cross_entropy")
         assert [digests for digests, _ in trainer.claims.made[1:]] == [("c",), ("d",)]
         await trainer.forward_backward("y", [inline(3, 0.0), inline(4, 1.0)])

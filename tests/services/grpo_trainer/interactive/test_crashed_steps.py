@@ -24,6 +24,7 @@ from grpo_trainer.domain.errors import InvalidInput, LineageTaken, LostGradients
 from grpo_trainer.interactive.state import StepDone
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.prepared import Adam
+from identities.entities import checkpoint_id
 
 STEPS = 2
 
@@ -150,7 +151,7 @@ async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> Non
             assert not done.is_head
     assert world.heads[MODEL].version == 0
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000002"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000001"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 1)  # type: ignore[attr-defined]
 
 
 async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> None:
@@ -169,14 +170,14 @@ async def test_a_version_that_somebody_else_took_is_left_to_them(tmp_path: Path)
     await world.publish_base()
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("a", batch(1))
-        newest = trainer.models.tools.policies.newest_version
+        newest = trainer.deps.policies.newest_version
         taken = await newest(MODEL)
         await world.publish_base(version=1, seed=7)  # a run of another trainer was faster
         await trainer.registry.set_head(MODEL, 0)
-        vars(trainer.models.tools.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
+        vars(trainer.deps.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
         with pytest.raises(LineageTaken, match="versions are never reused"):
             await trainer.optim_step("b")
-        del vars(trainer.models.tools.policies)["newest_version"]
+        del vars(trainer.deps.policies)["newest_version"]
         await trainer.forward_backward("c", batch(1))
         done = await trainer.optim_step("d")
         assert (done.step, done.version) == (1, 2)

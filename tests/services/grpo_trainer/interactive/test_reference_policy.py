@@ -28,7 +28,7 @@ def batch() -> list[TrainingInput]:
 async def scored(trainer: InteractiveTrainer, name: str, lora: Lora) -> Sequence[DatumValues]:
     """The batch under the weights of now."""
     asked = passing(batch(), group_size=4, lora=lora)
-    _, _, data = await trainer.models.once(MODEL, name, b"", lambda one: one.forward(asked))
+    _, _, data = await trainer.sessions.once(MODEL, name, b"", lambda one: one.forward(asked))
     return data
 
 
@@ -84,6 +84,6 @@ async def test_another_line_has_another_reference(world: World) -> None:
         await trainer.forward_backward("f2", batch(), group_size=4)
         await trainer.optim_step("o2", Adam(1e-2))
         assert await penalty(trainer, "p2", Lora()) > 1e-3
-        await trainer.models.once(MODEL, "o3", b"", lambda one: one.close())
+        await trainer.sessions.once(MODEL, "o3", b"", lambda one: one.close())
         await trainer.registry.set_head(MODEL, 0)
         assert await penalty(trainer, "p3", Lora()) == pytest.approx(0.0, abs=1e-6)

@@ -23,8 +23,8 @@ from upcycle.api.training.v1.service_pb2_grpc import (
     TrainingServiceStub,
     add_TrainingServiceServicer_to_server,
 )
-from upcycle.evaluation import Run
 from upcycle.platform import PEERS, Addresses
+from upcycle.results import Run
 from upcycle.rpc import RemoteNotFound, RemoteRefused, connect
 from upcycle.train import DatumTensors, Lora, Sample, TokenRow, Trajectory, whole_groups
 from upcycle.train.custom import CustomLossInvalid
@@ -38,7 +38,7 @@ async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[A
     """The service of `trainer`."""
     sessions = Sessions.__new__(Sessions)  # nothing here asks for the runs
     server = GrpcServer(LOCAL, port).add(
-        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.models)
+        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions)
     )
     await server.start()
     try:
@@ -183,7 +183,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         leaving = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
-        while not trainer.models.is_working:
+        while not trainer.sessions.is_working:
             await asyncio.sleep(0.001)
         leaving.cancel()
         async with asyncio.timeout(30):

@@ -35,6 +35,7 @@ from grpo_trainer.domain.errors import (
 from grpo_trainer.interactive.inputs import Lora, Split, StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.interactive.wire import datum_to_wire
+from identities.entities import checkpoint_id
 from upcycle.train.custom import weights_of
 from upcycle.train.results import DatumTensors, datum_of
 
@@ -96,10 +97,12 @@ async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) 
         built_in = await trainer.weights(1)
     async with trainer_on(other) as trainer:
         asked = passing(batch(), group_size=4)
-        forward_id, version, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, version, data = await trainer.sessions.once(
+            MODEL, "f", b"", lambda one: one.forward(asked)
+        )
         tensors = [datum_of(datum_to_wire(one)) for one in data]
         weights, metrics = weights_of(tensors, importance)
-        await trainer.models.once(
+        await trainer.sessions.once(
             MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, metrics)
         )
         done = await trainer.optim_step("h")
@@ -201,7 +204,7 @@ async def test_unknown_names_are_told(world: World, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UnknownModel, match="nobody"):
             await trainer.forward_backward("a", batch(), model="nobody")
         with pytest.raises(UnknownForward, match="call forward again"):
-            await trainer.models.once(MODEL, "b", b"", lambda one: one.backward("b", "fwd-0", [], {}))
+            await trainer.sessions.once(MODEL, "b", b"", lambda one: one.backward("b", "fwd-0", [], {}))
         with pytest.raises(UnknownTrajectory, match="traj-9"):
             await trainer.forward_backward("c", [StoredInput("traj-9"), inline(1, 0.0)])
 
@@ -209,12 +212,14 @@ async def test_unknown_names_are_told(world: World, monkeypatch: pytest.MonkeyPa
 async def test_a_backward_is_refused_after_the_weights_changed(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(batch())
-        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.0] * len(one.logprobs) for one in data]
         await trainer.forward_backward("a", batch())
         await trainer.optim_step("b")
         with pytest.raises(StaleForward, match="computed at v0"):
-            await trainer.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
+            await trainer.sessions.once(
+                MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {})
+            )
 
 
 async def test_a_repeated_request_changes_nothing(world: World) -> None:
@@ -235,10 +240,10 @@ async def test_a_repeated_request_changes_nothing(world: World) -> None:
 async def test_a_run_keeps_its_model_to_itself(world: World) -> None:
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("a", batch())
-        trainer.runs[MODEL] = "run-1"
+        trainer.leases.queue_run(MODEL, "run-1")
         with pytest.raises(ModelBusy, match="run run-1 trains"):
             await trainer.optim_step("b")
-        del trainer.runs[MODEL]
+        trainer.leases.end_run(MODEL, "run-1")
         with pytest.raises(LostGradients, match="forward_backward again"):
             await trainer.optim_step("c", gradients=("a",))
 
@@ -258,7 +263,7 @@ async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> No
         first, branch = await trainer.weights(1), await trainer.weights(3)
         assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000000"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 0)  # type: ignore[attr-defined]
 
 
 async def test_models_train_side_by_side(world: World) -> None:
@@ -276,7 +281,9 @@ async def test_models_train_side_by_side(world: World) -> None:
 async def test_a_step_is_both_under_one_id(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked, update = passing(batch(), group_size=4), Update(SGD_LIKE)
-        measured, done = await trainer.models.once(MODEL, "s", b"", lambda one: one.step("s", asked, update))
+        measured, done = await trainer.sessions.once(
+            MODEL, "s", b"", lambda one: one.step("s", asked, update)
+        )
         assert (measured.num_datums, done.version, done.metrics["tokens"] > 0) == (8, 1, True)
 
 
@@ -317,7 +324,7 @@ async def test_what_trains_may_change_between_steps(world: World) -> None:
         assert distance(one, two) > 1e-6
         assert distance(two, three) > 1e-6
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == "ckpt-tiny-v00000002"  # type: ignore[attr-defined]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
 
 
 class Counting:
@@ -335,7 +342,7 @@ class Counting:
 async def test_a_step_asks_the_store_only_for_what_others_may_have_changed(world: World) -> None:
     store = Counting(world.store)
     async with trainer_on(world) as trainer:
-        for adapter in (trainer.models.tools.states, trainer.models.tools.policies):
+        for adapter in (trainer.deps.states, trainer.deps.policies):
             vars(adapter)["_store"] = store
         for step in (1, 2):
             store.calls.clear()

@@ -63,16 +63,16 @@ async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(worl
 async def test_a_callers_own_loss_names_the_sources_too(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(group(trainer, FIRST, 0), group_size=2)
-        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.1] * len(one.logprobs) for one in data]
-        await trainer.models.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
+        await trainer.sessions.once(MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {}))
         assert await step(trainer, 1) == {FIRST: 1}
 
 
 async def test_a_state_that_an_older_trainer_wrote_is_read_back_to_its_bytes(world: World) -> None:
     async with trainer_on(world) as trainer:
         await step(trainer, 1, [inline(1, 0.0), inline(2, 1.0)])
-        state = await trainer.models.tools.states.newest(MODEL)
+        state = await trainer.deps.states.newest(MODEL)
     plain = json.loads(json.dumps(state.to_json()))
     assert "groups" not in plain
     again = interactive_state_from_json(plain)

@@ -45,7 +45,7 @@ def row(name: str, advantage: float) -> RowInput:
 async def test_one_stays_in_the_baseline_of_its_group_and_is_counted(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
-        _, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        _, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
         assert [one.input_index for one in data] == [0, 2]
         assert [one.group_index for one in data] == [0, 0]
         assert [one.advantage for one in data] == pytest.approx([2 * THIRD, -THIRD])
@@ -75,9 +75,9 @@ async def test_its_reward_moves_the_gradient_of_the_others_and_nothing_else_does
 async def test_a_caller_answers_a_forward_pass_without_it(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
-        forward_id, _, data = await trainer.models.once(MODEL, "f", b"", lambda one: one.forward(asked))
+        forward_id, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
         weights = [[0.5] * len(one.logprobs) for one in data]
-        measured = await trainer.models.once(
+        measured = await trainer.sessions.once(
             MODEL, "g", b"", lambda one: one.backward("g", forward_id, weights, {})
         )
     assert (measured.num_datums, measured.metrics["untrainable"]) == (2, 1)

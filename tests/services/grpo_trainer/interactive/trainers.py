@@ -17,6 +17,7 @@ from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies
 from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
+from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
@@ -36,6 +37,7 @@ from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
+from identities import entities
 from policy_files import load, manifest_ref
 from upcycle.errors import Unavailable
 
@@ -75,7 +77,9 @@ class Registry:
             return head.revision
         if head.revision != expected_revision:
             return None
-        await self.set_head(model, int(checkpoint_id.rpartition("v")[2]))
+        await self.set_head(
+            model, ((named := entities.parse_checkpoint_id(checkpoint_id)) and named.version) or 0
+        )
         self.moves.append(checkpoint_id)
         return self.revisions[model]
 
@@ -83,7 +87,7 @@ class Registry:
         """As a person would."""
         ref: BlobRef = manifest_ref(await load(self.world.store, model, version))
 
-        self.world.heads[model] = BasePolicy(version, f"ckpt-{model}-v{version:08d}", ref)
+        self.world.heads[model] = BasePolicy(version, entities.checkpoint_id(model, version), ref)
         self.revisions[model] = self.revisions.get(model, 1) + 1
 
 
@@ -149,18 +153,23 @@ class InteractiveTrainer:
     """One trainer process, and what a test asks of it."""
 
     world: World
-    models: InteractiveSessions
+    sessions: InteractiveSessions
     registry: Registry
     library: Library
-    runs: dict[str, str]
+    leases: ModelLeases
     claims: Claims
+
+    @property
+    def deps(self) -> InteractiveDeps:
+        """What the sessions work with."""
+        return self.sessions.deps
 
     async def forward_backward(
         self, request_id: str, inputs: Sequence[TrainingInput], *, model: str = MODEL, **how: Any
     ) -> Measured:
         asked = passing(inputs, **how)
         digest = repr(asked).encode()
-        return await self.models.once(
+        return await self.sessions.once(
             model, request_id, digest, lambda one: one.forward_backward(request_id, asked)
         )
 
@@ -175,7 +184,7 @@ class InteractiveTrainer:
     ) -> StepDone:
         update = Update(adam, gradients, keep_head)
         digest = repr(update).encode()
-        return await self.models.once(
+        return await self.sessions.once(
             model, request_id, digest, lambda one: one.optim_step(request_id, update)
         )
 
@@ -196,10 +205,12 @@ async def trainer_on(world: World, **changes: Any) -> Any:
     """A fresh process over what outlives one."""
     thread = LearnerThread(LearnerOptions(num_threads=1))
     registry = changes.pop("registry", None) or Registry(world)
-    library, claims, runs = Library(), Claims(), changes.pop("runs", {})
+    library, claims = Library(), Claims()
+    leases = ModelLeases()
+    leases.runs_are_known()
     work = world.folder / "work"
     work.mkdir(exist_ok=True)
-    tools = InteractiveDeps(
+    deps = InteractiveDeps(
         new_learner=lambda: InteractiveLearner(thread),
         trajectories=library,
         claims=claims,
@@ -208,16 +219,17 @@ async def trainer_on(world: World, **changes: Any) -> Any:
         states=InteractiveStates(world.store),
         policies=Policies(world),
         facts=BusFacts(world.recorder, now=world.clock),
-        busy=runs.get,
+        leases=leases,
         stepped=record_step,
         now=world.clock,
         work_dir=work,
     )
-    models = InteractiveSessions(replace(tools, **changes))
+    deps = replace(deps, **changes)
+    sessions = InteractiveSessions(deps)
     try:
-        yield InteractiveTrainer(world, models, registry, library, runs, claims)
+        yield InteractiveTrainer(world, sessions, registry, library, deps.leases, claims)
     finally:
-        await models.stop()
+        await sessions.stop()
         thread.close()
 
 

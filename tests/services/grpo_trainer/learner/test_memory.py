@@ -3,8 +3,10 @@ fit at all ends its run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from grpo_trainer.domain.errors import OutOfMemory
 from grpo_trainer.learner import packed_model
 from grpo_trainer.learner.core import step_options
 from grpo_trainer.learner.memory import is_out_of_memory
-from grpo_trainer.learner.optimization import accumulate_in_memory
+from grpo_trainer.learner.optimization import optimize
 from grpo_trainer.learner.packed_model import load_model
 from grpo_trainer.learner.rows import batch_rows
 from grpo_trainer.learner.torch_learner import LearnerOptions, TorchLearner
@@ -94,14 +96,20 @@ def test_the_gradient_of_a_split_batch_is_that_of_the_whole(
     model = load_model(policy(tmp_path / "base"), device="cpu")
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.0)
     rows = batch_rows(rollouts(2), advantage="dr_grpo", group_size=4)
-    options = step_options(spec(), WHOLE)
+    options = replace(step_options(spec(), WHOLE), max_grad_norm=math.inf)
 
-    def gradients() -> tuple[dict[str, Tensor], int]:
-        optimizer.zero_grad()
-        gradient, splits = accumulate_in_memory(model, optimizer, rows, options)
-        assert gradient is not None
-        found = {name: p.grad.clone() for name, p in model.module.named_parameters() if p.grad is not None}
-        return found, splits
+    def gradients() -> tuple[dict[str, Tensor], float]:
+        found: dict[str, Tensor] = {}
+
+        def keep(*_: object) -> None:
+            parameters = model.module.named_parameters()
+            found.update({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+
+        handle = optimizer.register_step_pre_hook(keep)
+        measured = optimize(model, optimizer, rows, options)
+        handle.remove()
+        assert measured is not None
+        return found, measured["oom_splits"]
 
     whole, none = gradients()
     with room_for(100, monkeypatch, ERRORS[0], late=True):
@@ -159,8 +167,8 @@ async def test_a_learner_without_memory_says_so_wherever_it_is(
         def fail(*_: Any, **__: Any) -> None:
             raise MemoryError
 
-        names = {"begin": "load_model", "step": "optimize", "snapshot": "host_copy"}
-        monkeypatch.setattr(f"grpo_trainer.learner.core.{names[method]}", fail)
+        names = {"begin": "core.load_model", "step": "commands.optimize", "snapshot": "core.host_copy"}
+        monkeypatch.setattr(f"grpo_trainer.learner.{names[method]}", fail)
         calls = {
             "begin": lambda: learner.begin(spec(), base),
             "step": lambda: learner.step(rollouts(1)),

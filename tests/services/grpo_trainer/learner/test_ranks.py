@@ -77,7 +77,7 @@ async def test_two_ranks_take_the_steps_of_one(
         assert others == pytest.approx(logprobs, abs=1e-5)
 
 
-async def test_a_rank_without_work_keeps_the_others_company(
+async def test_a_rank_without_work_computes_dummies_to_stay_in_step(
     one_rank: LearnerThread, two_ranks: LearnerThread, tmp_path: Path
 ) -> None:
     base = policy(tmp_path / "base")

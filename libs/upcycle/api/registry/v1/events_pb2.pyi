@@ -301,7 +301,7 @@ class EngineReloadFailed(_message.Message):
     serving_version: _builtins.int
     refused_version: _builtins.int
     kind: _builtins.str
-    """digest_mismatch, canary_mismatch, fetch_failed, engine_error"""
+    """digest_mismatch, canary_mismatch, fetch_failed, engine_error, version_removed"""
     detail: _builtins.str
     @_builtins.property
     def failed_at(self) -> _timestamp_pb2.Timestamp: ...

@@ -88,6 +88,8 @@ class Model(_message.Message):
     HEAD_REVISION_FIELD_NUMBER: _builtins.int
     NEWEST_VERSION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    PROMOTED_AT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """slug"""
     forked_from_checkpoint_id: _builtins.str
@@ -100,6 +102,14 @@ class Model(_message.Message):
     """newest checkpoint of the tree"""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def latest(self) -> Global___PublishedVersion:
+        """highest version that was published and not removed"""
+
+    @_builtins.property
+    def promoted_at(self) -> _timestamp_pb2.Timestamp:
+        """when head moved to where it is"""
+
     def __init__(
         self,
         *,
@@ -110,14 +120,55 @@ class Model(_message.Message):
         head_revision: _builtins.int = ...,
         newest_version: _builtins.int = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        latest: Global___PublishedVersion | None = ...,
+        promoted_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "latest", b"latest", "promoted_at", b"promoted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "head_checkpoint_id", b"head_checkpoint_id", "head_revision", b"head_revision", "head_version", b"head_version", "model", b"model", "newest_version", b"newest_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "head_checkpoint_id", b"head_checkpoint_id", "head_revision", b"head_revision", "head_version", b"head_version", "latest", b"latest", "model", b"model", "newest_version", b"newest_version", "promoted_at", b"promoted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class PublishedVersion(_message.Message):
+    """A version of a model as an engine can fetch it. Every version is one, also those that are no checkpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    PUBLISHED_AT_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    digest: _builtins.str
+    run_id: _builtins.str
+    """empty: imported or forked"""
+    step: _builtins.int
+    @_builtins.property
+    def manifest(self) -> _common_pb2.BlobRef: ...
+    @_builtins.property
+    def published_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        manifest: _common_pb2.BlobRef | None = ...,
+        published_at: _timestamp_pb2.Timestamp | None = ...,
+        run_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "published_at", b"published_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "manifest", b"manifest", "published_at", b"published_at", "run_id", b"run_id", "step", b"step", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishedVersion: _TypeAlias = PublishedVersion  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):
@@ -355,7 +406,7 @@ Global___GateReport: _TypeAlias = GateReport  # noqa: Y015
 
 @_typing.final
 class EngineLease(_message.Message):
-    """A keeper's promise that an engine is alive; it lapses unless renewed."""
+    """The engine supervisor's promise that an engine is alive; it lapses unless renewed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

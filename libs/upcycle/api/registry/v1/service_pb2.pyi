@@ -304,6 +304,50 @@ class GetCheckpointResponse(_message.Message):
 Global___GetCheckpointResponse: _TypeAlias = GetCheckpointResponse  # noqa: Y015
 
 @_typing.final
+class GetVersionRequest(_message.Message):
+    """NOT_FOUND: never published, or not recorded yet. FAILED_PRECONDITION: removed, see the registry's retention."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVersionRequest: _TypeAlias = GetVersionRequest  # noqa: Y015
+
+@_typing.final
+class GetVersionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def version(self) -> _registry_pb2.PublishedVersion: ...
+    def __init__(
+        self,
+        *,
+        version: _registry_pb2.PublishedVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetVersionResponse: _TypeAlias = GetVersionResponse  # noqa: Y015
+
+@_typing.final
 class ListCheckpointsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,7 +390,7 @@ Global___ListCheckpointsResponse: _TypeAlias = ListCheckpointsResponse  # noqa: 
 
 @_typing.final
 class SetHeadRequest(_message.Message):
-    """Moves head by hand (rollback, branch); compare-and-set against expected_revision."""
+    """A manual move of head (rollback, branch); compare-and-set against expected_revision."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -60,6 +60,11 @@ class RegistryServiceStub:
                 request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointRequest.SerializeToString,
                 response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetVersion = channel.unary_unary(
+                '/upcycle.api.registry.v1.RegistryService/GetVersion',
+                request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionRequest.SerializeToString,
+                response_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionResponse.FromString,
+                _registered_method=True)
         self.ListCheckpoints = channel.unary_unary(
                 '/upcycle.api.registry.v1.RegistryService/ListCheckpoints',
                 request_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.ListCheckpointsRequest.SerializeToString,
@@ -116,6 +121,12 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCheckpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVersion(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +189,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetCheckpoint,
                     request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointRequest.FromString,
                     response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointResponse.SerializeToString,
+            ),
+            'GetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVersion,
+                    request_deserializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionRequest.FromString,
+                    response_serializer=upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionResponse.SerializeToString,
             ),
             'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCheckpoints,
@@ -341,6 +357,33 @@ class RegistryService:
             '/upcycle.api.registry.v1.RegistryService/GetCheckpoint',
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointRequest.SerializeToString,
             upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/upcycle.api.registry.v1.RegistryService/GetVersion',
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionRequest.SerializeToString,
+            upcycle_dot_api_dot_registry_dot_v1_dot_service__pb2.GetVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

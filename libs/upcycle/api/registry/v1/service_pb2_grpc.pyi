@@ -38,6 +38,7 @@ class RegistryServiceStub:
     GetModel: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetModelRequest, _service_pb2.GetModelResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListModelsRequest, _service_pb2.ListModelsResponse]
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetCheckpointRequest, _service_pb2.GetCheckpointResponse]
+    GetVersion: _grpc.UnaryUnaryMultiCallable[_service_pb2.GetVersionRequest, _service_pb2.GetVersionResponse]
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListCheckpointsRequest, _service_pb2.ListCheckpointsResponse]
     SetHead: _grpc.UnaryUnaryMultiCallable[_service_pb2.SetHeadRequest, _service_pb2.SetHeadResponse]
     ListHeadMoves: _grpc.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]
@@ -54,6 +55,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     GetModel: _aio.UnaryUnaryMultiCallable[_service_pb2.GetModelRequest, _service_pb2.GetModelResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_service_pb2.ListModelsRequest, _service_pb2.ListModelsResponse]  # type: ignore[assignment]
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_service_pb2.GetCheckpointRequest, _service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
+    GetVersion: _aio.UnaryUnaryMultiCallable[_service_pb2.GetVersionRequest, _service_pb2.GetVersionResponse]  # type: ignore[assignment]
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_service_pb2.ListCheckpointsRequest, _service_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     SetHead: _aio.UnaryUnaryMultiCallable[_service_pb2.SetHeadRequest, _service_pb2.SetHeadResponse]  # type: ignore[assignment]
     ListHeadMoves: _aio.UnaryUnaryMultiCallable[_service_pb2.ListHeadMovesRequest, _service_pb2.ListHeadMovesResponse]  # type: ignore[assignment]
@@ -97,6 +99,13 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _service_pb2.GetCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.GetCheckpointResponse, _abc.Awaitable[_service_pb2.GetCheckpointResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetVersion(
+        self,
+        request: _service_pb2.GetVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.GetVersionResponse, _abc.Awaitable[_service_pb2.GetVersionResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListCheckpoints(

@@ -3,12 +3,12 @@
 import pytest
 from tests.services.reward_grader.conftest import Testbed, tree
 
-from reward_grader.adapters.rubric import RubricInvalid, load_grader
+from reward_grader.adapters.extra_graders import ExtraGraderInvalid, load_grader
 from reward_grader.domain import Transcript
 from reward_grader.settings import ExtraGraderSettings
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
 
-HERE = "tests.services.reward_grader.test_rubric"
+HERE = "tests.services.reward_grader.test_extra_graders"
 
 
 def brief(transcript: Transcript) -> float:
@@ -58,5 +58,17 @@ async def test_an_extra_grader_that_fails_has_not_scored_zero(bed: Testbed, name
 
 def test_an_extra_grader_that_does_not_exist_stops_the_start() -> None:
     for path in ("nowhere.at_all:grade", f"{HERE}:nothing", f"{HERE}:HERE"):
-        with pytest.raises(RubricInvalid, match="REWARD_GRADER_EXTRA_GRADERS"):
+        with pytest.raises(ExtraGraderInvalid, match="REWARD_GRADER_EXTRA_GRADERS"):
             load_grader(path, 1.0, "")
+
+
+@pytest.mark.parametrize("stored", [b"garbage", b""])
+async def test_a_body_that_extra_graders_cannot_read_fails_its_episode(bed: Testbed, stored: bytes) -> None:
+    await bed.grader(extra_graders=(extra("brief"),))
+    await bed.announce(await bed.record(body=stored))
+    flipped = await bed.record(1)
+    flipped.body.sha256 = "0" * 64
+    await bed.announce(flipped)
+    facts = await bed.outcomes(2)
+    assert [fact.kind for fact in facts] == ["body_corrupt", "body_corrupt"]
+    assert bed.environments.grades == []

@@ -10,10 +10,9 @@ from datetime import UTC
 
 import policy_files
 from blob_store import BlobError, BlobStore
-from checkpoint_registry.domain.errors import StoreTrouble
-from checkpoint_registry.domain.retention import PublishedVersion
+from checkpoint_registry.domain.retention import StoredVersion
 from identities import objects
-from upcycle.errors import Unavailable as StoreAway
+from upcycle.errors import Unavailable
 
 Folder = tuple[str, int]
 """Model and version."""
@@ -21,36 +20,40 @@ Folder = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    version: PublishedVersion
+    version: StoredVersion
     names: frozenset[str]
 
 
-class BlobVersions:
-    """ports.VersionStore. Manifests never change, so each is read once."""
+class VersionFiles:
+    """Lists and deletes. Raises Unavailable. Manifests never change, so each is read once."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._read: dict[str, _Read] = {}
 
-    async def published(self) -> list[PublishedVersion]:
-        """See the port."""
+    async def published(self) -> list[StoredVersion]:
+        """Versions of every model whose files are in the object store."""
         try:
             folders = _by_folder(await self._store.list(objects.policies()))
             return [await self._version(folder, keys) for folder, keys in folders.items()]
-        except (BlobError, StoreAway, policy_files.InvalidManifest) as error:
-            raise StoreTrouble(f"published versions cannot be read: {error}") from error
+        except (BlobError, policy_files.InvalidManifest) as error:
+            raise Unavailable(f"published versions cannot be read: {error}") from error
 
     async def remove(
         self, gone: Mapping[str, Collection[int]], *, may_go: Callable[[str, int], Awaitable[bool]]
     ) -> set[tuple[str, int]]:
-        """See the port."""
+        """Delete versions by model, except files that a version which stays names; returns what went.
+
+        may_go: asked about each version right before its manifest goes; a version for which it returns False
+        stays whole.
+        """
         try:
             folders = _by_folder(await self._store.list(objects.policies()))
             doomed = [f for f in folders if f[1] in gone.get(f[0], ())]
             names = {f: await self._names(f, keys) for f, keys in folders.items()}
             return await self._remove(doomed, folders, names, may_go)
-        except (BlobError, StoreAway, policy_files.InvalidManifest) as error:
-            raise StoreTrouble(f"old versions cannot be removed: {error}") from error
+        except (BlobError, policy_files.InvalidManifest) as error:
+            raise Unavailable(f"old versions cannot be removed: {error}") from error
 
     async def _remove(
         self,
@@ -77,9 +80,9 @@ class BlobVersions:
             await self._store.delete(key)
             self._read.pop(key, None)
 
-    async def _version(self, folder: tuple[str, int], keys: list[str]) -> PublishedVersion:
+    async def _version(self, folder: tuple[str, int], keys: list[str]) -> StoredVersion:
         read = await self._manifest(folder, keys)
-        return PublishedVersion(*folder, None) if read is None else read.version
+        return StoredVersion(*folder, None) if read is None else read.version
 
     async def _names(self, folder: tuple[str, int], keys: list[str]) -> frozenset[str]:
         """What a version that stays keeps: the files it names, or all it has where it has no manifest yet."""
@@ -96,7 +99,7 @@ class BlobVersions:
                 return None
             manifest = policy_files.manifest_from_bytes(data)
             created_at = manifest.created_at.ToDatetime(tzinfo=UTC)
-            version = PublishedVersion(*folder, created_at, manifest.checkpoint_id)
+            version = StoredVersion(*folder, created_at, manifest.checkpoint_id)
             self._read[key] = _Read(version, frozenset(file.blob.key for file in manifest.files))
         return self._read[key]
 

@@ -1,25 +1,25 @@
-"""How an attached training run looks: curves in a terminal, a line per event elsewhere, or JSON lines."""
+"""Shows the progress of a training run: curves in a terminal, a line per event elsewhere, or JSON lines."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from upcycle.cli.attending import (
+from upcycle.cli.group_outcomes import groups_text, source_text, step_text
+from upcycle.cli.output import human, print_json
+from upcycle.cli.run_follower import (
     AlarmCleared,
     AlarmRaised,
     Event,
     Judged,
     PeerAway,
-    Picture,
     RunChanged,
-    Show,
+    ShowEvent,
     Stepped,
+    TrainingProgress,
 )
-from upcycle.cli.outcomes import groups_text, source_text, step_text
-from upcycle.cli.output import human, print_json
 from upcycle.cli.sparkline import sparkline
-from upcycle.cli.watching import state_word
+from upcycle.run_client import state_word
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +47,7 @@ GROUPS_EVERY_S: Final = 2.0
 
 
 @contextmanager
-def shown(as_json: bool) -> Iterator[Show]:
+def progress_view(as_json: bool) -> Iterator[ShowEvent]:
     """What to call with each event: JSON lines, curves in a terminal, or a line per event."""
     console = human()
     if as_json:
@@ -76,15 +76,15 @@ class Lines:
         self._later: asyncio.TimerHandle | None = None
         self._is_due = False
 
-    def __call__(self, picture: Picture, event: Event) -> None:
-        """See attending.Show."""
+    def __call__(self, progress: TrainingProgress, event: Event) -> None:
+        """Print the event, and the groups that ended since."""
         is_news = not isinstance(event, RunChanged) or event.run.state != self._state
         if isinstance(event, RunChanged):
             self._warn(event.run)
             self._state = event.run.state
         if is_news:
-            self._line(told(event))
-        self._groups(picture)
+            self._line(event_line(event))
+        self._groups(progress)
 
     def close(self) -> None:
         """Prints nothing any more."""
@@ -100,8 +100,8 @@ class Lines:
             self._warned_at = max(total, 1)
             self._line(f"warning: {run.notice}")
 
-    def _groups(self, picture: Picture) -> None:
-        run = picture.run
+    def _groups(self, progress: TrainingProgress) -> None:
+        run = progress.run
         account = "; ".join(text for text in (groups_text(run), *map(source_text, run.sources)) if text)
         if account == self._account:
             return
@@ -110,55 +110,55 @@ class Lines:
             return
         self._account = account
         self._line(f"  {account}")
-        self._later = asyncio.get_running_loop().call_later(self._every_s, self._again, picture)
+        self._later = asyncio.get_running_loop().call_later(self._every_s, self._again, progress)
 
-    def _again(self, picture: Picture) -> None:
+    def _again(self, progress: TrainingProgress) -> None:
         """The time is over: what changed during it is printed now."""
         self._later = None
         if self._is_due:
             self._is_due = False
-            self._groups(picture)
+            self._groups(progress)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def dashboard(console: "Console") -> Iterator[Show]:
+def dashboard(console: "Console") -> Iterator[ShowEvent]:
     """Curves that redraw themselves; verdicts and alarms stay above them as lines."""
     from rich.live import Live
 
     with Live(console=console, refresh_per_second=4, transient=False) as live:
 
-        def show(picture: Picture, event: Event) -> None:
+        def show(progress: TrainingProgress, event: Event) -> None:
             if not isinstance(event, Stepped | RunChanged):
-                live.console.print(told(event), markup=False)
-            live.update(drawn(picture, console.width))
+                live.console.print(event_line(event), markup=False)
+            live.update(dashboard_of(progress, console.width))
 
         yield show
 
 
-def drawn(picture: Picture, width: int) -> "RenderableType":
+def dashboard_of(progress: TrainingProgress, width: int) -> "RenderableType":
     """A line about the run, and its curves as a table."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 1))
-    points = [picture.points[step] for step in sorted(picture.points)]
-    for name, values, last in curves(points, picture.verdicts.values()):
+    points = [progress.points[step] for step in sorted(progress.points)]
+    for name, values, last in curves(points, progress.verdicts.values()):
         table.add_row(name, sparkline(values, max(8, width - _LABEL_COLUMNS)), last)
-    if notice := picture.run.notice:
+    if notice := progress.run.notice:
         table.add_row(Text("warning", style="yellow"), Text(notice))
-    for source in picture.run.sources:
+    for source in progress.run.sources:
         table.add_row("evaluation", Text(source_text(source)))
-    for alarm in picture.alarms.values():
+    for alarm in progress.alarms.values():
         table.add_row(Text("alarm", style="red"), Text(alarm.text))
-    for peer in sorted(picture.away):
+    for peer in sorted(progress.away):
         table.add_row(Text("away", style="yellow"), f"{peer} does not answer")
-    title = Text(_title(picture), style="bold", no_wrap=True, overflow="ellipsis")
-    groups = groups_text(picture.run)
-    is_cut = groups != groups_text(picture.run, _TITLE_KINDS)
+    title = Text(_title(progress), style="bold", no_wrap=True, overflow="ellipsis")
+    groups = groups_text(progress.run)
+    is_cut = groups != groups_text(progress.run, _TITLE_KINDS)
     return Group(title, Text(groups), table) if is_cut else Group(title, table)
 
 
@@ -181,7 +181,7 @@ def curves(
     return [row for row in rows if row[1]]
 
 
-def told(event: Event) -> str:
+def event_line(event: Event) -> str:
     """An event in one line."""
     match event:
         case RunChanged(run):
@@ -224,9 +224,9 @@ def _staleness(point: "StepPoint") -> float:
     return sum(age * count for age, count in counts.items()) / total if total else 0.0
 
 
-def _title(picture: Picture) -> str:
-    run, counts = picture.run, picture.run.counts
-    step = max(run.step, picture.last_step)
+def _title(progress: TrainingProgress) -> str:
+    run, counts = progress.run, progress.run.counts
+    step = max(run.step, progress.last_step)
     parts = (
         run.run_id,
         run.spec.policy.model,
@@ -240,7 +240,7 @@ def _title(picture: Picture) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def _json_line(picture: Picture, event: Event) -> None:
+def _json_line(progress: TrainingProgress, event: Event) -> None:
     match event:
         case RunChanged(run):
             print_json("progress", run)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from upcycle.cli.outcomes import source_text
+from upcycle.cli.group_outcomes import source_text
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:

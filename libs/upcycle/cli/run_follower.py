@@ -1,6 +1,6 @@
-"""Following a training run from outside: the planner's view of it, the trainer's steps, the gate's verdicts.
+"""Follows a training run: its state from the planner, its steps from the trainer, verdicts from the registry.
 
-The picture is put together from three services. One of them may be away: the others go on, and it is named.
+A service that does not answer is named; what the other two report goes on being shown.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from upcycle.cli import watching
 from upcycle.errors import UpcycleError
+from upcycle.run_client import watch_run
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from upcycle.platform import Platform
 
 POLL_S: Final = 0.5
-"""Between two looks at the trainer."""
+"""Between two requests to the trainer."""
 HISTORY: Final = 512
-"""Steps of the past that are asked for."""
+"""So many past steps are asked for at first."""
 _LAST_LOOK_S: Final = 5.0
 _ASK_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """The planner's view of the run is another one."""
+    """The planner reports another state or other counts of the run."""
 
     run: "Run"
 
@@ -49,14 +49,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRaised:
-    """Something that a person should look at."""
+    """The trainer raised an alarm, for a person to look at."""
 
     alarm: "TrainingAlarm"
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmCleared:
-    """It went away."""
+    """The trainer cleared an alarm."""
 
     kind: str
 
@@ -70,12 +70,13 @@ class PeerAway:
 
 
 Event = RunChanged | Stepped | Judged | AlarmRaised | AlarmCleared | PeerAway
-Show = Callable[["Picture", Event], None]
+ShowEvent = Callable[["TrainingProgress", Event], None]
 
 
 @dataclass(slots=True)
-class Picture:
-    """Everything known of the run so far. points: by step; verdicts: by checkpoint id."""
+class TrainingProgress:
+    """Everything known of the run so far. points: by step; verdicts: by checkpoint id; away: services that do
+    not answer."""
 
     run: "Run"
     session: "TrainingSession | None" = None
@@ -86,124 +87,130 @@ class Picture:
 
     @property
     def last_step(self) -> int:
-        """Newest step that is known here."""
+        """Newest step that was received."""
         return max(self.points, default=0)
 
 
-async def attend(platform: "Platform", run_id: str, show: Show, *, timeout_s: float) -> "Run":
+async def follow_training(platform: "Platform", run_id: str, show: ShowEvent, *, timeout_s: float) -> "Run":
     """Show everything that happens to a training run until it is over; the run in its final state.
 
-    Raises TimeoutError, and what the planner refuses.
+    Raises CallTimedOut when it is not over in time, and RemoteError for what the planner refuses.
     """
-    picture: Picture | None = None
+    progress: TrainingProgress | None = None
     watcher: asyncio.Task[None] | None = None
     try:
-        async for run in watching.watch(platform, run_id, timeout_s=timeout_s):
-            if picture is None:
-                picture = Picture(run)
-                watcher = asyncio.create_task(_poll_for_ever(platform, picture, show), name=f"poll/{run_id}")
-            picture.run = run
-            show(picture, RunChanged(run))
+        async for run in watch_run(platform, run_id, timeout_s=timeout_s):
+            if progress is None:
+                progress = TrainingProgress(run)
+                watcher = asyncio.create_task(
+                    _poll_until_cancelled(platform, progress, show), name=f"poll/{run_id}"
+                )
+            progress.run = run
+            show(progress, RunChanged(run))
     finally:
         if watcher is not None:
             watcher.cancel()
             await asyncio.wait({watcher})
-    if picture is None:
+    if progress is None:
         raise UpcycleError(f"run {run_id} sent no state", "is scenario_runner healthy? see `upcycle doctor`")
-    await _look_until_it_ended(platform, picture, show)
-    return picture.run
+    await _poll_until_session_ended(platform, progress, show)
+    return progress.run
 
 
-async def _poll_for_ever(platform: "Platform", picture: Picture, show: Show) -> None:
+async def _poll_until_cancelled(platform: "Platform", progress: TrainingProgress, show: ShowEvent) -> None:
     while True:
-        await _poll(platform, picture, show)
+        await _poll(platform, progress, show)
         await asyncio.sleep(POLL_S)
 
 
-async def _look_until_it_ended(platform: "Platform", picture: Picture, show: Show) -> None:
+async def _poll_until_session_ended(
+    platform: "Platform", progress: TrainingProgress, show: ShowEvent
+) -> None:
     """The planner may end a run a moment before the trainer shows its last steps."""
     from upcycle.api.training.v1.training_pb2 import SESSION_STATE_FAILED, SESSION_STATE_FINISHED
 
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_LOOK_S):
             while True:
-                await _poll(platform, picture, show)
-                state = picture.session.state if picture.session is not None else None
-                if picture.away or state in (SESSION_STATE_FAILED, SESSION_STATE_FINISHED):
+                await _poll(platform, progress, show)
+                state = progress.session.state if progress.session is not None else None
+                if progress.away or state in (SESSION_STATE_FAILED, SESSION_STATE_FINISHED):
                     return
                 await asyncio.sleep(POLL_S)
 
 
-async def _poll(platform: "Platform", picture: Picture, show: Show) -> None:
-    for event in [event async for event in _news(platform, picture)]:
-        _take_in(picture, event)
-        show(picture, event)
+async def _poll(platform: "Platform", progress: TrainingProgress, show: ShowEvent) -> None:
+    for event in [event async for event in _events(platform, progress)]:
+        _apply(progress, event)
+        show(progress, event)
 
 
-async def _news(platform: "Platform", picture: Picture) -> AsyncIterator[Event]:
-    async for event in _asked(picture, "trainer", _session_news(platform, picture)):
+async def _events(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
+    async for event in _with_outage(progress, "trainer", _session_events(platform, progress)):
         yield event
-    async for event in _asked(picture, "registry", _verdicts(platform, picture)):
+    async for event in _with_outage(progress, "registry", _verdicts(platform, progress)):
         yield event
 
 
-async def _asked(picture: Picture, peer: str, news: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """The news of one peer, and whether it answers."""
+async def _with_outage(
+    progress: TrainingProgress, peer: str, events: AsyncIterator[Event]
+) -> AsyncIterator[Event]:
+    """The events of one service, and whether it answers."""
     import grpc
 
     try:
-        async for event in news:
+        async for event in events:
             yield event
     except grpc.aio.AioRpcError as error:
         is_known_to_live = error.code() is grpc.StatusCode.NOT_FOUND  # it has not heard of the run yet
-        if not is_known_to_live and peer not in picture.away:
+        if not is_known_to_live and peer not in progress.away:
             yield PeerAway(peer, is_away=True)
     else:
-        if peer in picture.away:
+        if peer in progress.away:
             yield PeerAway(peer, is_away=False)
 
 
-def _take_in(picture: Picture, event: Event) -> None:
+def _apply(progress: TrainingProgress, event: Event) -> None:
     match event:
         case Stepped(point):
-            picture.points[point.step] = point
+            progress.points[point.step] = point
         case Judged(checkpoint):
-            picture.verdicts[checkpoint.checkpoint_id] = checkpoint
+            progress.verdicts[checkpoint.checkpoint_id] = checkpoint
         case AlarmRaised(alarm):
-            picture.alarms[alarm.kind] = alarm
+            progress.alarms[alarm.kind] = alarm
         case AlarmCleared(kind):
-            picture.alarms.pop(kind, None)
+            progress.alarms.pop(kind, None)
         case PeerAway(peer, is_away):
-            (picture.away.add if is_away else picture.away.discard)(peer)
+            (progress.away.add if is_away else progress.away.discard)(peer)
         case RunChanged():
             return
 
 
-async def _session_news(platform: "Platform", picture: Picture) -> AsyncIterator[Event]:
+async def _session_events(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
     from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 
-    run_id = picture.run.run_id
-    request = GetSessionRequest(run_id=run_id, num_steps=HISTORY if not picture.points else 64)
+    run_id = progress.run.run_id
+    request = GetSessionRequest(run_id=run_id, num_steps=HISTORY if not progress.points else 64)
     answer = await platform.training.GetSession(request, timeout=_ASK_S)
-    picture.session = answer.session
+    progress.session = answer.session
     for point in answer.steps:
-        if point.step not in picture.points:
+        if point.step not in progress.points:
             yield Stepped(point)
     raised = {alarm.kind: alarm for alarm in answer.session.alarms}
-    for kind in raised.keys() - picture.alarms.keys():
+    for kind in raised.keys() - progress.alarms.keys():
         yield AlarmRaised(raised[kind])
-    for kind in picture.alarms.keys() - raised.keys():
+    for kind in progress.alarms.keys() - raised.keys():
         yield AlarmCleared(kind)
 
 
-async def _verdicts(platform: "Platform", picture: Picture) -> AsyncIterator[Event]:
+async def _verdicts(platform: "Platform", progress: TrainingProgress) -> AsyncIterator[Event]:
     from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
 
-    model = picture.run.spec.policy.model
+    model = progress.run.spec.policy.model
     answer = await platform.registry.ListCheckpoints(ListCheckpointsRequest(model=model), timeout=_ASK_S)
     for checkpoint in answer.checkpoints:
         is_judged = checkpoint.state in (CHECKPOINT_STATE_PROMOTED, CHECKPOINT_STATE_HELD)
-        is_new = checkpoint.checkpoint_id not in picture.verdicts
-        if is_judged and is_new and checkpoint.run_id == picture.run.run_id:
+        is_new = checkpoint.checkpoint_id not in progress.verdicts
+        if is_judged and is_new and checkpoint.run_id == progress.run.run_id:
             yield Judged(checkpoint)

@@ -6,30 +6,31 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from reward_grader.domain import Transcript
-from reward_grader.ports import ExtraGrader
+from reward_grader.domain import ExtraGrader, Transcript
 
 
-class RubricInvalid(ValueError):
+class ExtraGraderInvalid(ValueError):
     """An extra grader cannot be loaded; the text says which and why."""
 
 
 def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
-    """The grader at `package.module:function`. Raises RubricInvalid."""
+    """The grader at `package.module:function`. Raises ExtraGraderInvalid."""
     module_name, _, attribute = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise RubricInvalid(f"REWARD_GRADER_EXTRA_GRADERS: {path!r} cannot be loaded: {error}") from error
+        raise ExtraGraderInvalid(
+            f"REWARD_GRADER_EXTRA_GRADERS: {path!r} cannot be loaded: {error}"
+        ) from error
     if not callable(function):
-        raise RubricInvalid(
+        raise ExtraGraderInvalid(
             f"REWARD_GRADER_EXTRA_GRADERS: {path!r} is a {type(function).__name__}, no function"
         )
     return ExtraGrader(name or attribute, weight, _as_async(function))
 
 
 def _as_async(function: Callable[[Transcript], Any]) -> Callable[[Transcript], Awaitable[float]]:
-    """A plain function runs in a thread, so that a slow one blocks nobody."""
+    """A plain function runs in a thread, so that a slow one does not block the event loop."""
     if inspect.iscoroutinefunction(function):
         return function
 

@@ -1,0 +1,62 @@
+"""Tasksets that a person names: the file that defines them, or the name of a registered one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from upcycle.cli.output import human
+from upcycle.errors import UpcycleError
+
+if TYPE_CHECKING:
+    from upcycle.platform import Platform
+    from upcycle.tasks import Taskset
+
+TASKS_FILES: Final = (".py", ".json", ".jsonl")
+
+
+class AmbiguousTaskset(UpcycleError, ValueError):
+    """A tasks file defines several tasksets and none was named."""
+
+    kind = "ambiguous_taskset"
+
+
+async def register_source(
+    platform: "Platform", source: str, name: str | None = None, *, exact: bool = True
+) -> str:
+    """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
+
+    Of a file it is that of exactly these tasks, `name@2`, or without `exact` the name alone: tasks that
+    changed since they were registered are a new revision. A registered name stays as it is.
+
+    Raises AmbiguousTaskset when the file defines several and `name` says nothing.
+    """
+    from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest
+    from upcycle.run_client import register_taskset
+
+    path = Path(source)
+    if path.suffix not in TASKS_FILES:
+        await platform.tasksets.GetTaskset(GetTasksetRequest(name=source), timeout=10)
+        return source
+    found, names = load_tasksets(path), dict[str, str]()
+    for taskset in found.values():
+        done = await register_taskset(platform, taskset)
+        names[taskset.name] = done.exact_name if exact else done.name
+        if done.is_new and done.revision > 1:
+            human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
+    if name is None and len(found) > 1:
+        raise AmbiguousTaskset(
+            f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}"
+        )
+    chosen = name or next(iter(found))
+    if chosen not in found:
+        raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")
+    return names[chosen]
+
+
+def load_tasksets(path: Path) -> "dict[str, Taskset]":
+    """Every taskset of a tasks file, by name."""
+    from upcycle.tasks import Taskset, tasksets_in
+
+    if path.suffix == ".py":
+        return tasksets_in(path)
+    taskset = Taskset.load(path)
+    return {taskset.name: taskset}

@@ -1,0 +1,32 @@
+"""What an evaluation returns: one record per played episode."""
+
+from dataclasses import dataclass, field
+
+from upcycle.transcripts import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One played and graded episode.
+
+    trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
+    not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
+    where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
+    run_id: of the evaluation that the episode belongs to.
+    """
+
+    task_slug: str
+    reward: float
+    success: bool
+    trace_id: str
+    episode_id: str
+    failure: str = ""
+    trajectory: Transcript | None = field(default=None, repr=False)
+    answer: str = field(default="", repr=False)
+    run_id: str = ""
+    otel_trace_id: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """No reward exists for this episode."""
+        return bool(self.failure)

@@ -1,0 +1,166 @@
+"""One runnable task as an immutable row, identified by its content.
+
+`task.digest` depends on environment name, scenario and arguments only, so the same task has the same digest
+in every taskset and on every machine.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from upcycle.errors import TasksetInvalid
+
+# Limits of the platform, checked here first so that a taskset fails on the author's machine.
+MAX_ARGS_BYTES = 64 * 1024
+MAX_NAME_CHARS = 200
+DEFAULT_FAMILY = "default"
+
+_ROW_FIELDS = frozenset({"slug", "scenario", "args", "family", "environment"})
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRef:
+    """Where a task's environment is: a Python file (`path`) or a served control channel (`url`,
+    tcp://host:port).
+    """
+
+    name: str
+    path: str = ""
+    url: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Without the empty fields."""
+        return {
+            key: value
+            for key, value in (("name", self.name), ("path", self.path), ("url", self.url))
+            if value
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One runnable task. args_json: canonical JSON of the scenario's arguments, at most 64 KiB."""
+
+    environment: EnvironmentRef
+    scenario: str
+    args_json: str = "{}"
+    slug: str = ""
+    family: str = DEFAULT_FAMILY
+
+    def __post_init__(self) -> None:
+        size = len(self.args_json.encode())
+        if size > MAX_ARGS_BYTES:
+            raise TasksetInvalid(
+                f"task {self.slug or self.scenario!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}",
+                "pass a reference (a path, a seed) instead of the data",
+            )
+        object.__setattr__(self, "args_json", canonical_json(_arguments(self.args_json, self.slug)))
+        if not self.slug:
+            object.__setattr__(self, "slug", f"{self.scenario}-{self.digest[:12]}")
+        for what, value in (("slug", self.slug), ("scenario", self.scenario), ("family", self.family)):
+            check_name(what, value)
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """A fresh copy of the scenario's arguments."""
+        return dict(json.loads(self.args_json))
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) over environment name, scenario and arguments."""
+        return task_digest(self.environment.name, self.scenario, self.args_json)
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of a JSON or JSONL taskset."""
+        return {
+            "slug": self.slug,
+            "scenario": self.scenario,
+            "args": self.args,
+            "family": self.family,
+            "environment": self.environment.to_json(),
+        }
+
+
+def task_digest(environment: str, scenario: str, args_json: str) -> str:
+    """sha256 (hex) of a task's content. args_json: canonical JSON.
+
+    Equal numbers are equal content: 7 and 7.0 are one task, so they cannot be on two sides of a split.
+    """
+    content = [environment, scenario, _whole_numbers(json.loads(args_json))]
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The value with floats that are whole written as integers, as far as a float tells integers apart."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(one) for key, one in value.items()}
+    return [_whole_numbers(one) for one in value] if isinstance(value, list) else value
+
+
+def canonical_json(value: Any) -> str:
+    """One spelling per value: sorted keys, no spaces, UTF-8. Raises TasksetInvalid for what JSON cannot
+    carry.
+    """
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TasksetInvalid(
+            f"arguments are not JSON: {error}", "use str, numbers, bool, lists, dicts"
+        ) from error
+
+
+def task_from_json(row: Any, environment: EnvironmentRef | None = None) -> Task:
+    """The inverse of `Task.to_json`; unknown fields are refused. Raises TasksetInvalid."""
+    if not isinstance(row, dict):
+        raise TasksetInvalid(f"task row {row!r:.80} is not an object")
+    unknown = sorted(set(row) - _ROW_FIELDS)
+    if unknown:
+        raise TasksetInvalid(
+            f"task row has unknown field {unknown[0]!r}", f"use {', '.join(sorted(_ROW_FIELDS))}"
+        )
+    where = row.get("environment")
+    if where is not None:
+        environment = environment_from_json(where)
+    if environment is None or "scenario" not in row:
+        raise TasksetInvalid(f"task row {row!r:.80} needs 'scenario' and 'environment'")
+    return Task(
+        environment,
+        row["scenario"],
+        canonical_json(row.get("args", {})),
+        row.get("slug", ""),
+        row.get("family", DEFAULT_FAMILY),
+    )
+
+
+def environment_from_json(row: Any) -> EnvironmentRef:
+    """From `{"name", "path"}` or `{"name", "url"}`. Raises TasksetInvalid."""
+    if not isinstance(row, dict) or not row.get("name") or set(row) - {"name", "path", "url"}:
+        raise TasksetInvalid(f"environment {row!r:.80} is malformed", "use {'name': …, 'path': …} or 'url'")
+    return EnvironmentRef(row["name"], row.get("path", ""), row.get("url", ""))
+
+
+def _arguments(args_json: str, slug: str) -> dict[str, Any]:
+    try:
+        value = json.loads(args_json)
+    except ValueError as error:
+        raise TasksetInvalid(f"task {slug!r}: arguments are not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TasksetInvalid(f"task {slug!r}: arguments are a {type(value).__name__}, not an object")
+    return value
+
+
+def check_name(what: str, value: Any) -> str:
+    """A name of a task or a taskset as it is. Raises TasksetInvalid."""
+    if (
+        not isinstance(value, str)
+        or not value.strip()
+        or len(value) > MAX_NAME_CHARS
+        or not value.isprintable()
+    ):
+        raise TasksetInvalid(
+            f"{what} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
+        )
+    return value

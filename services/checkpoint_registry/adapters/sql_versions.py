@@ -1,0 +1,98 @@
+"""Every version that was published, in SQL: the one place that says which version of a model is latest.
+
+Facts may come late, twice and out of order. A row is inserted once, latest is the highest version that was
+not removed, and a removed version keeps its row, so that its fact cannot bring it back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlalchemy import Connection, RowMapping, func, select, update
+
+from blob_store import BlobRef
+from checkpoint_registry.adapters import tables
+from checkpoint_registry.adapters.once import insert_once
+from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict, VersionRemoved
+from checkpoint_registry.domain.models import PublishedVersion
+from sql_store import Database
+
+_ROW = tables.published_version.c
+
+
+class SqlVersionStore:
+    """Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def publish(self, published: PublishedVersion) -> bool:
+        """Record a version; False: it was recorded before. Raises UnknownModel, VersionConflict."""
+
+        def work(connection: Connection) -> bool:
+            known = select(tables.model.c.model).where(tables.model.c.model == published.model)
+            if connection.execute(known).first() is None:
+                raise UnknownModel(published.model)
+            return record_version(connection, published)
+
+        return await self._db.run(work)
+
+    async def version(self, model: str, version: int) -> PublishedVersion:
+        """A version that can be fetched. Raises UnknownVersion, VersionRemoved."""
+        row = await self._db.run(lambda connection: _row_of(connection, model, version))
+        if row is None:
+            raise UnknownVersion(model, version)
+        if row["removed_at"] is not None:
+            raise VersionRemoved(model, version, row["removed_at"])
+        return _version_of(row)
+
+    async def mark_removed(self, model: str, version: int, at: datetime) -> None:
+        """Offer the version no more, neither as latest nor to a pin. Its files go after this."""
+        change = (
+            update(tables.published_version)
+            .where(_ROW.model == model, _ROW.version == version, _ROW.removed_at.is_(None))
+            .values(removed_at=at)
+        )
+        await self._db.run(lambda connection: connection.execute(change))
+
+
+def record_version(connection: Connection, published: PublishedVersion) -> bool:
+    """Inside a transaction: True if the version is new, False if it is known. Raises VersionConflict."""
+    if insert_once(connection, tables.published_version, asdict(published)):
+        return True
+    row = _row_of(connection, published.model, published.version)
+    known = "" if row is None else row["digest"]
+    if known == published.digest:
+        return False
+    raise VersionConflict(published.model, published.version, known, published.digest)
+
+
+def latest_versions(connection: Connection, models: Sequence[str]) -> Mapping[str, PublishedVersion]:
+    """The highest version of each model that was published and not removed."""
+    highest = (
+        select(_ROW.model, func.max(_ROW.version).label("version"))
+        .where(_ROW.model.in_(models), _ROW.removed_at.is_(None))
+        .group_by(_ROW.model)
+        .subquery()
+    )
+    query = select(tables.published_version).join(
+        highest, (highest.c.model == _ROW.model) & (highest.c.version == _ROW.version)
+    )
+    return {row["model"]: _version_of(row) for row in connection.execute(query).mappings()}
+
+
+def _row_of(connection: Connection, model: str, version: int) -> RowMapping | None:
+    query = select(tables.published_version).where(_ROW.model == model, _ROW.version == version)
+    return connection.execute(query).mappings().first()
+
+
+def _version_of(row: RowMapping) -> PublishedVersion:
+    return PublishedVersion(
+        model=row["model"],
+        version=row["version"],
+        digest=row["digest"],
+        manifest=BlobRef(**row["manifest"]),
+        run_id=row["run_id"],
+        step=row["step"],
+        published_at=row["published_at"],
+    )

@@ -1,0 +1,124 @@
+"""The registry's two loops: one drives the gate, the other removes old versions.
+
+On stop the gate's step in progress, which is one transaction, is finished or as if it had not begun; an
+abandoned sweep leaves to the next one what is left.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from checkpoint_registry import telemetry
+from checkpoint_registry.adapters.sql_gate import SqlGateStore
+from checkpoint_registry.adapters.sql_models import SqlModelStore
+from checkpoint_registry.domain.errors import PeerRefused
+from checkpoint_registry.usecases.gating import RunGate
+from checkpoint_registry.usecases.retention import PruneVersions
+from checkpoint_registry.usecases.rollback import WatchHead
+from service_kit import pause, until_stopped
+from upcycle.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+# Steps that one candidate can take in one go; more would mean that a step does not record what it did.
+_MAX_STEPS = 64
+
+
+class GateWakeups:
+    """Models that the gate should look at before its next poll."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._models: set[str] = set()
+
+    def wake(self, models: Sequence[str]) -> None:
+        """Have the gate look at these models soon; more calls than needed do no harm."""
+        self._models.update(models)
+        self.event.set()
+
+    def take(self) -> set[str]:
+        """The models named since the last call."""
+        models, self._models = self._models, set()
+        return models
+
+
+@dataclass(frozen=True, slots=True)
+class GateLoopDeps:
+    """What the gate's loop reads and drives."""
+
+    gate: RunGate
+    head: WatchHead
+    models: SqlModelStore
+    jobs: SqlGateStore
+    wakeups: GateWakeups
+
+
+class GateLoop:
+    """Runs the gate for each model that has a candidate under way, one model at a time.
+
+    Facts wake it; it also polls, in case a fact was lost.
+    """
+
+    def __init__(self, deps: GateLoopDeps, *, poll_s: float) -> None:
+        self._deps = deps
+        self._poll_s = poll_s
+        self._is_first_round = True
+        self._unfinished: set[str] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped."""
+        wake = self._deps.wakeups.event
+        await until_stopped(stop, self._round, every_s=self._poll_s, wake=wake, waiting="gate_waits")
+
+    async def _round(self) -> None:
+        """Drive each model; raises Unavailable at the end if one of them has to be tried again."""
+        self._unfinished |= self._deps.wakeups.take() | await self._due()
+        trouble: Exception | None = None
+        for model in sorted(self._unfinished):
+            try:
+                await self._drive(model)
+            except (Unavailable, PeerRefused) as error:
+                trouble = error
+            else:
+                self._unfinished.discard(model)
+        if trouble is not None:
+            raise Unavailable(str(trouble)) from trouble
+
+    async def _due(self) -> set[str]:
+        """Models with a candidate under way; at first all: evidence may have come just before a crash."""
+        due = set(await self._deps.jobs.models_with_open_jobs())
+        if self._is_first_round:
+            due |= {model.model for model in await self._deps.models.models()}
+            self._is_first_round = False
+        return due
+
+    async def _drive(self, model: str) -> None:
+        await self._deps.head.consider(model)
+        for _ in range(_MAX_STEPS):
+            if not await self._deps.gate.advance(model):
+                return
+        raise RuntimeError(f"the gate of {model!r} took {_MAX_STEPS} steps in one go; a step is not recorded")
+
+
+class RetentionLoop:
+    """Removes old versions. A sweep that fails is tried again at the next turn: old versions do no harm."""
+
+    def __init__(self, prune: PruneVersions, *, every_s: float) -> None:
+        self._prune = prune
+        self._every_s = every_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped; the first sweep comes after the first interval."""
+        if await pause(stop, self._every_s):
+            await until_stopped(stop, self._sweep, every_s=self._every_s, waiting="sweep_waits")
+
+    async def _sweep(self) -> None:
+        try:
+            removed = await self._prune.sweep()
+        except (Unavailable, PeerRefused) as error:
+            telemetry.SWEEP_FAILURES.inc()
+            raise Unavailable(str(error)) from error
+        telemetry.versions_removed(removed)
+        for model, versions in removed.items():
+            log.info("versions_removed", extra={"model": model, "versions": versions})

@@ -1,0 +1,116 @@
+"""Each published version is recorded once, and the highest that is left is latest, however facts come."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.services.checkpoint_registry.conftest import MODEL, START, Bench, checkpoint
+from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
+
+from blob_store import BlobRef
+from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict
+from checkpoint_registry.domain.models import PublishedVersion
+from event_bus.topology import CHECKPOINT_REGISTRY
+from identities.events import policy_published
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.registry.v1 import registry_pb2
+from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.rpc import RemoteNotFound, remote_errors
+
+
+def published(version: int) -> PublishedVersion:
+    manifest = BlobRef(f"manifest-{version}", "a" * 64, 100)
+    return PublishedVersion(MODEL, version, f"{version:064x}", manifest, "run-train", version, START)
+
+
+async def latest(bench: Bench) -> PublishedVersion:
+    return (await bench.models.model(MODEL)).latest
+
+
+async def test_a_model_that_was_just_imported_has_its_base_as_latest(bench: Bench) -> None:
+    assert await latest(bench) == checkpoint(0).published
+
+
+async def test_facts_out_of_order_leave_the_highest_version_as_latest(bench: Bench) -> None:
+    for version in (3, 1, 2):
+        assert await bench.versions.publish(published(version))
+    assert await latest(bench) == published(3)
+    assert await bench.versions.version(MODEL, 1) == published(1)
+
+
+async def test_a_redelivered_fact_changes_nothing(bench: Bench) -> None:
+    assert await bench.versions.publish(published(1))
+    assert not await bench.versions.publish(replace(published(1), run_id="another"))
+    assert await bench.versions.version(MODEL, 1) == published(1)
+
+
+async def test_a_version_with_other_weights_is_refused(bench: Bench) -> None:
+    await bench.versions.publish(published(1))
+    with pytest.raises(VersionConflict, match="versions are never reused"):
+        await bench.versions.publish(replace(published(1), digest="f" * 64))
+    with pytest.raises(VersionConflict):
+        await bench.save(1, digest="f" * 64)
+    assert (await latest(bench)).digest == published(1).digest
+
+
+async def test_a_checkpoint_whose_publication_was_not_heard_is_a_published_version(bench: Bench) -> None:
+    await bench.save(4)
+    assert (await latest(bench)).version == 4
+    assert not await bench.versions.publish(replace(published(4), manifest=checkpoint(4).manifest))
+
+
+async def test_what_was_never_published_is_unknown(bench: Bench) -> None:
+    with pytest.raises(UnknownVersion, match="no version 7 of model 'incident'"):
+        await bench.versions.version(MODEL, 7)
+    with pytest.raises(UnknownModel):
+        await bench.versions.publish(replace(published(1), model="other"))
+
+
+async def test_head_says_when_it_moved(bench: Bench) -> None:
+    await bench.save(1)
+    bench.clock.forward(60)
+    target = await bench.models.version(MODEL, 1)
+    await bench.models.move_head(
+        target, expected_revision=1, actor="a person", reason="looks better", at=bench.clock()
+    )
+    assert (await bench.models.model(MODEL)).promoted_at == bench.clock()
+
+
+async def announce(stack: Stack, model: str, version: int, manifest: common_pb2.BlobRef) -> None:
+    event = PolicyPublished(
+        model=model,
+        version=version,
+        digest=f"{version:064x}",
+        manifest=manifest,
+        run_id="run-a",
+        step=version,
+    )
+    event.published_at.GetCurrentTime()
+    await stack.bus.publish(event, model=model, event_id=policy_published(model, version))
+
+
+async def test_versions_that_were_published_while_the_registry_was_down_are_recorded_when_it_is_back(
+    stack: Stack,
+) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "absent", policy())).base
+    for version in (2, 1):
+        await announce(stack, "absent", version, base.manifest)
+    async with stack.registry() as stub:
+        found: registry_pb2.Model | None = None
+        async with asyncio.timeout(20):
+            while found is None or found.latest.version != 2:
+                found = (await stub.GetModel(pb.GetModelRequest(model="absent"))).model
+                await asyncio.sleep(0.05)
+        assert (found.latest.digest, found.latest.run_id, found.latest.step) == (f"{2:064x}", "run-a", 2)
+        assert found.latest.manifest == base.manifest
+        assert (found.head_version, found.newest_version) == (0, 0)
+        older = await stub.GetVersion(pb.GetVersionRequest(model="absent", version=1))
+        assert older.version.digest == f"{1:064x}"
+        with pytest.raises(RemoteNotFound, match="no version 3 of model"), remote_errors("look it up"):
+            await stub.GetVersion(pb.GetVersionRequest(model="absent", version=3))
+
+
+def test_the_registrys_durable_reads_published_versions() -> None:
+    assert PolicyPublished in CHECKPOINT_REGISTRY.events

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,23 +61,33 @@ class SqlPlan:
     def __init__(self, database: Database, *, now: Callable[[], datetime]) -> None:
         self._database = database
         self._now = now
+        self._changes: Counter[str] = Counter()
+
+    def num_changes(self, run_id: str) -> int:
+        """How many transactions of this process wrote something of a run."""
+        return self._changes[run_id]
 
     async def transact(self, work: Callable[["PlanUnit"], T]) -> T:
         """Run `work` in one transaction; it may run again after a conflict."""
 
-        def transaction(connection: sa.Connection) -> T:
+        def transaction(connection: sa.Connection) -> tuple[T, set[str]]:
             unit = PlanUnit(connection, self._now())
             result = work(unit)
             unit.flush()
-            return result
+            return result, unit.changed_runs
 
         for _ in range(_CONFLICTS):
             try:
-                return await self._database.run(transaction)
+                return self._counted(await self._database.run(transaction))
             except IntegrityError as error:
                 # Another planner wrote the same row first; run again, the work sees that row.
                 log.info("transaction_conflict", extra={"error": str(error.orig)[:200]})
-        return await self._database.run(transaction)
+        return self._counted(await self._database.run(transaction))
+
+    def _counted(self, done: tuple[T, set[str]]) -> T:
+        result, changed_runs = done
+        self._changes.update(changed_runs)
+        return result
 
 
 class PlanUnit(SqlTasksets):
@@ -89,7 +100,9 @@ class PlanUnit(SqlTasksets):
 
     def __init__(self, connection: sa.Connection, now: datetime) -> None:
         super().__init__(connection, now)
-        self.source_groups = SourceGroups(connection)
+        self.changed_runs: set[str] = set()
+        """Whose rows this transaction writes."""
+        self.source_groups = SourceGroups(connection, self.changed_runs)
         self._runs: dict[str, RunRecord | None] = {}
         self._tasks: dict[tuple[str, int], RunnableTask] = {}
         self._groups: dict[str, GroupRow] = {}
@@ -141,6 +154,7 @@ class PlanUnit(SqlTasksets):
         """Write its progress and state."""
         self._runs[run.run_id] = run
         self._dirty_runs.add(run.run_id)
+        self.changed_runs.add(run.run_id)
 
     def counts(self, run_id: str) -> Counts:
         self.flush()
@@ -218,6 +232,7 @@ class PlanUnit(SqlTasksets):
 
     def update_group(self, group: GroupRow) -> None:
         self._groups[group.group_id] = group
+        self.changed_runs.add(group.run_id)
         self._dirty_groups.add(group.group_id)
 
     def members(self, group_id: str) -> list[EpisodeRow]:
@@ -232,6 +247,7 @@ class PlanUnit(SqlTasksets):
 
     def update_episode(self, episode: EpisodeRow) -> None:
         self._dirty_episodes[episode.episode_id] = episode
+        self.changed_runs.add(episode.run_id)
         if episode.group_id in self._members:
             self._members[episode.group_id][episode.episode_id] = episode
 
@@ -289,6 +305,7 @@ class PlanUnit(SqlTasksets):
     def add_episodes(self, run: RunRecord, episodes: Sequence[EpisodeRow]) -> None:
         """Plan them: each is announced as requested, and queued unless the run is paused; one that is held
         back has no dispatch."""
+        self.changed_runs.add(run.run_id)
         splits = self._splits_now(episodes)
         is_held = run.state is RunState.PAUSED
         num_dispatches = 0 if is_held else 1

@@ -124,8 +124,9 @@ ENDED_GROUPS = (
 class SourceGroups:
     """The table `source_group` in one transaction, part of a PlanUnit. Writes happen at once."""
 
-    def __init__(self, connection: sa.Connection) -> None:
+    def __init__(self, connection: sa.Connection, changed_runs: set[str]) -> None:
         self._sql = connection
+        self._changed_runs = changed_runs
         self._sources: dict[str, RunRecord | None] = {}
 
     def load(self, run_id: str) -> SourceLoad:
@@ -134,16 +135,16 @@ class SourceGroups:
 
     def one(self, run_id: str, group_id: str) -> SourceGroup | None:
         row = self._sql.execute(ONE, {"run_id_": run_id, "group_id_": group_id}).first()
-        return _draw(row) if row else None
+        return _source_group(row) if row else None
 
     def waiting(self, run_id: str, limit: int) -> list[SourceGroup]:
         """In the order in which their evaluations were done with them."""
         rows = self._sql.execute(WAITING, {"run_id_": run_id, "limit_": limit})
-        return [_draw(row) for row in rows]
+        return [_source_group(row) for row in rows]
 
     def offered(self, run_id: str) -> list[SourceGroup]:
         """Those that the trainer has not answered yet."""
-        return [_draw(row) for row in self._sql.execute(OFFERED, {"run_id_": run_id})]
+        return [_source_group(row) for row in self._sql.execute(OFFERED, {"run_id_": run_id})]
 
     def taken(self, group_ids: Collection[str]) -> dict[str, str]:
         """Of groups that are offered to a run, or trained one: that run."""
@@ -188,14 +189,16 @@ class SourceGroups:
             rewards.setdefault(f"{GroupOutcome.RELEASED}({reason})", {})[reward] = count
         return rewards
 
-    def add(self, draws: Sequence[SourceGroup]) -> None:
-        if draws:
-            rows = [{**slots_of(draw), "state": draw.state.value} for draw in draws]
+    def add(self, groups: Sequence[SourceGroup]) -> None:
+        if groups:
+            self._changed_runs.update(group.run_id for group in groups)
+            rows = [{**slots_of(group), "state": group.state.value} for group in groups]
             self._sql.execute(sa.insert(SOURCE_GROUP), rows)
 
-    def update(self, draws: Sequence[SourceGroup]) -> None:
-        if draws:
-            self._sql.execute(WRITE, [_changes(draw) for draw in draws])
+    def update(self, groups: Sequence[SourceGroup]) -> None:
+        if groups:
+            self._changed_runs.update(group.run_id for group in groups)
+            self._sql.execute(WRITE, [_changes(group) for group in groups])
 
     def source_run(self, run_id: str) -> RunRecord | None:
         """A run, without the lock that PlanUnit.run takes: for what never changes of it."""
@@ -210,10 +213,10 @@ class SourceGroups:
         return [run_of(row) for row in self._sql.execute(OPEN_RUNS, wanted).mappings()]
 
 
-def _draw(row: Any) -> SourceGroup:
+def _source_group(row: Any) -> SourceGroup:
     return SourceGroup(**{**row._mapping, "state": SourceGroupState(row.state)})
 
 
-def _changes(draw: SourceGroup) -> dict[str, Any]:
-    changed = {name: getattr(draw, name) for name in _CHANGES}
-    return {**changed, "state": draw.state.value, "group_id_": draw.group_id, "run_id_": draw.run_id}
+def _changes(group: SourceGroup) -> dict[str, Any]:
+    changed = {name: getattr(group, name) for name in _CHANGES}
+    return {**changed, "state": group.state.value, "group_id_": group.group_id, "run_id_": group.run_id}

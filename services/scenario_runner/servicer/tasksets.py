@@ -10,11 +10,12 @@ import grpc.aio
 from opentelemetry import propagate, trace
 
 from scenario_runner.domain.explain import WaitReason
-from scenario_runner.domain.runs import FINAL_RUN_STATES, InvalidRequest
+from scenario_runner.domain.runs import FINAL_RUN_STATES, InvalidRequest, RunView
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from scenario_runner.usecases.task_claims import ClaimTasks
+from scenario_runner.usecases.views import INTERVAL_S
 from scenario_runner.wire import runs as wire
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -22,7 +23,6 @@ from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-WATCH_INTERVAL_S: Final = 0.2
 DEFAULT_RUNS: Final = 50
 MAX_RUNS: Final = 1000
 
@@ -132,16 +132,17 @@ class TasksetServicer(TasksetServiceServicer):
         return pb.ExplainRunResponse(run=wire.run_to_wire(view), waiting_for=waiting_for, summary=summary)
 
     async def _changes(self, run_id: str) -> AsyncGenerator[taskset_pb2.Run, None]:
-        last: taskset_pb2.Run | None = None
+        seen: RunView | None = None
+        sent: taskset_pb2.Run | None = None
         while True:
-            view = await self._runs.get(run_id)
-            run = wire.run_to_wire(view)
-            if run != last:
+            view = await self._runs.watched(run_id)
+            run = wire.run_to_wire(view) if view is not seen else sent
+            if run is not None and run != sent:
                 yield run
-                last = run
+            seen, sent = view, run
             if view.run.state in FINAL_RUN_STATES:
                 return
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(INTERVAL_S)
 
 
 def current_trace() -> TraceContext:

@@ -9,8 +9,8 @@ from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.explain import PlanWaits, Supply, WaitReason, World, explain
 from scenario_runner.domain.runs import RunView
-from scenario_runner.usecases.submitting import find_run, view_of
 from scenario_runner.usecases.supply import supply_of
+from scenario_runner.usecases.views import find_run, view_of
 
 
 class ExplainRun:

@@ -19,7 +19,7 @@ def store(unit: PlanUnit, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset
     Raises AlreadyTaken for a name of another split or environment, Refused for tasks on the other side,
     InvalidRequest.
     """
-    unit.lock(f"taskset/{taskset.name}")
+    unit.lock(f"taskset {taskset.name}")
     newest = unit.taskset(taskset.name)
     if newest is not None:
         _refuse_another_kind(newest, taskset)

@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
-from scenario_runner.domain.learning import alarm, is_worth_an_alarm
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
@@ -25,8 +24,8 @@ from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
 from scenario_runner.usecases.source_runs import take_sources
-from scenario_runner.usecases.supply import source_reports, with_offers
-from upcycle.run_config import RunSpec, Training, reasons_of
+from scenario_runner.usecases.views import RunViews, find_run, view_of
+from upcycle.run_config import RunSpec, reasons_of
 
 MAX_REQUEST_ID_CHARS = 200
 MAX_REASON_CHARS = 500
@@ -75,7 +74,7 @@ class SubmitRun:
     def _add(
         self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext, head: int
     ) -> RunView:
-        unit.lock(f"request/{request_id}")
+        unit.lock(f"request {request_id}")
         known = _known_run(unit, request_id, spec)
         if known is not None:
             return known
@@ -103,11 +102,16 @@ class SubmitRun:
 
 
 class Runs:
-    """Look at runs, pause and resume them, end them. `wake` tells the planner that there is work."""
+    """Look at runs, pause and resume them, end them. wake: called when there is something to plan."""
 
     def __init__(self, plan: SqlPlan, *, wake: Callable[[], None]) -> None:
         self._plan = plan
+        self._views = RunViews(plan)
         self._wake = wake
+
+    async def watched(self, run_id: str) -> RunView:
+        """The newest view, read once for all who watch the run. Raises NotFound."""
+        return await self._views.latest(run_id)
 
     async def get(self, run_id: str) -> RunView:
         """Raises NotFound."""
@@ -197,34 +201,6 @@ def _refuse_ending(run: RunRecord, what: str) -> None:
         raise Refused(f"{run.run_id} is {run.state.value} and cannot {what}")
 
 
-def find_run(unit: PlanUnit, run_id: str) -> RunRecord:
-    """Raises NotFound."""
-    run = unit.run(run_id)
-    if run is None:
-        newest = ", ".join(one.run_id for one in unit.runs(3, "")) or "none"
-        raise NotFound(f"no run {run_id!r}; the newest are {newest}")
-    return run
-
-
-def view_of(unit: PlanUnit, run: RunRecord) -> RunView:
-    """A run with its counts, as of this transaction."""
-    counts = unit.counts(run.run_id)
-    if run.spec.training is None:
-        return RunView(run, counts)
-    tallies = unit.source_groups.tallies(run.run_id)
-    notice = _notice(unit, run, run.spec.training)
-    return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice)
-
-
-def _notice(unit: PlanUnit, run: RunRecord, training: Training) -> str:
-    """What a person should know of a training run that goes on; empty where there is nothing."""
-    if run.state not in OPEN_RUN_STATES:
-        return ""
-    if not is_worth_an_alarm(unit.num_without_step(run.run_id, run.step), training):
-        return ""
-    return alarm(unit.without_step(run.run_id, run.step), run.step)
-
-
 def check_tasksets(unit: PlanUnit, spec: RunSpec) -> RegisteredTaskset:
     """The run's taskset. Raises NotFound, and Refused where other tasks than those of split train would
     train, or others than held-out ones judge.
@@ -282,7 +258,7 @@ def _in_steps(spec: RunSpec, num_tasks: int) -> RunSpec:
 def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
     if spec.purpose is not Purpose.TRAIN:
         return
-    unit.lock(f"training/{spec.policy.model}")  # two submissions at once would each see no other run
+    unit.lock(f"train {spec.policy.model}")  # two submissions at once would each see no other run
     for run in unit.active_runs():
         if run.spec.purpose is Purpose.TRAIN and run.spec.policy.model == spec.policy.model:
             raise Refused(

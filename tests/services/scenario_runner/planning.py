@@ -99,7 +99,7 @@ class World:
             await self.apply(Stopping(self.run_id))
 
     async def give_up(self, *, is_delivered: bool = True) -> None:
-        """The trainer fails for good. is_delivered: what the planner publishes then came back through the stream."""
+        """The trainer fails for good. is_delivered: the planner's messages came back through the stream."""
         await self.apply(SessionFailed(self.run_id, "out_of_memory", "a batch of one row does not fit"))
         if is_delivered and (await self.announced())[f"run.stopping/{self.run_id}/final"]:
             await self.apply(Stopping(self.run_id, is_final=True))

@@ -21,8 +21,9 @@ from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.usecases.planning import plan_more, sweep
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.source_runs import take_sources
-from scenario_runner.usecases.submitting import SubmitRun, TraceContext, find_run, view_of
+from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more
+from scenario_runner.usecases.views import find_run, view_of
 from scenario_runner.wire.received import fact_from
 from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events

@@ -23,7 +23,7 @@ from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothing_to_learn
 from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.explaining import _own_facts
-from scenario_runner.usecases.submitting import find_run, view_of
+from scenario_runner.usecases.views import find_run, view_of
 from scenario_runner.wire.runs import run_to_wire
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events

@@ -70,7 +70,11 @@ up: $(VENV)/.run ## start the whole platform and leave it running
 
 .PHONY: reference
 reference: $(VENV)/.dev ## write the reference pages that come from the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
+
+.PHONY: asyncapi
+asyncapi: $(VENV)/.dev ## write the AsyncAPI document of every fact and command
+	$(BIN)/python -m docs.generate events.md asyncapi.yaml
 
 .PHONY: docs
 docs: $(VENV)/.dev ## build the documentation site, strictly

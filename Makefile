@@ -22,10 +22,10 @@ $(VENV)/.created:
 	touch $@
 
 # torch first and apart: its build differs by machine (see requirements/README.md).
-$(VENV)/.run: $(VENV)/.created pyproject.toml requirements/torch.txt requirements/run.txt
+$(VENV)/.run: $(VENV)/.created pyproject.toml libs/pyproject.toml requirements/torch.txt requirements/run.txt
 	$(PIP) install -q -r requirements/torch.txt
 	$(PIP) install -q --require-hashes -r requirements/run.txt
-	$(PIP) install -q --no-deps -e .
+	$(PIP) install -q --no-deps -e libs -e .  # two distributions: the SDK and the platform
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt

@@ -22,7 +22,7 @@ from blob_store import BlobRef
 from engine_client import EngineClient, SamplingParams
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
-from policy_engine.domain import Policy, EngineTarget
+from policy_engine.domain import EngineTarget, Policy
 
 CONCURRENCIES: Final = (1, 16, 128)
 THREADS: Final = 1

@@ -28,9 +28,11 @@ VLLM_PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 SHAPE = Shape(layers=2, hidden=128, inner=192, heads=4, kv_heads=2, head_dim=32, context=512, scale=0.1)
 
 
-def policy_of(directory: Path, version: int, *, told: Path | None = None) -> Policy:
-    """A version as the supervisor has it after fetching; `told`: whose scores its canary claims."""
-    rows = tuple(CanaryRow(tuple(ids), tuple(logprobs)) for ids, logprobs in canary_rows(told or directory))
+def policy_of(directory: Path, version: int, *, canary_of: Path | None = None) -> Policy:
+    """A version as the supervisor has it after fetching; `canary_of`: whose scores its canary claims."""
+    rows = tuple(
+        CanaryRow(tuple(ids), tuple(logprobs)) for ids, logprobs in canary_rows(canary_of or directory)
+    )
     target = EngineTarget(version, f"digest-{version}", BlobRef("k", "0" * 64, 1))
     return Policy(target, directory, rows, "float32", weights_digest=directory.name)
 

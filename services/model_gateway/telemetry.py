@@ -86,7 +86,7 @@ def start_span(call: CompletionCall, headers: Mapping[str, str], request_id: str
 
 
 def carrier_of(span: Span) -> dict[str, str]:
-    """W3C headers for whoever works below the span."""
+    """W3C headers for the spans below this one."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     return carrier

@@ -123,7 +123,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
-    """The largest distance of `measured` from the trainer's values, when they prove the version.
+    """The largest distance of `measured` from the trainer's values, when the canary agrees.
 
     `before`: the same rows scored by other weights, when they were others; equal values then mean that
     nothing was loaded. Raises VersionRefused.

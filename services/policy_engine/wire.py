@@ -62,7 +62,7 @@ def target_of_published(event: PolicyPublished) -> EngineTarget:
 
 
 def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
-    """The rows that prove a reload."""
+    """The rows by which a reload is checked."""
     return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
 
 

@@ -21,7 +21,7 @@ class Promotions:
         self._served: deque[Promotion] = deque(maxlen=_KEPT)
 
     def moved(self, promotion: Promotion) -> None:
-        """Head moved. An earlier move that nobody asked a token of is forgotten: it was never served."""
+        """Head moved. An earlier move of which no token was served is forgotten."""
         self._waiting[promotion.model] = promotion
 
     def token(self, weights: ServedWeights) -> None:

@@ -1,10 +1,10 @@
-"""The reload protocol: load, prove, then name. A version is never named before its canary agreed.
+"""The reload protocol: load, check the canary, then name. A version is never named before its canary agreed.
 
     embedded: pause(keep) -> reload -> score -> name it -> forget prefixes -> resume
     vLLM:     pause(keep) -> reload -> name it unproven -> forget prefixes -> resume -> score -> name it
 
-vLLM answers nothing while it is paused, so there the proof comes after `resume`; tokens of those few
-milliseconds carry an unproven label, which engine_client turns into a version only when the proof came.
+vLLM answers nothing while it is paused, so there the canary is scored after `resume`; tokens of those few
+milliseconds carry an unproven label, which engine_client turns into a version only once the canary agreed.
 Whatever fails: the old weights are loaded again, and the old version goes on under its name.
 """
 

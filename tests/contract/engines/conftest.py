@@ -51,7 +51,7 @@ class EngineUnderTest:
         return self.host.base_url
 
     def policy(self, version: int, *, canary_of: Path | None = None) -> Policy:
-        return policy_of(self.directory(version), version, canary_of=sent)
+        return policy_of(self.directory(version), version, canary_of=canary_of)
 
     def directory(self, version: int) -> Path:
         return make_policy(self.folder / "policies" / f"v{version}", seed=700 + version, shape=SHAPE)

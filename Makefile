@@ -22,10 +22,10 @@ $(VENV)/.created:
 	touch $@
 
 # torch first and apart: its build differs by machine (see requirements/README.md).
-$(VENV)/.run: $(VENV)/.created pyproject.toml requirements/torch.txt requirements/run.txt
+$(VENV)/.run: $(VENV)/.created pyproject.toml libs/pyproject.toml requirements/torch.txt requirements/run.txt
 	$(PIP) install -q -r requirements/torch.txt
 	$(PIP) install -q --require-hashes -r requirements/run.txt
-	$(PIP) install -q --no-deps -e .
+	$(PIP) install -q --no-deps -e libs -e .  # two distributions: the SDK and the platform
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
@@ -70,7 +70,11 @@ up: $(VENV)/.run ## start the whole platform and leave it running
 
 .PHONY: reference
 reference: $(VENV)/.dev ## write the reference pages that come from the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
+
+.PHONY: asyncapi
+asyncapi: $(VENV)/.dev ## write the AsyncAPI document of every fact and command
+	$(BIN)/python -m docs.generate events.md asyncapi.yaml
 
 .PHONY: docs
 docs: $(VENV)/.dev ## build the documentation site, strictly

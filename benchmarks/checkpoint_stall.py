@@ -28,9 +28,9 @@ from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.patience import Patience
-from grpo_trainer.ports import Facts, SaidOfRun
-from grpo_trainer.runs.deps import Instruments, Tools
+from grpo_trainer.ports import Facts, PublishedEndings
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
 from local_stack.s3 import S3Server
@@ -48,17 +48,17 @@ async def measure(options: Options) -> list[Figure]:
         store = S3BlobStore(server.settings)
         await store.start()
         try:
-            tools = await _tools(store, options.scratch)
-            return _figures(await _in_turns(groups, tools, options))
+            deps = await _deps(store, options.scratch)
+            return _figures(await _in_turns(groups, deps, options))
         finally:
             await store.stop()
 
 
-async def _in_turns(groups: Sequence[BatchGroup], tools: Tools, options: Options) -> Mapping[str, "_Line"]:
+async def _in_turns(groups: Sequence[BatchGroup], deps: RunDeps, options: Options) -> Mapping[str, "_Line"]:
     rounds, length = options.repeats(5), options.sized(4, 2)
     thread = LearnerThread(LearnerOptions(num_threads=1))
     try:
-        lines = {way: _Line(way, TorchLearner(thread), tools) for way in _WAYS}
+        lines = {way: _Line(way, TorchLearner(thread), deps) for way in _WAYS}
         for line in lines.values():
             await line.begin(groups)
         for _ in range(rounds):
@@ -104,7 +104,7 @@ class _Line:
 
     way: str
     learner: TorchLearner
-    tools: Tools
+    deps: RunDeps
     step_s: list[float] = field(default_factory=list)
     stall_s: list[float] = field(default_factory=list)
     durable_s: list[float] = field(default_factory=list)
@@ -114,11 +114,11 @@ class _Line:
         """On the incident policy; takes the first step, which nobody times."""
         model, rate = f"{MODEL}-{self.way}", RECIPE.learning_rate
         spec = TrainingSpec(f"run-{self.way}", model, RECIPE.group_size, learning_rate=rate)
-        base = await self.tools.policies.head(MODEL)
+        base = await self.deps.policies.head(MODEL)
         self._groups = groups
         self._state = _first_state(spec, base)
         self._persistence = Persistence(
-            self.tools, Patience(), durable=self._became_durable, ended=asyncio.Event()
+            self.deps, RetryUntilAvailable(), durable=self._became_durable, ended=asyncio.Event()
         )
         await self.learner.begin(spec, POLICY_DIR)
         await self.round(1)
@@ -201,9 +201,9 @@ class _Policies(RegistryPolicies):
 class _SilentFacts:
     """The bus is no part of a state."""
 
-    async def said_since(self, *_: Any) -> SaidOfRun:
+    async def endings_since(self, *_: Any) -> PublishedEndings:
         """Nobody spoke."""
-        return SaidOfRun({}, last_word=False)
+        return PublishedEndings({}, final_stop=False)
 
     async def stepped(self, *_: Any) -> None:
         """Nobody listens."""
@@ -217,12 +217,12 @@ class _SilentInstruments:
         """Nobody measures."""
 
 
-async def _tools(store: S3BlobStore, scratch: Path) -> Tools:
+async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
     manifest = await publish(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
     ref = manifest_ref(manifest)
     head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", BlobRef(ref.key, ref.sha256, ref.size_bytes))
     unused: Any = None
-    return Tools(
+    return RunDeps(
         new_learner=unused,
         bodies=unused,
         states=BlobStates(store),

@@ -22,7 +22,7 @@ from blob_store import BlobRef
 from engine_client import EngineClient, SamplingParams
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
-from policy_engine.domain import Policy, Target
+from policy_engine.domain import EngineTarget, Policy
 
 CONCURRENCIES: Final = (1, 16, 128)
 THREADS: Final = 1
@@ -83,11 +83,11 @@ async def _one(client: EngineClient, seed: int) -> int:
 
 @asynccontextmanager
 async def _engine(kind: Kind, folder: Path) -> AsyncIterator[EngineClient]:
-    """Started as the keeper starts it."""
+    """Started as the supervisor starts it."""
     options = EngineOptions(MODEL, threads=THREADS, vllm_python=VLLM_PYTHON)
     engine_kind = EmbeddedKind(options) if kind == "embedded" else VllmKind(options)
     host = EngineProcess(engine_kind, "127.0.0.1", 0, start_s=_START_S, log_path=folder / f"{kind}.log")
-    target = Target(0, "digest", BlobRef("none", "0" * 64, 1))
+    target = EngineTarget(0, "digest", BlobRef("none", "0" * 64, 1))
     engine = await host.start(Policy(target, _copied(folder), (), "float32", weights_digest="v0"))
     assert isinstance(engine, EngineClient)
     try:
@@ -98,7 +98,7 @@ async def _engine(kind: Kind, folder: Path) -> AsyncIterator[EngineClient]:
 
 
 def _copied(folder: Path) -> Path:
-    """The policy where siblings of it may be written, as in a keeper's cache."""
+    """The policy where siblings of it may be written, as in an engine supervisor's cache."""
     target = folder / "policies" / "v0"
     target.mkdir(parents=True, exist_ok=True)
     for path in POLICY_DIR.iterdir():

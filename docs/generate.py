@@ -1,7 +1,8 @@
-"""Writes the reference pages that come from the code: `python docs/generate.py` writes them, a test compares.
+"""Writes the reference pages that come from the code: `make reference` writes them, a test compares.
 
 settings: from the settings class of each service. metrics: from the registered instruments. grpc: from the
-contracts and their comments. cli: from the commands. exit codes: from the table that `--help` prints.
+contracts and their comments. events: from the bus topology. cli: from the commands. exit codes: from the table
+that `--help` prints.
 """
 
 import importlib
@@ -9,10 +10,12 @@ import inspect
 import os
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from docs import asyncapi
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
@@ -134,20 +137,32 @@ def exit_codes() -> str:
         """), ""])  # fmt: skip
 
 
+def events() -> str:
+    """Every fact and command on the bus."""
+    return "\n".join([_NOTE, "# Events\n", inspect.cleandoc(
+        """
+        Facts and commands on NATS JetStream, as `up.<tenant>.evt.<kind>.<model>` and
+        `up.<tenant>.task.<kind>.<pool>.<model>`. Schemas, addresses and operations: [AsyncAPI 3](asyncapi.yaml).
+        """
+    ), "", asyncapi.events_page()])  # fmt: skip
+
+
 GENERATED: Final[dict[str, Callable[[], str]]] = {
     "settings.md": settings,
     "metrics.md": metrics,
     "grpc.md": grpc,
+    "events.md": events,
+    "asyncapi.yaml": asyncapi.document,
     "cli.md": cli,
     "exit-codes.md": exit_codes,
 }
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, or those that the arguments name."""
     PAGES.mkdir(parents=True, exist_ok=True)
-    for name, page in GENERATED.items():
-        (PAGES / name).write_text(page())
+    for name in sys.argv[1:] or GENERATED:
+        (PAGES / name).write_text(GENERATED[name]())
 
 
 if __name__ == "__main__":

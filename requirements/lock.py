@@ -12,12 +12,15 @@ DEV_EXTRAS = ("local", "train", "postgres", "dev")
 
 
 def wanted(extras: tuple[str, ...]) -> list[str]:
-    """Requirements of the distribution with `extras`, without torch."""
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
-    names = list(project["dependencies"])
+    """Requirements of both distributions with `extras` of the platform, without torch and without each other."""
+    platform, sdk = (
+        tomllib.loads(path.read_text())["project"]
+        for path in (HERE.parent / "pyproject.toml", HERE.parent / "libs" / "pyproject.toml")
+    )
+    names = [*platform["dependencies"], *sdk["dependencies"]]
     for extra in extras:
-        names += project["optional-dependencies"][extra]
-    return [name for name in names if not name.startswith("torch>")]
+        names += platform["optional-dependencies"][extra]
+    return sorted({name for name in names if not name.startswith(("torch>", "upcycle=="))})
 
 
 def lock(target: str, extras: tuple[str, ...], *constraints: str) -> None:

@@ -20,11 +20,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from chat_format import ChatFormat
 from chat_format.template import ChatTemplate
-from examples.incident.cloning import Row, batches, drill, encode, imitate
 from examples.incident.demonstrations import RIGHT, Habits, Message, demonstrate
 from examples.incident.policy_files import CHAT_TEMPLATE, END_OF_TEXT, train_tokenizer, write_format
 from examples.incident.recipe import RECIPE
 from examples.incident.rollout import TOOLS, Limits, play
+from examples.incident.sft import Row, batches, drill, encode, sft_step
 from examples.incident.tasks import FIRST_SEED, NUM_HELD_OUT
 from examples.incident.world import World, draw_incident
 
@@ -119,7 +119,7 @@ class Apprentice:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._model.train()
-        self._losses.append(imitate(self._model, self._optimizer, rows, self._plan.observation_weight))
+        self._losses.append(sft_step(self._model, self._optimizer, rows, self._plan.observation_weight))
         if len(self._losses) % _REPORT_EVERY_STEPS == 0:
             recent = self._losses[-_REPORT_EVERY_STEPS:]
             _report(f"step {len(self._losses)}: {sum(recent) / len(recent):.3f} nats per written token")

@@ -6,6 +6,7 @@ from blob_store.errors import (
     CorruptBlob,
     MissingBlob,
     StoreDenied,
+    UnknownStoreError,
 )
 from blob_store.memory import MemoryBlobStore
 from blob_store.port import BlobStore
@@ -22,6 +23,7 @@ __all__ = [
     "MissingBlob",
     "S3BlobStore",
     "StoreDenied",
+    "UnknownStoreError",
     "ref_of_bytes",
     "ref_of_file",
 ]

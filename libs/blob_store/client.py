@@ -8,13 +8,13 @@ from minio import Minio
 from service_kit.groups import S3Settings
 
 # urllib3 also applies the connect timeout to sending the body, so it must allow for large parts under load.
-PATIENT: Final = urllib3.Timeout(connect=30.0, read=60.0)
-IMPATIENT: Final = urllib3.Timeout(connect=2.0, read=5.0)
+TRANSFER_TIMEOUT: Final = urllib3.Timeout(connect=30.0, read=60.0)
+PROBE_TIMEOUT: Final = urllib3.Timeout(connect=2.0, read=5.0)
 """For probes."""
 
 
 def make_client(
-    settings: S3Settings, *, timeout: urllib3.Timeout = PATIENT, connections: int = 1
+    settings: S3Settings, *, timeout: urllib3.Timeout = TRANSFER_TIMEOUT, connections: int = 1
 ) -> tuple[Minio, urllib3.PoolManager]:
     """A client and its connection pool, to be cleared in the end. Connects at the first request."""
     pool = urllib3.PoolManager(maxsize=connections, timeout=timeout, retries=False)

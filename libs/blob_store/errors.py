@@ -25,3 +25,7 @@ class StoreDenied(BlobError, Unavailable):
 
 class BucketMissing(BlobError, Unavailable):
     """The bucket was never created: provisioning did not run. Work waits until it does."""
+
+
+class UnknownStoreError(BlobError, Unavailable):
+    """The store answered with an error that this package does not know. Work waits for an operator."""

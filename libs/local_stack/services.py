@@ -264,7 +264,7 @@ def _gateway(plan: Plan) -> ProcessSpec:
 
 
 def _keeper(plan: Plan, model: str, channel: str) -> ProcessSpec:
-    """The keeper of one channel; it starts its engine itself, as a child on a leash."""
+    """The engine supervisor of one channel; it starts its engine itself, as a child on a leash."""
     name = f"policy_engine_{channel}"
     http_port: int = getattr(plan.ports, f"{name}_http")
     engine_port: int = getattr(plan.ports, f"engine_{channel}")

@@ -28,7 +28,7 @@ def outbox_table(metadata: MetaData) -> Table:
         TABLE_NAME,
         metadata,
         Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("lane", Text, nullable=False, comment="stream: order holds within one"),
+        Column("stream", Text, nullable=False, comment="order holds within one"),
         Column("subject", Text, nullable=False, comment="where the bus takes it"),
         Column("event_id", Text, nullable=False, unique=True),
         Column("schema", Text, nullable=False),
@@ -62,7 +62,7 @@ def enqueue(
     Raises UnknownEvent and EventTooLarge here, where the transaction can still be refused.
     """
     subject = topology.fact_subject(type(event), model, tenant)
-    _store(connection, event, lane=EVENTS, event_id=event_id, subject=subject)
+    _store(connection, event, stream=EVENTS, event_id=event_id, subject=subject)
 
 
 def enqueue_command(
@@ -76,16 +76,16 @@ def enqueue_command(
 ) -> None:
     """Store a command for one worker of `pool`, like `enqueue`."""
     subject = UPCYCLE.command_subject(type(command), pool, model, tenant)
-    _store(connection, command, lane=TASKS, event_id=event_id, subject=subject)
+    _store(connection, command, stream=TASKS, event_id=event_id, subject=subject)
 
 
-def _store(connection: Connection, message: Message, *, lane: str, event_id: str, subject: str) -> None:
+def _store(connection: Connection, message: Message, *, stream: str, event_id: str, subject: str) -> None:
     payload = codec.encode(message)
     trace: dict[str, str] = {}
     propagate.inject(trace)
     codec.check_size(subject, payload, {**codec.headers_for(type(message), event_id), **trace})
     row: dict[str, Any] = {
-        "lane": lane,
+        "stream": stream,
         "subject": subject,
         "event_id": event_id,
         "schema": message.DESCRIPTOR.full_name,

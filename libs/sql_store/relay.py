@@ -1,7 +1,7 @@
-"""Publishes what the outbox holds, in order within each lane, until the bus confirms; then marks it.
+"""Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
 A row is marked after its PubAck, so a crash between the two publishes it again under the same id. One
-lane waiting (a full command queue) does not hold up the other. What the bus will never take is set aside
+stream waiting (a full command queue) does not hold up the other. What the bus will never take is set aside
 with its reason.
 """
 
@@ -28,12 +28,12 @@ from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BATCH: Final = 100
-_LANES: Final = (EVENTS, TASKS)
+_STREAMS: Final = (EVENTS, TASKS)
 _PRUNE_EVERY_S: Final = 600.0
 
-RELAYED: Final = Counter("upcycle_outbox_relayed", "Rows published from the outbox.", ["lane"])
-REFUSED: Final = Counter("upcycle_outbox_refused", "Rows that the bus will never take.", ["lane"])
-WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet published.", ["lane"])
+RELAYED: Final = Counter("upcycle_outbox_relayed", "Rows published from the outbox.", ["stream"])
+REFUSED: Final = Counter("upcycle_outbox_refused", "Rows that the bus will never take.", ["stream"])
+WAITING: Final = Gauge("upcycle_outbox_waiting", "Rows read and not yet published.", ["stream"])
 
 
 class Bus(Protocol):
@@ -49,7 +49,7 @@ class Row:
     """One unpublished row."""
 
     id: int
-    lane: str
+    stream: str
     subject: str
     event_id: str
     schema: str
@@ -69,7 +69,7 @@ class OutboxRelay:
         self._bus = bus
         self._poll_s = poll_s
         self._keep = keep
-        self._wakeups = {lane: asyncio.Event() for lane in _LANES}
+        self._wakeups = {stream: asyncio.Event() for stream in _STREAMS}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -77,7 +77,7 @@ class OutboxRelay:
         """Begin to publish."""
         loop = asyncio.get_running_loop()
         self._db.listen(TABLE_NAME, lambda: self._wake_from_thread(loop))
-        self._tasks = [asyncio.create_task(self._run(lane), name=f"outbox/{lane}") for lane in _LANES]
+        self._tasks = [asyncio.create_task(self._run(stream), name=f"outbox/{stream}") for stream in _STREAMS]
         self._tasks.append(asyncio.create_task(self._prune(), name="outbox/prune"))
 
     async def stop(self) -> None:
@@ -86,10 +86,10 @@ class OutboxRelay:
         """
         self._stopping = True
         self._wake()
-        lanes, prune = self._tasks[: len(_LANES)], self._tasks[len(_LANES) :]
-        if lanes:
-            await asyncio.wait(lanes, timeout=2.0)
-        for task in (*lanes, *prune):
+        publishing, prune = self._tasks[: len(_STREAMS)], self._tasks[len(_STREAMS) :]
+        if publishing:
+            await asyncio.wait(publishing, timeout=2.0)
+        for task in (*publishing, *prune):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -106,29 +106,29 @@ class OutboxRelay:
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._wake)
 
-    async def _run(self, lane: str) -> None:
+    async def _run(self, stream: str) -> None:
         while True:
-            self._wakeups[lane].clear()
+            self._wakeups[stream].clear()
             is_last = self._stopping
-            pause_s = await self._relay(lane)
+            pause_s = await self._relay(stream)
             if is_last:
                 return
             if pause_s > 0:
                 try:
-                    await asyncio.wait_for(self._wakeups[lane].wait(), pause_s)
+                    await asyncio.wait_for(self._wakeups[stream].wait(), pause_s)
                 except TimeoutError:
                     continue
 
-    async def _relay(self, lane: str) -> float:
+    async def _relay(self, stream: str) -> float:
         """Publish one batch; returns how long to wait for the next."""
         try:
-            rows = await self._db.run(lambda connection: _unpublished(connection, lane))
-            WAITING.labels(lane).set(len(rows))
+            rows = await self._db.run(lambda connection: _unpublished(connection, stream))
+            WAITING.labels(stream).set(len(rows))
             confirmed = await self._published(rows)
         except Unavailable as error:
-            _LOG.error("outbox_unreadable", extra={"lane": lane, "error": str(error)})
+            _LOG.error("outbox_unreadable", extra={"stream": stream, "error": str(error)})
             return self._poll_s
-        WAITING.labels(lane).set(len(rows) - confirmed)
+        WAITING.labels(stream).set(len(rows) - confirmed)
         return 0.0 if len(rows) == _BATCH == confirmed else self._poll_s
 
     async def _published(self, rows: Sequence[Row]) -> int:
@@ -141,7 +141,7 @@ class OutboxRelay:
                 except (Unavailable, QueueFull) as error:
                     _LOG.warning(
                         "outbox_waits",
-                        extra={"lane": row.lane, "event_id": row.event_id, "error": str(error)},
+                        extra={"stream": row.stream, "event_id": row.event_id, "error": str(error)},
                     )
                     break
                 except (BusError, KeyError) as error:
@@ -156,13 +156,13 @@ class OutboxRelay:
         message = Encoded(symbol_database.Default().GetSymbol(row.schema), row.payload.encode())
         token = context.attach(propagate.extract(json.loads(row.trace)))
         try:
-            await self._bus.publish_encoded(message, row.lane, row.subject, event_id=row.event_id)
+            await self._bus.publish_encoded(message, row.stream, row.subject, event_id=row.event_id)
         finally:
             context.detach(token)
-        RELAYED.labels(row.lane).inc()
+        RELAYED.labels(row.stream).inc()
 
     async def _set_aside(self, row: Row, error: Exception) -> None:
-        REFUSED.labels(row.lane).inc()
+        REFUSED.labels(row.stream).inc()
         _LOG.error(
             "outbox_row_refused", extra={"event_id": row.event_id, "schema": row.schema, "error": repr(error)}
         )
@@ -189,11 +189,11 @@ def prune(connection: Connection, keep: timedelta) -> int:
     ).rowcount
 
 
-def _unpublished(connection: Connection, lane: str) -> list[Row]:
+def _unpublished(connection: Connection, stream: str) -> list[Row]:
     columns = [OUTBOX.c[name] for name in Row.__slots__]
     wanted = (
         select(*columns)
-        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.lane == lane)
+        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.stream == stream)
         .order_by(OUTBOX.c.id)
         .limit(_BATCH)
     )

@@ -35,7 +35,7 @@ class CheckpointRegistrySettings(ServiceSettings):
     rollback_confidence: float = Field(0.99, gt=0.5, lt=1)
     """One-sided confidence that such a rollback needs."""
     retention_every_s: float = Field(300.0, ge=0)
-    """How often published versions that nobody needs are removed, in seconds; 0: never."""
+    """How often published versions that are no longer needed are removed, in seconds; 0: never."""
     retention_keep_versions: int = Field(8, ge=2)
     """Newest versions of a model that stay, beside checkpoints and what engines and runs need."""
     retention_min_age_s: float = Field(3600.0, ge=0)

@@ -23,7 +23,7 @@ DECIDED_S: Final = Histogram(
 
 
 VERSIONS_REMOVED: Final = Counter(
-    "upcycle_registry_versions_removed", "Published versions that nobody needed any more.", ["model"]
+    "upcycle_registry_versions_removed", "Published versions that retention removed.", ["model"]
 )
 SWEEP_FAILURES: Final = Counter(
     "upcycle_registry_sweep_failures", "Sweeps of old versions that something kept from ending."

@@ -233,7 +233,7 @@ class EmbeddedEngine:
         self._idle_waiters.clear()
 
     def _publish(self, touched: list[Sequence]) -> None:
-        """Tell listeners, in one hop to the event loop per step."""
+        """Pass progress to the listeners, in one hop to the event loop per step."""
         news = [
             (sequence.listener, Progress(sequence.num_sampled, sequence.finish_reason))
             for sequence in touched
@@ -248,7 +248,7 @@ class EmbeddedEngine:
             for sequence in failed:
                 sequence.finish_reason, sequence.error = ERROR, self.dead
             self._publish(failed)
-        # Whoever waits in `call` is told too: the functions fail when they touch a runner or simply run.
+        # Callers that wait in `call` get a result too: their functions fail at the runner, or simply run.
         while self._inbox:
             self._inbox.popleft()()
         self._release_idle_waiters()

@@ -27,8 +27,8 @@ from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.preemption import Departure
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.preemption import PreemptionWatch
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import TrainingServicer
@@ -108,10 +108,10 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
 
 def _run_tools(
     settings: GrpoTrainerSettings, thread: LearnerThread, blobs: S3BlobStore, bus: EventBus, peers: _Peers
-) -> Tools:
+) -> RunDeps:
     """What the sessions of runs work with."""
     limits = alarm_limits(settings)
-    return Tools(
+    return RunDeps(
         new_learner=lambda: TorchLearner(thread),
         bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
         states=BlobStates(blobs),
@@ -128,7 +128,7 @@ def _run_tools(
 
 def _interactive_deps(
     settings: GrpoTrainerSettings,
-    tools: Tools,
+    tools: RunDeps,
     leases: ModelLeases,
     thread: LearnerThread,
     blobs: S3BlobStore,
@@ -175,7 +175,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
         GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)
     )
     service.add(Worker("training", reader.run, ready=reader.ready))
-    service.add(Departure(settings.spot_grace_s, leave=service.request_stop))
+    service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))
     return service
 
 

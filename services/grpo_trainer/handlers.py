@@ -51,7 +51,7 @@ class FactReader:
         self._bus = bus
         self._sessions = sessions
         self._reading = False
-        sessions.recall = self.recall
+        sessions.read_again = self.read_again
 
     async def run(self, stop: asyncio.Event) -> None:
         """Resume, then read until `stop`; steps under way end durable."""
@@ -76,15 +76,15 @@ class FactReader:
             # The stream was made anew; settled groups are recognised by their ids, so reading all of it is
             # safe.
             log.error("stream_restarted", extra={"error": str(error)})
-            self._sessions.horizon.handled = 0
+            self._sessions.watermark.handled = 0
             await self._read_from(0)
 
     async def _read_from(self, after: int) -> None:
         async for delivery in self._bus.replay(EVENTS, after_sequence=after):
             self.on_fact(delivery)
 
-    async def recall(self, spec: TrainingSpec, after: int) -> list[Fact]:
-        """See reopening.Recall."""
+    async def read_again(self, spec: TrainingSpec, after: int) -> list[Fact]:
+        """See reopening.ReadAgain."""
         kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
         stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
         facts: list[Fact] = []

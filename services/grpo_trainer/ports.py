@@ -47,21 +47,21 @@ class Policies(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SaidOfRun:
-    """outcomes: of groups, in the words that came first. last_word: the planner waits for no other group."""
+class PublishedEndings:
+    """outcomes: of the first group.settled per group. final_stop: the stream holds the final run.stopping."""
 
     outcomes: Mapping[str, str]
-    last_word: bool
+    final_stop: bool
 
 
 class Facts(Protocol):
-    """Where the trainer's own facts go; each returns when the fact is durable, and may be repeated."""
+    """The trainer's events; each method returns when its event is stored, and may be repeated."""
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """The end of a group."""
 
-    async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
-        """What the stream holds about the end of the run and its groups after `sequence`."""
+    async def endings_since(self, spec: TrainingSpec, sequence: int) -> PublishedEndings:
+        """What the stream holds after `sequence` about the end of the run and of its groups."""
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step and what it consumed."""

@@ -1,8 +1,8 @@
-"""Leaving on notice: a spot machine says so by SIGTERM or SIGUSR1, and is gone half a minute later.
+"""Preemption: a spot machine announces it by SIGTERM or SIGUSR1 and disappears half a minute later.
 
-The first signal of either kind asks the service to stop: steps under way become durable, if they can.
-Whatever still hangs shortly before the machine goes is left as a crash would leave it, which no durable
-state minds.
+The first signal of either kind asks the service to stop: steps under way become durable if there is time.
+Shortly before the machine goes, the process exits in any case. What was not finished is lost as in a crash,
+and the next start resumes from the newest durable state.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MARGIN: Final = 0.1
 """Share of the grace that is kept back for the exit itself."""
 
 
-class Departure:
+class PreemptionWatch:
     """A component that is stopped first: from then on the process has `grace_s` to leave."""
 
-    name = "departure"
+    name = "preemption"
 
     def __init__(self, grace_s: float, *, leave: Callable[[], None]) -> None:
         """leave: asks the service to stop."""

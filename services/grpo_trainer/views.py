@@ -119,12 +119,12 @@ def _present(session: TrainingSession, limits: AlarmLimits) -> training.Training
     else:
         view = _described(session.state, limits)
     view.state = _STATES[session.phase]
-    view.groups_ready = session.intake.cutter.num_ready
-    view.groups_open = session.intake.assembler.num_open
-    view.settled.update(session.intake.counts)
+    view.groups_ready = session.buffer.cutter.num_ready
+    view.groups_open = session.buffer.assembler.num_open
+    view.settled.update(session.buffer.counts)
     if session.failed is not None:
         view.failure, view.failure_kind = session.failed.detail, session.failed.kind.value
-    view.stopping = session.intake.stopping
+    view.stopping = session.buffer.stopping
     view.waiting_s = session.waiting_s
     return view
 

@@ -210,8 +210,8 @@ def group_settled(
         settled_at=_timestamp(at),
         source_run_id=settlement.source_run_id,
     )
-    drawn_by = spec.run_id if settlement.source_run_id else None
-    return event, event_ids.group_settled(settlement.group_id, drawn_by=drawn_by)
+    offered_to = spec.run_id if settlement.source_run_id else None
+    return event, event_ids.group_settled(settlement.group_id, offered_to=offered_to)
 
 
 def metrics_to_wire(values: Mapping[str, float], staleness: Mapping[int, int]) -> training.TrainingMetrics:

@@ -7,23 +7,23 @@ from event_bus import EventBus
 from grpc_edge import Peer
 from model_gateway import telemetry
 from model_gateway.adapters.capture import BlobCapture
+from model_gateway.adapters.database import GatewayDatabase
 from model_gateway.adapters.directory import EVENTS, IDEMPOTENT, RegistryDirectory
 from model_gateway.adapters.engine_http import AiohttpEngines
 from model_gateway.adapters.sql_keys import SqlKeyStore
-from model_gateway.adapters.sql_tables import Tables
 from model_gateway.adapters.sql_usage import SqlUsageSink
 from model_gateway.cli import COMMANDS, run_command
-from model_gateway.domain.calls import Limits
-from model_gateway.handlers import Desk, HttpLimits, OpenAiHandlers
+from model_gateway.domain.calls import CallLimits
+from model_gateway.domain.routing import Promotion
+from model_gateway.handlers import GatewayDeps, HttpLimits, OpenAiHandlers
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
-from model_gateway.usecases.access import Access
+from model_gateway.usecases.access import KeyAccess
 from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.pick import PickEngine
-from model_gateway.usecases.promotions import Promotion, Promotions
-from model_gateway.usecases.relay import Relay, RelayPolicy
+from model_gateway.usecases.promotions import Promotions
+from model_gateway.usecases.relay import EngineRelay, RelayPolicy
 from service_kit import Service, Worker, run_main, utc_now
-from sql_store import Database
 
 NAME = "model_gateway"
 
@@ -31,7 +31,7 @@ NAME = "model_gateway"
 def build_app(settings: ModelGatewaySettings) -> Service:
     """Wires everything; nothing connects before the service starts."""
     service = Service(NAME, settings)
-    database = Database(settings.sql.url_for(NAME))
+    database = _database(settings)
     keys, usage = SqlKeyStore(database), SqlUsageSink(database)
     bus = EventBus(settings.bus, client_name=NAME)
     registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
@@ -41,8 +41,8 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     engines = AiohttpEngines(idle_timeout_s=settings.idle_timeout_s)
     blobs = S3BlobStore(settings.s3)
     capture = BlobCapture(blobs, bus, fraction=settings.capture_fraction)
-    desk = Desk(
-        access=Access(keys),
+    deps = GatewayDeps(
+        access=KeyAccess(keys),
         relay=_relay(settings, directory, engines),
         models=ListModels(directory, engines, promotions),
         promotions=promotions,
@@ -51,7 +51,7 @@ def build_app(settings: ModelGatewaySettings) -> Service:
         limits=_limits(settings),
         now=utc_now,
     )
-    service.add(_tables(settings, database, keys))
+    service.add(database)
     service.add(registry)
     service.add(engines)
     if settings.capture_fraction > 0:
@@ -61,24 +61,23 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     service.add(Worker("usage", usage.run))
     if settings.capture_fraction > 0:
         service.add(Worker("capture", capture.run))
-    service.add(_public(settings, desk))
+    service.add(_public(settings, deps))
     return service
 
 
-def _tables(settings: ModelGatewaySettings, database: Database, keys: SqlKeyStore) -> Tables:
+def _database(settings: ModelGatewaySettings) -> GatewayDatabase:
     bootstrap = settings.bootstrap_key
-    return Tables(
-        database,
-        keys,
+    return GatewayDatabase(
+        settings.sql.url_for(NAME),
         bootstrap_key=bootstrap.get_secret_value() if bootstrap else None,
         bootstrap_key_file=settings.bootstrap_key_file,
         now=utc_now,
     )
 
 
-def _public(settings: ModelGatewaySettings, desk: Desk) -> PublicHttp:
+def _public(settings: ModelGatewaySettings, deps: GatewayDeps) -> PublicHttp:
     return PublicHttp(
-        OpenAiHandlers(desk),
+        OpenAiHandlers(deps),
         settings.public_host,
         settings.public_port,
         max_body_bytes=settings.max_body_bytes,
@@ -86,15 +85,17 @@ def _public(settings: ModelGatewaySettings, desk: Desk) -> PublicHttp:
     )
 
 
-def _relay(settings: ModelGatewaySettings, directory: RegistryDirectory, engines: AiohttpEngines) -> Relay:
+def _relay(
+    settings: ModelGatewaySettings, directory: RegistryDirectory, engines: AiohttpEngines
+) -> EngineRelay:
     pick = PickEngine(directory, suspect_s=settings.engine_suspect_s)
     policy = RelayPolicy(engine_wait_s=settings.engine_wait_s, request_timeout_s=settings.request_timeout_s)
-    return Relay(directory, engines, pick, policy)
+    return EngineRelay(directory, engines, pick, policy)
 
 
 def _limits(settings: ModelGatewaySettings) -> HttpLimits:
     return HttpLimits(
-        call=Limits(max_n=settings.max_n, max_tokens=settings.max_tokens),
+        call=CallLimits(max_n=settings.max_n, max_tokens=settings.max_tokens),
         max_body_bytes=settings.max_body_bytes,
         timeout_s=settings.request_timeout_s,
     )

@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 
+from model_gateway.adapters.database import SERVICE
 from model_gateway.adapters.sql_keys import SqlKeyStore
-from model_gateway.adapters.sql_tables import SERVICE
 from model_gateway.domain.calls import read_target
 from model_gateway.domain.errors import GatewayError
 from model_gateway.domain.keys import INFERENCE, SCOPES
 from model_gateway.settings import ModelGatewaySettings
 from service_kit import SettingsError, load_settings, utc_now
-from sql_store import Database, MigrationFailed, UnsupportedDatabase, migrate
+from sql_store import MigratedDatabase, MigrationFailed, UnsupportedDatabase
 from upcycle.errors import Unavailable
 
 COMMANDS = ("create-key", "list-keys", "revoke-key")
@@ -51,10 +51,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(arguments: argparse.Namespace, settings: ModelGatewaySettings) -> int:
-    database = Database(settings.sql.url_for(SERVICE))
+    database = MigratedDatabase(settings.sql.url_for(SERVICE), SERVICE)
     await database.start()
     try:
-        await migrate(database, SERVICE)
         keys = SqlKeyStore(database)
         if arguments.command == "create-key":
             return await _create(keys, arguments)

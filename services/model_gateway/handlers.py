@@ -13,7 +13,9 @@ import orjson
 from aiohttp import web
 
 from model_gateway import telemetry
-from model_gateway.domain.calls import Call, Limits, Route, read_call, read_target
+from model_gateway.adapters.capture import BlobCapture
+from model_gateway.adapters.sql_usage import SqlUsageSink
+from model_gateway.domain.calls import ApiRoute, CallLimits, CompletionCall, read_call, read_target
 from model_gateway.domain.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -23,12 +25,13 @@ from model_gateway.domain.errors import (
     UnknownModel,
 )
 from model_gateway.domain.keys import ApiKey
-from model_gateway.exchange import Exchange
-from model_gateway.ports import Capture, Clock, Sample, UsageSink
-from model_gateway.usecases.access import Access
+from model_gateway.domain.records import CapturedExchange
+from model_gateway.http_exchange import HttpExchange
+from model_gateway.ports import Clock
+from model_gateway.usecases.access import KeyAccess
 from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.promotions import Promotions
-from model_gateway.usecases.relay import Answer, OpenStream, Relay
+from model_gateway.usecases.relay import EngineAnswer, EngineRelay, OpenStream
 
 log = logging.getLogger(__name__)
 
@@ -40,21 +43,21 @@ _CLIENT_CLOSED = 499
 class HttpLimits:
     """What one request may cost."""
 
-    call: Limits
+    call: CallLimits
     max_body_bytes: int
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class GatewayDeps:
     """Everything the handlers hand a request to."""
 
-    access: Access
-    relay: Relay
+    access: KeyAccess
+    relay: EngineRelay
     models: ListModels
     promotions: Promotions
-    usage: UsageSink
-    capture: Capture
+    usage: SqlUsageSink
+    capture: BlobCapture
     limits: HttpLimits
     now: Clock
 
@@ -62,16 +65,16 @@ class Desk:
 class OpenAiHandlers:
     """`/v1/...` and the same at the root, for clients whose base URL is the bare origin."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._deps = deps
         self._in_flight = 0
         self._is_draining = False
 
     def register(self, app: web.Application) -> None:
         """Adds the routes."""
         for prefix in ("/v1", ""):
-            app.router.add_post(f"{prefix}/chat/completions", self._completion(Route.CHAT))
-            app.router.add_post(f"{prefix}/completions", self._completion(Route.COMPLETIONS))
+            app.router.add_post(f"{prefix}/chat/completions", self._completion(ApiRoute.CHAT))
+            app.router.add_post(f"{prefix}/completions", self._completion(ApiRoute.COMPLETIONS))
             app.router.add_get(f"{prefix}/models", self.list_models)
             app.router.add_get(f"{prefix}/models/{{model}}", self.get_model)
         app.router.add_get("/upcycle/v1/serving", self.serving)
@@ -85,21 +88,21 @@ class OpenAiHandlers:
         """Requests being served."""
         return self._in_flight
 
-    def _completion(self, route: Route) -> Callable[[web.Request], Any]:
+    def _completion(self, route: ApiRoute) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:
             return await self._serve(request, route)
 
         return handle
 
-    async def _serve(self, request: web.Request, route: Route) -> web.StreamResponse:
-        exchange = Exchange(_request_id(), request.path, self._desk.now())
+    async def _serve(self, request: web.Request, route: ApiRoute) -> web.StreamResponse:
+        exchange = HttpExchange(_request_id(), request.path, self._deps.now())
         self._in_flight += 1
         telemetry.IN_FLIGHT.inc()
         try:
             async with self._bounded():
                 call = await self._admit(request, route, exchange)
                 result = await self._ask(call, exchange)
-            if isinstance(result, Answer):
+            if isinstance(result, EngineAnswer):
                 response: web.StreamResponse = self._answered(result, call, exchange)
             else:
                 response = await self._streamed(request, result, call, exchange)
@@ -117,7 +120,7 @@ class OpenAiHandlers:
         finally:
             self._in_flight -= 1
             telemetry.IN_FLIGHT.dec()
-            exchange.end(self._desk.usage)
+            exchange.end(self._deps.usage)
         return response
 
     @asynccontextmanager
@@ -125,55 +128,55 @@ class OpenAiHandlers:
         """Until there is an answer or a stream has begun; a stream is bounded by the engine client."""
         if self._is_draining:
             raise Draining
-        scope = asyncio.timeout(self._desk.limits.timeout_s)
+        scope = asyncio.timeout(self._deps.limits.timeout_s)
         try:
             async with scope:
                 yield
         except TimeoutError as error:
             if not scope.expired():
                 raise
-            raise DeadlineExceeded(f"no answer within {self._desk.limits.timeout_s:g} s") from error
+            raise DeadlineExceeded(f"no answer within {self._deps.limits.timeout_s:g} s") from error
 
-    async def _admit(self, request: web.Request, route: Route, exchange: Exchange) -> Call:
+    async def _admit(self, request: web.Request, route: ApiRoute, exchange: HttpExchange) -> CompletionCall:
         key = await self._authenticated(request)
         exchange.key_id = key.key_id
-        raw = await _body(request, self._desk.limits.max_body_bytes)
-        call = read_call(route, raw, _parsed(raw), self._desk.limits.call)
-        self._desk.access.allow_inference(key, call.target)
+        raw = await _body(request, self._deps.limits.max_body_bytes)
+        call = read_call(route, raw, _parsed(raw), self._deps.limits.call)
+        self._deps.access.allow_inference(key, call.target)
         exchange.begin(call, request.headers)
         return call
 
     async def _authenticated(self, request: web.Request) -> ApiKey:
-        return await self._desk.access.authenticate(request.headers.get("Authorization"))
+        return await self._deps.access.authenticate(request.headers.get("Authorization"))
 
-    async def _ask(self, call: Call, exchange: Exchange) -> Answer | OpenStream:
+    async def _ask(self, call: CompletionCall, exchange: HttpExchange) -> EngineAnswer | OpenStream:
         if call.stream:
-            return await self._desk.relay.open_stream(call, exchange.trace)
-        return await self._desk.relay.answer(call, exchange.trace)
+            return await self._deps.relay.open_stream(call, exchange.trace)
+        return await self._deps.relay.answer(call, exchange.trace)
 
-    def _answered(self, answer: Answer, call: Call, exchange: Exchange) -> web.Response:
+    def _answered(self, answer: EngineAnswer, call: CompletionCall, exchange: HttpExchange) -> web.Response:
         exchange.status = answer.status
         exchange.weights, exchange.usage = answer.weights, answer.usage
         exchange.finish_reasons = answer.finish_reasons
         exchange.engine_s, exchange.tries = answer.engine_s, answer.tries
         if answer.weights is not None:
-            self._desk.promotions.token(answer.weights)
+            self._deps.promotions.token(answer.weights)
             self._captured(exchange, call, answer.body)
         return web.Response(
             body=answer.body, status=answer.status, content_type=_JSON, headers=exchange.headers()
         )
 
     async def _streamed(
-        self, request: web.Request, stream: OpenStream, call: Call, exchange: Exchange
+        self, request: web.Request, stream: OpenStream, call: CompletionCall, exchange: HttpExchange
     ) -> web.StreamResponse:
         exchange.status, exchange.weights = 200, stream.weights
         exchange.engine_s, exchange.tries = stream.engine_s, stream.tries
         exchange.first_byte()
         response = web.StreamResponse(headers={"content-type": "text/event-stream", **exchange.headers()})
-        kept: list[bytes] | None = [] if self._desk.capture.wants(exchange.request_id) else None
+        kept: list[bytes] | None = [] if self._deps.capture.wants(exchange.request_id) else None
         try:
             await response.prepare(request)
-            self._desk.promotions.token(stream.weights)
+            self._deps.promotions.token(stream.weights)
             await self._write(response, stream, kept)
         finally:
             await stream.close()
@@ -192,12 +195,12 @@ class OpenAiHandlers:
                 kept.append(block)
         await response.write_eof()
 
-    def _captured(self, exchange: Exchange, call: Call, response: bytes) -> None:
+    def _captured(self, exchange: HttpExchange, call: CompletionCall, response: bytes) -> None:
         weights = exchange.weights
-        if weights is None or not self._desk.capture.wants(exchange.request_id):
+        if weights is None or not self._deps.capture.wants(exchange.request_id):
             return
-        self._desk.capture.add(
-            Sample(
+        self._deps.capture.add(
+            CapturedExchange(
                 exchange.request_id,
                 weights.model,
                 weights.newest,
@@ -212,7 +215,7 @@ class OpenAiHandlers:
         """GET /v1/models: what the key may use."""
         async with _errors_as_responses() as failed:
             key = await self._authenticated(request)
-            cards = [card for card in await self._desk.models.cards() if key.may_use(card["id"])]
+            cards = [card for card in await self._deps.models.cards() if key.may_use(card["id"])]
             return _json({"object": "list", "data": cards})
         return failed[0]
 
@@ -223,7 +226,7 @@ class OpenAiHandlers:
             target = read_target(request.match_info["model"])
             if not key.may_use(target.model):
                 raise NotAllowed(f"key {key.key_id!r} may not use model {target.model!r}", param="model")
-            for card in await self._desk.models.cards():
+            for card in await self._deps.models.cards():
                 if card["id"] == target.model:
                     return _json({**card, "id": str(target)})
             raise UnknownModel(f"model {target.model!r} does not exist", param="model")
@@ -233,12 +236,12 @@ class OpenAiHandlers:
         """GET /upcycle/v1/serving: who serves what, and how fast promotions reached their first token."""
         async with _errors_as_responses() as failed:
             key = await self._authenticated(request)
-            models = [one for one in self._desk.models.serving() if key.may_use(one["model"])]
+            models = [one for one in self._deps.models.serving() if key.may_use(one["model"])]
             return _json({"models": models, "in_flight": self._in_flight})
         return failed[0]
 
 
-def refusal(error: GatewayError, exchange: Exchange) -> web.Response:
+def refusal(error: GatewayError, exchange: HttpExchange) -> web.Response:
     """The envelope that OpenAI's clients read."""
     exchange.status, exchange.error = error.status, error
     headers = exchange.headers()

@@ -39,7 +39,7 @@ class ModelGatewaySettings(ServiceSettings):
     engine_wait_s: float = Field(20, gt=0)
     """How long a request waits for an engine that is away or reloading, all tries together."""
     engine_suspect_s: float = Field(1.0, gt=0)
-    """How long an engine that just failed is avoided, unless its keeper renews the lease."""
+    """How long an engine that just failed is avoided, unless its engine supervisor renews the lease."""
     poll_s: float = Field(0.5, gt=0, le=60)
     """How often the registry is asked for models and engines, in case an event was lost."""
     capture_fraction: float = Field(0.0, ge=0, le=1)

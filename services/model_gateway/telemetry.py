@@ -9,9 +9,9 @@ from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
 
-from model_gateway.domain.calls import Call, Route
-from model_gateway.domain.replies import Usage
-from model_gateway.domain.routing import Weights
+from model_gateway.domain.calls import ApiRoute, CompletionCall
+from model_gateway.domain.replies import TokenUsage
+from model_gateway.domain.routing import ServedWeights
 
 _SECONDS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _OVERHEAD: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1)
@@ -63,10 +63,10 @@ def token_series(model: str) -> tuple[Counter, Counter]:
 
 
 _TRACER = trace.get_tracer("upcycle.model_gateway")
-_OPERATION: Final = {Route.CHAT: "chat", Route.COMPLETIONS: "text_completion"}
+_OPERATION: Final = {ApiRoute.CHAT: "chat", ApiRoute.COMPLETIONS: "text_completion"}
 
 
-def start_span(call: Call, headers: Mapping[str, str], request_id: str) -> Span:
+def start_span(call: CompletionCall, headers: Mapping[str, str], request_id: str) -> Span:
     """`chat {model}`, below the caller's span if it sent one."""
     operation = _OPERATION[call.route]
     attributes: dict[str, str | int | float | bool] = {
@@ -86,13 +86,13 @@ def start_span(call: Call, headers: Mapping[str, str], request_id: str) -> Span:
 
 
 def carrier_of(span: Span) -> dict[str, str]:
-    """W3C headers for whoever works below the span."""
+    """W3C headers for the spans below this one."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     return carrier
 
 
-def describe(span: Span, weights: Weights | None, usage: Usage, finish_reasons: list[str]) -> None:
+def describe(span: Span, weights: ServedWeights | None, usage: TokenUsage, finish_reasons: list[str]) -> None:
     """What came back."""
     told: dict[str, AttributeValue] = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,

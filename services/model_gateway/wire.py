@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from model_gateway.domain.routing import Engine, EngineState, ModelHead, View
+from model_gateway.domain.routing import EngineRoute, EngineState, ModelHead, RoutingView
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
@@ -17,10 +17,10 @@ _STATES: Mapping[int, EngineState] = {
 }
 
 
-def view_from_wire(models: pb.ListModelsResponse, engines: pb.ListEnginesResponse) -> View:
+def view_from_wire(models: pb.ListModelsResponse, engines: pb.ListEnginesResponse) -> RoutingView:
     """What the registry says now."""
     heads = {one.model: head_from_wire(one) for one in models.models}
-    return View(heads, tuple(engine_from_wire(one) for one in engines.engines))
+    return RoutingView(heads, tuple(engine_from_wire(one) for one in engines.engines))
 
 
 def head_from_wire(model: registry_pb2.Model) -> ModelHead:
@@ -28,9 +28,9 @@ def head_from_wire(model: registry_pb2.Model) -> ModelHead:
     return ModelHead(model.model, model.head_version, model.head_checkpoint_id, model.created_at.seconds)
 
 
-def engine_from_wire(lease: registry_pb2.EngineLease) -> Engine:
+def engine_from_wire(lease: registry_pb2.EngineLease) -> EngineRoute:
     """A lease; a state that we do not know is not routed to."""
-    return Engine(
+    return EngineRoute(
         engine_id=lease.engine_id,
         base_url=lease.base_url.rstrip("/"),
         model=lease.model,
@@ -43,7 +43,7 @@ def engine_from_wire(lease: registry_pb2.EngineLease) -> Engine:
     )
 
 
-def with_head(view: View, model: str, version: int, checkpoint_id: str) -> View:
+def with_head(view: RoutingView, model: str, version: int, checkpoint_id: str) -> RoutingView:
     """The view after head of a model moved; a model that it lacks comes with the next poll."""
     known = view.models.get(model)
     if known is None:

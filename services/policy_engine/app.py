@@ -1,4 +1,4 @@
-"""Builds the keeper; the only module that constructs adapters."""
+"""Builds the supervisor; the only module that constructs adapters."""
 
 import time
 
@@ -11,14 +11,15 @@ from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, Vll
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
 from policy_engine.adapters.policy_store import BlobPolicyStore
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
-from policy_engine.handlers import RUN_EVENTS, KeeperHandlers, moving_events
-from policy_engine.leases import LeaseLoop
+from policy_engine.domain import PinRequests
+from policy_engine.handlers import RUN_EVENTS, SupervisorHandlers, moving_events
+from policy_engine.loops import LeaseLoop
 from policy_engine.ports import EngineHost
 from policy_engine.settings import PolicyEngineSettings
-from policy_engine.telemetry import KeeperTelemetry
-from policy_engine.usecases.keeper import Keeper, KeeperTimings, World
-from policy_engine.usecases.pins import PinRequests, Pins
+from policy_engine.telemetry import SupervisorTelemetry
+from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
+from policy_engine.usecases.supervisor import EngineSupervisor, SupervisorDeps, SupervisorTimings
 from service_kit import Service, Worker, new_id, run_main, utc_now
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
@@ -33,8 +34,8 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
     stub = RegistryServiceStub(registry.channel)
     requests = PinRequests()
-    versions = ChannelVersions(settings.model, settings.channel, stub, bus, store, requests)
-    who = wire.Identity(
+    versions = ChannelVersions(settings.model, settings.channel, stub, requests)
+    who = wire.EngineIdentity(
         new_id(f"{settings.model}-{settings.channel}"), settings.model, settings.channel, settings.kind
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
@@ -43,21 +44,22 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     protocol = ReloadProtocol(
         host, settings.model, recompute_running=settings.recompute_running, clock=time.monotonic
     )
-    pins = Pins(
-        settings.model, requests, (policies, versions, announcer), protocol, max_held=settings.can_hold
+    deps = PinDeps(policies, versions, announcer)
+    pins = PinnedPolicies(settings.model, requests, deps, protocol, max_held=settings.can_hold)
+    telemetry = SupervisorTelemetry(settings.model, settings.channel)
+    supervisor_deps = SupervisorDeps(host, policies, versions, announcer, telemetry, time.monotonic)
+    supervisor = EngineSupervisor(supervisor_deps, protocol, pins, SupervisorTimings(poll_s=settings.poll_s))
+    leases = LeaseLoop(
+        announcer, supervisor.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s
     )
-    telemetry = KeeperTelemetry(settings.model, settings.channel)
-    world = World(host, policies, versions, announcer, telemetry, time.monotonic)
-    keeper = Keeper(world, protocol, pins, KeeperTimings(poll_s=settings.poll_s))
-    leases = LeaseLoop(announcer, keeper.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s)
-    keeper.on_change(leases.changed)
-    handlers = KeeperHandlers(keeper.look, requests, telemetry.announced)
+    supervisor.on_change(leases.changed)
+    handlers = SupervisorHandlers(supervisor.look_now, requests, versions, telemetry)
     bus.subscribe_ephemeral(moving_events(settings.channel), handlers.on_moved, model=settings.model)
     bus.subscribe_ephemeral(RUN_EVENTS, handlers.on_run, model=settings.model, start=0)
     for component in (store, registry, bus):
         service.add(component)
     service.add(Worker("lease", leases.run, ready=leases.ready))
-    service.add(Worker("engine", keeper.run, ready=keeper.ready))
+    service.add(Worker("engine", supervisor.run, ready=supervisor.ready))
     return service
 
 

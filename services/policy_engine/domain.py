@@ -1,8 +1,8 @@
-"""What a keeper knows: which version is wanted, which one serves, and what proves that they are the same."""
+"""What an engine supervisor knows: which version is wanted, which one serves, whether its canary agrees."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +27,7 @@ class FailureKind(StrEnum):
     CANARY_MISMATCH = "canary_mismatch"
     FETCH_FAILED = "fetch_failed"
     ENGINE_ERROR = "engine_error"
+    VERSION_REMOVED = "version_removed"
 
 
 class VersionRefused(Exception):
@@ -47,16 +48,8 @@ class EngineBroken(Exception):
     """The engine holds neither the new nor the old weights, or does not answer: only a restart helps."""
 
 
-class ModelUnknown(Exception):
-    """The registry does not know the model yet."""
-
-
-class PlatformUnavailable(Exception):
-    """Bus, store or registry cannot be reached now."""
-
-
 @dataclass(frozen=True, slots=True)
-class Target:
+class EngineTarget:
     """A version that an engine should serve."""
 
     version: int
@@ -78,7 +71,7 @@ class CanaryRow:
 class Policy:
     """A fetched version: files on local disk whose every digest was checked."""
 
-    target: Target
+    target: EngineTarget
     directory: Path
     canary: tuple[CanaryRow, ...]
     dtype: str
@@ -87,7 +80,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedPolicy:
     """What an engine serves, proven."""
 
     policy: Policy
@@ -104,7 +97,7 @@ class Reloaded:
     """A reload that was proven."""
 
     from_version: int
-    serving: Serving
+    serving: ServedPolicy
     fetch_s: float
     paused_s: float
 
@@ -130,7 +123,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
-    """The largest distance of `measured` from the trainer's values, when they prove the version.
+    """The largest distance of `measured` from the trainer's values, when the canary agrees.
 
     `before`: the same rows scored by other weights, when they were others; equal values then mean that
     nothing was loaded. Raises VersionRefused.
@@ -139,9 +132,9 @@ def judge_canary(policy: Policy, measured: Rows, before: Rows | None) -> float:
     if not policy.canary:
         return 0.0
     gaps = [
-        abs(seen - told)
+        abs(seen - wanted)
         for row, seen_row in zip(policy.canary, measured, strict=True)
-        for told, seen in zip(row.logprobs, seen_row, strict=True)
+        for wanted, seen in zip(row.logprobs, seen_row, strict=True)
     ]
     if not all(map(math.isfinite, gaps)):
         raise _mismatch(f"{what}: the engine's log-probabilities are not finite")
@@ -163,10 +156,29 @@ def _mismatch(detail: str) -> VersionRefused:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFacts:
-    """What a keeper promises about its engine."""
+    """What an engine supervisor promises about its engine."""
 
     base_url: str
     state: EngineState
     reason: str
-    serving: Serving | None
+    serving: ServedPolicy | None
     held_versions: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PinRequests:
+    """Which runs need which version, in the order in which they were submitted."""
+
+    _version_of_run: dict[str, int] = field(default_factory=dict)
+
+    def submitted(self, run_id: str, version: int) -> None:
+        """An evaluation run pins a version."""
+        self._version_of_run[run_id] = version
+
+    def finished(self, run_id: str) -> None:
+        """It needs it no more."""
+        self._version_of_run.pop(run_id, None)
+
+    def versions(self) -> list[int]:
+        """Needed versions, each once, longest waiting first."""
+        return list(dict.fromkeys(self._version_of_run.values()))

@@ -1,4 +1,4 @@
-"""Bus edge: what makes the keeper look."""
+"""Bus edge: what makes the supervisor look."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,9 @@ from google.protobuf.message import Message
 from episodes import Channel
 from event_bus import Delivery
 from policy_engine import wire
-from policy_engine.usecases.pins import PinRequests
+from policy_engine.adapters.versions import ChannelVersions
+from policy_engine.domain import PinRequests
+from policy_engine.telemetry import SupervisorTelemetry
 from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
 from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
@@ -22,21 +24,29 @@ def moving_events(channel: Channel) -> tuple[type[Message], ...]:
     return (CheckpointPromoted, CheckpointRolledBack)
 
 
-class KeeperHandlers:
-    """Wakes the keeper; what the version is, it asks for itself."""
+class SupervisorHandlers:
+    """Wakes the supervisor, which asks for the version itself; a published one it takes from the fact."""
 
-    def __init__(self, look: Callable[[], None], pins: PinRequests, announced: Callable[[int], None]) -> None:
-        """`announced`: told the version of each fact that moves the channel, while its trace is current."""
-        self._look = look
+    def __init__(
+        self,
+        look_now: Callable[[], None],
+        pins: PinRequests,
+        versions: ChannelVersions,
+        telemetry: SupervisorTelemetry,
+    ) -> None:
+        self._look_now = look_now
         self._pins = pins
-        self._announced = announced
+        self._versions = versions
+        self._telemetry = telemetry
 
     async def on_moved(self, delivery: Delivery[Message]) -> None:
         """The channel moved."""
         message = delivery.message
         if isinstance(message, PolicyPublished | CheckpointPromoted | CheckpointRolledBack):
-            self._announced(message.version)
-        self._look()
+            self._telemetry.announced(message.version)
+        if isinstance(message, PolicyPublished):
+            self._versions.published(wire.target_of_published(message))
+        self._look_now()
 
     async def on_run(self, delivery: Delivery[Message]) -> None:
         """A run began or ended; evaluation runs may pin a version."""
@@ -48,4 +58,4 @@ class KeeperHandlers:
             self._pins.submitted(message.run_id, version)
         elif isinstance(message, RunFinished):
             self._pins.finished(message.run_id)
-        self._look()
+        self._look_now()

@@ -1,15 +1,17 @@
 """What the use cases need from the world."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
-from blob_store import BlobRef
-from policy_engine.domain import LeaseFacts, Policy, Reloaded, Serving, Target, VersionRefused
+from policy_engine.domain import EngineTarget, LeaseFacts, Policy, Reloaded, ServedPolicy, VersionRefused
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
 
 
-class Engine(Protocol):
+class EngineControl(Protocol):
     """The engine on the wire (engine_client.EngineClient). Raises engine_client.EngineError."""
 
     async def pause(self, mode: Literal["keep", "wait", "abort"] = "keep") -> None: ...
@@ -40,7 +42,7 @@ class EngineHost(Protocol):
     def base_url(self) -> str:
         """Where it answers; empty before the first start."""
 
-    async def start(self, policy: Policy) -> Engine:
+    async def start(self, policy: Policy) -> EngineControl:
         """Start it on a policy and return once it is healthy. Raises EngineBroken."""
 
     async def stop(self) -> None:
@@ -59,7 +61,7 @@ class EngineHost(Protocol):
 class PolicyStore(Protocol):
     """Published versions. Raises VersionRefused (fetch_failed, digest_mismatch)."""
 
-    async def fetch(self, target: Target) -> Policy:
+    async def fetch(self, target: EngineTarget) -> Policy:
         """All files of a version on local disk, checked."""
 
     async def prune(self, keep: Sequence[Policy]) -> None:
@@ -67,43 +69,36 @@ class PolicyStore(Protocol):
 
 
 class Versions(Protocol):
-    """Which versions exist. Raises ModelUnknown, PlatformUnavailable."""
+    """Which versions exist. Raises Unavailable."""
 
-    async def current(self) -> list[Target]:
+    async def current(self) -> list[EngineTarget]:
         """What the channel wants now, best first; the later ones are what to fall back to at start."""
 
-    async def find(self, version: int) -> Target:
-        """A particular version, for a pin."""
+    async def of_pin(self, version: int) -> EngineTarget:
+        """The version that a run pins. Raises VersionRefused for one that was removed."""
 
 
 class Announcer(Protocol):
-    """Tells the rest of the platform."""
+    """Publishes facts about the engine, and renews its lease."""
 
-    async def ready(self, serving: Serving) -> None: ...
+    async def ready(self, serving: ServedPolicy) -> None: ...
 
     async def reloaded(self, done: Reloaded) -> None: ...
 
-    async def reload_failed(self, serving: Serving | None, target: Target, why: VersionRefused) -> None: ...
+    async def reload_failed(
+        self, serving: ServedPolicy | None, version: int, why: VersionRefused
+    ) -> None: ...
 
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
 
 
 class Telemetry(Protocol):
-    """How the keeper is seen."""
+    """Metrics and spans."""
 
     def serves(self, version: int) -> None: ...
 
-    def reloading(self, from_version: int, target: Target) -> AbstractContextManager[None]: ...
+    def reloading(self, from_version: int, target: EngineTarget) -> AbstractContextManager[None]: ...
 
     def count_reload(self, done: Reloaded) -> None: ...
 
     def count_refusal(self, why: VersionRefused) -> None: ...
-
-
-class Clock(Protocol):
-    """Monotonic seconds."""
-
-    def __call__(self) -> float: ...
-
-
-__all__ = ["Announcer", "BlobRef", "Clock", "Engine", "EngineHost", "PolicyStore", "Telemetry", "Versions"]

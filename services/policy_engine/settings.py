@@ -1,4 +1,4 @@
-"""Settings of a keeper."""
+"""Settings of an engine supervisor."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -45,7 +45,7 @@ class PolicyEngineSettings(ServiceSettings):
     vllm_arguments: tuple[str, ...] = ()
     """More arguments for vLLM's server, as a JSON list."""
     cache_dir: Path = Path(".upcycle/cache/policies")
-    """Fetched versions, content-addressed; several keepers may share it."""
+    """Fetched versions, content-addressed; several supervisors may share it."""
     max_held: int = Field(4, ge=0)
     """Most versions pinned by evaluation runs that the engine serves beside its channel's."""
     recompute_running: bool = False

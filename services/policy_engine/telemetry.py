@@ -1,4 +1,4 @@
-"""Names under which a keeper is seen: metrics, and the span of a reload in the trace that caused it."""
+"""Metrics of an engine supervisor, and the span of a reload in the trace that caused it."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import Counter, Gauge, Histogram
 
-from policy_engine.domain import Reloaded, Target, VersionRefused
+from policy_engine.domain import EngineTarget, Reloaded, VersionRefused
 from service_kit.telemetry import mark_failed
 
 _SECONDS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -31,8 +31,8 @@ FETCH: Final = Histogram(
 )
 
 
-class KeeperTelemetry:
-    """One keeper's metrics and spans."""
+class SupervisorTelemetry:
+    """One supervisor's metrics and spans."""
 
     def __init__(self, model: str, channel: str) -> None:
         self._labels = (model, channel)
@@ -49,7 +49,7 @@ class KeeperTelemetry:
         VERSION.labels(*self._labels).set(version)
 
     @contextmanager
-    def reloading(self, from_version: int, target: Target) -> Iterator[None]:
+    def reloading(self, from_version: int, target: EngineTarget) -> Iterator[None]:
         """Around one reload, its announcement included."""
         attributes: dict[str, AttributeValue] = {
             "upcycle.model": self._labels[0],

@@ -4,19 +4,18 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from episodes import Channel
 from episodes.identity import CHANNEL_NUMBERS
 from policy_engine.domain import (
     CanaryRow,
     EngineState,
+    EngineTarget,
     LeaseFacts,
     Reloaded,
-    Serving,
-    Target,
+    ServedPolicy,
     VersionRefused,
 )
-from policy_files import manifest_ref
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
@@ -32,7 +31,7 @@ _STATES = {
 }
 
 
-class Identity:
+class EngineIdentity:
     """Who announces: an engine of a model on a channel."""
 
     def __init__(self, engine_id: str, model: str, channel: Channel, kind: str) -> None:
@@ -42,34 +41,28 @@ class Identity:
         self.kind = kind
 
 
-def blob_to_wire(ref: BlobRef) -> common_pb2.BlobRef:
-    """A claim check for a message."""
-    return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
+def target_of_checkpoint(
+    checkpoint: registry_pb2.Checkpoint, promoted_at: Timestamp | None = None
+) -> EngineTarget:
+    """A checkpoint of the registry. promoted_at: of head."""
+    at = None if promoted_at is None else promoted_at.ToDatetime(UTC)
+    return EngineTarget(checkpoint.version, checkpoint.digest, blob_ref.from_wire(checkpoint.manifest), at)
 
 
-def blob_from_wire(message: common_pb2.BlobRef) -> BlobRef:
-    """A claim check from a message."""
-    return BlobRef(key=message.key, sha256=message.sha256, size_bytes=message.size_bytes)
+def target_of_version(published: registry_pb2.PublishedVersion) -> EngineTarget:
+    """A published version of the registry."""
+    at = published.published_at.ToDatetime(UTC)
+    return EngineTarget(published.version, published.digest, blob_ref.from_wire(published.manifest), at)
 
 
-def target_of_checkpoint(checkpoint: registry_pb2.Checkpoint, announced_at: datetime | None = None) -> Target:
-    """A version as the registry knows it."""
-    return Target(checkpoint.version, checkpoint.digest, blob_from_wire(checkpoint.manifest), announced_at)
-
-
-def target_of_published(event: PolicyPublished) -> Target:
+def target_of_published(event: PolicyPublished) -> EngineTarget:
     """A version as the trainer announced it."""
     at = event.published_at.ToDatetime(UTC) if event.HasField("published_at") else None
-    return Target(event.version, event.digest, blob_from_wire(event.manifest), at)
-
-
-def target_of_manifest(manifest: PolicyManifest) -> Target:
-    """A version as its manifest describes it."""
-    return Target(manifest.version, manifest.digest, manifest_ref(manifest))
+    return EngineTarget(event.version, event.digest, blob_ref.from_wire(event.manifest), at)
 
 
 def canary_of(manifest: PolicyManifest) -> tuple[CanaryRow, ...]:
-    """The rows that prove a reload."""
+    """The rows by which a reload is checked."""
     return tuple(CanaryRow(tuple(row.token_ids), tuple(row.logprobs)) for row in manifest.canary)
 
 
@@ -81,7 +74,7 @@ def pinned_by(event: RunSubmitted) -> int | None:
     return spec.policy.pinned_version
 
 
-def lease_to_wire(who: Identity, facts: LeaseFacts) -> registry_pb2.EngineLease:
+def lease_to_wire(who: EngineIdentity, facts: LeaseFacts) -> registry_pb2.EngineLease:
     """What the registry lists."""
     lease = registry_pb2.EngineLease(
         engine_id=who.engine_id,
@@ -96,12 +89,12 @@ def lease_to_wire(who: Identity, facts: LeaseFacts) -> registry_pb2.EngineLease:
     if facts.serving is not None:
         target = facts.serving.policy.target
         lease.version, lease.digest = target.version, target.digest
-        lease.manifest.CopyFrom(blob_to_wire(target.manifest))
+        lease.manifest.CopyFrom(blob_ref.to_wire(target.manifest))
         lease.canary_max_abs_diff = facts.serving.canary_max_abs_diff
     return lease
 
 
-def ready_event(who: Identity, serving: Serving, now: datetime) -> events_pb2.EngineReady:
+def ready_event(who: EngineIdentity, serving: ServedPolicy, now: datetime) -> events_pb2.EngineReady:
     """Fact engine.ready."""
     target = serving.policy.target
     return events_pb2.EngineReady(
@@ -114,7 +107,7 @@ def ready_event(who: Identity, serving: Serving, now: datetime) -> events_pb2.En
     )
 
 
-def reloaded_event(who: Identity, done: Reloaded, now: datetime) -> events_pb2.EngineReloaded:
+def reloaded_event(who: EngineIdentity, done: Reloaded, now: datetime) -> events_pb2.EngineReloaded:
     """Fact engine.reloaded."""
     target = done.serving.policy.target
     return events_pb2.EngineReloaded(
@@ -133,7 +126,7 @@ def reloaded_event(who: Identity, done: Reloaded, now: datetime) -> events_pb2.E
 
 
 def failed_event(
-    who: Identity, serving: Serving | None, target: Target, why: VersionRefused, now: datetime
+    who: EngineIdentity, serving: ServedPolicy | None, version: int, why: VersionRefused, now: datetime
 ) -> events_pb2.EngineReloadFailed:
     """Fact engine.reload_failed."""
     return events_pb2.EngineReloadFailed(
@@ -141,7 +134,7 @@ def failed_event(
         model=who.model,
         channel=who.channel,
         serving_version=-1 if serving is None else serving.version,
-        refused_version=target.version,
+        refused_version=version,
         kind=why.kind.value,
         detail=why.detail[:2000],
         failed_at=_stamp(now),

@@ -9,10 +9,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from grpc_edge import StatusTable, domain_errors_as_status
-from trajectory_store import wire
-from trajectory_store.export_lines import record_line, triple_line
-from trajectory_store.ports import BodyCorrupt, Index, Unavailable, UnknownTrajectory
+from grpc_edge import StatusTable
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
 from trajectory_store.usecases import (
     ExportChunk,
     ExportTrajectories,
@@ -20,6 +19,8 @@ from trajectory_store.usecases import (
     ListTrajectories,
     WatchTrajectories,
 )
+from trajectory_store.wire import views
+from trajectory_store.wire.export_lines import record_line, triple_line
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import service_pb2_grpc
 
@@ -28,8 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 STATUS_OF: Final[StatusTable] = {
     UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
     BodyCorrupt: grpc.StatusCode.DATA_LOSS,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    wire.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    views.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
 }
 _DEFAULT_PAGE: Final = 100
 _MAX_PAGE: Final = 1000
@@ -41,7 +41,7 @@ _MAX_EXPORT_MESSAGE_BYTES: Final = 1 << 20
 class UseCases:
     """What the service can do."""
 
-    index: Index
+    index: SqlIndex
     get: GetTrajectory
     list: ListTrajectories
     watch: WatchTrajectories
@@ -59,52 +59,47 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         self, request: pb.GetTrajectoryRequest, context: Context
     ) -> pb.GetTrajectoryResponse:
         """Summary and body."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            episode, body = await self._do.get(request.trajectory_id)
-            return pb.GetTrajectoryResponse(summary=wire.summary_to_wire(episode), body=body)
+        episode, body = await self._do.get(request.trajectory_id)
+        return pb.GetTrajectoryResponse(summary=views.summary_to_wire(episode), body=body)
 
     async def ListTrajectories(
         self, request: pb.ListTrajectoriesRequest, context: Context
     ) -> pb.ListTrajectoriesResponse:
         """A page, newest first."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
-            if size < 0:
-                raise wire.MalformedRequest(f"page_size is {size}, expected 1..{_MAX_PAGE} or 0")
-            wanted, after = wire.filter_from_wire(request.filter), wire.page_key(request.page_token)
-            page, following = await self._do.list(wanted, after, size)
-            return pb.ListTrajectoriesResponse(
-                trajectories=map(wire.summary_to_wire, page), next_page_token=wire.page_token(following)
-            )
+        size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
+        if size < 0:
+            raise views.MalformedRequest(f"page_size is {size}, expected 1..{_MAX_PAGE} or 0")
+        wanted, after = views.filter_from_wire(request.filter), views.page_key(request.page_token)
+        page, following = await self._do.list(wanted, after, size)
+        return pb.ListTrajectoriesResponse(
+            trajectories=map(views.summary_to_wire, page), next_page_token=views.page_token(following)
+        )
 
     async def WatchTrajectories(
         self, request: pb.WatchTrajectoriesRequest, context: Context
     ) -> AsyncIterator[pb.WatchTrajectoriesResponse]:
         """Changes, until the caller goes."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            after = request.after_position if request.HasField("after_position") else None
-            async for change in self._do.watch(wire.filter_from_wire(request.filter), after):
-                yield pb.WatchTrajectoriesResponse(
-                    trajectory=wire.summary_to_wire(change.episode), position=change.position
-                )
+        after = request.after_position if request.HasField("after_position") else None
+        async for change in self._do.watch(views.filter_from_wire(request.filter), after):
+            yield pb.WatchTrajectoriesResponse(
+                trajectory=views.summary_to_wire(change.episode), position=change.position
+            )
 
     async def ExportTrajectories(
         self, request: pb.ExportTrajectoriesRequest, context: Context
     ) -> AsyncIterator[pb.ExportTrajectoriesResponse]:
         """JSON lines, in messages of about a megabyte."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            if request.format not in _LINE_OF:
-                raise wire.MalformedRequest("format is not set: choose TRIPLES or RECORDS")
-            async for chunk in self._do.export(wire.filter_from_wire(request.filter)):
-                for message in await asyncio.to_thread(_messages, chunk, request.format):
-                    yield message
+        if request.format not in _LINE_OF:
+            raise views.MalformedRequest("format is not set: choose TRIPLES or RECORDS")
+        async for chunk in self._do.export(views.filter_from_wire(request.filter)):
+            for message in await asyncio.to_thread(_messages, chunk, request.format):
+                yield message
 
     async def GetLedger(self, request: pb.GetLedgerRequest, context: Context) -> pb.GetLedgerResponse:
         """The conservation equation."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            num_unsettled = _MAX_UNSETTLED if request.include_unsettled else 0
-            ledger = await self._do.index.ledger(request.run_id, num_unsettled)
-            return wire.ledger_to_wire(ledger, self._now())
+        num_unsettled = _MAX_UNSETTLED if request.include_unsettled else 0
+        ledger = await self._do.index.ledger(request.run_id, num_unsettled)
+        return views.ledger_to_wire(ledger, self._now())
 
 
 _LINE_OF: Final = {pb.EXPORT_FORMAT_TRIPLES: triple_line, pb.EXPORT_FORMAT_RECORDS: record_line}

@@ -1,17 +1,23 @@
 """Reading what was sampled: one trajectory, a page, a stream of changes, an export; checking every body once.
 
-A body that cannot be used is quarantined by whoever meets it first: marked, announced, never handed out.
+The first reader of a body that cannot be used quarantines it: marked, published as a fact, never returned.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from trajectory_store.domain import Episode, Filter, PageKey, episode_id_of
-from trajectory_store.ports import Bodies, BodyCorrupt, Change, Index, Unavailable, UnknownTrajectory
+from identities.entities import episode_of
+from service_kit import until_stopped
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.adapters.stored_bodies import StoredBodies
+from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
+from trajectory_store.domain.ledger import Episode
+from trajectory_store.domain.queries import FeedChange, PageKey, TrajectoryFilter
+from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 log = logging.getLogger(__name__)
 
@@ -22,23 +28,23 @@ _MAX_REASON_CHARS: Final = 500
 class ReadBody:
     """One body, or its quarantine."""
 
-    def __init__(self, index: Index, bodies: Bodies, *, confirm_after_s: float = 1.0) -> None:
-        """`confirm_after_s`: a bad body is read again after so long before it is believed to be bad."""
+    def __init__(self, index: SqlIndex, bodies: StoredBodies, *, confirm_after_s: float = 1.0) -> None:
+        """confirm_after_s: a bad body is read again after so long, and quarantined when it is bad again."""
         self._index = index
         self._bodies = bodies
         self._confirm_after_s = confirm_after_s
 
-    async def __call__(self, episode: Episode) -> Any:
+    async def __call__(self, episode: Episode) -> TrajectoryBody:
         """Raises BodyCorrupt (the trajectory is then quarantined), Unavailable, UnknownTrajectory."""
         if episode.quarantine:
             raise BodyCorrupt(f"{episode.identity.episode_id} is quarantined: {episode.quarantine}")
         try:
-            return await self._bodies.read(episode)
+            return await self._bodies.read_body(episode)
         except BodyCorrupt as error:
             log.warning("body_suspect", extra={"episode_id": episode.identity.episode_id, "why": str(error)})
         await asyncio.sleep(self._confirm_after_s)
         try:
-            return await self._bodies.read(episode)
+            return await self._bodies.read_body(episode)
         except BodyCorrupt as error:
             await self._quarantine(episode, str(error))
             raise
@@ -52,26 +58,26 @@ class ReadBody:
 class GetTrajectory:
     """Summary and body of one trajectory."""
 
-    def __init__(self, index: Index, read: ReadBody) -> None:
+    def __init__(self, index: SqlIndex, read: ReadBody) -> None:
         self._index = index
         self._read = read
 
-    async def __call__(self, trajectory_or_episode_id: str) -> tuple[Episode, Any]:
+    async def __call__(self, trajectory_or_episode_id: str) -> tuple[Episode, TrajectoryBody]:
         """Raises UnknownTrajectory, BodyCorrupt, Unavailable."""
-        episode = await self._index.find(episode_id_of(trajectory_or_episode_id))
+        episode = await self._index.find_episode(episode_of(trajectory_or_episode_id))
         if episode is None:
-            raise UnknownTrajectory(f"nothing is known of trajectory {trajectory_or_episode_id!r}")
+            raise UnknownTrajectory(f"no trajectory has the id {trajectory_or_episode_id!r}")
         return episode, await self._read(episode)
 
 
 class ListTrajectories:
     """Pages, newest first."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: SqlIndex) -> None:
         self._index = index
 
     async def __call__(
-        self, wanted: Filter, after: PageKey | None, size: int
+        self, wanted: TrajectoryFilter, after: PageKey | None, size: int
     ) -> tuple[list[Episode], PageKey | None]:
         """A page, and the key of the next one; None: there is none."""
         found = await self._index.page(wanted, after, size + 1)
@@ -81,18 +87,18 @@ class ListTrajectories:
 class WatchTrajectories:
     """Changes as they happen, to any number of watchers."""
 
-    def __init__(self, index: Index, *, poll_s: float) -> None:
-        """`poll_s`: how soon a change made by another replica is seen; own changes wake at once."""
+    def __init__(self, index: SqlIndex, *, poll_s: float) -> None:
+        """poll_s: how soon a change made by another replica is seen; changes of this one are seen at once."""
         self._index = index
         self._poll_s = poll_s
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Something changed: look now."""
+        """Have every watcher look for changes now."""
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def __call__(self, wanted: Filter, after: int | None) -> AsyncIterator[Change]:
+    async def __call__(self, wanted: TrajectoryFilter, after: int | None) -> AsyncIterator[FeedChange]:
         """Endless. `after`: position of the last change seen; None begins now. Raises Unavailable."""
         position = await self._index.position() if after is None else after
         while True:
@@ -110,20 +116,20 @@ class WatchTrajectories:
 class ExportChunk:
     """Trajectories of one page with their bodies, and how many were left out as unusable."""
 
-    trajectories: Sequence[tuple[Episode, Any]]
+    trajectories: Sequence[tuple[Episode, TrajectoryBody]]
     quarantined: int
 
 
 class ExportTrajectories:
     """Everything that a filter selects, newest first, a bounded number of bodies in memory at a time."""
 
-    def __init__(self, index: Index, read: ReadBody, *, page_size: int, parallel_reads: int) -> None:
+    def __init__(self, index: SqlIndex, read: ReadBody, *, page_size: int, parallel_reads: int) -> None:
         self._index = index
         self._read = read
         self._page_size = page_size
         self._parallel_reads = parallel_reads
 
-    async def __call__(self, wanted: Filter) -> AsyncIterator[ExportChunk]:
+    async def __call__(self, wanted: TrajectoryFilter) -> AsyncIterator[ExportChunk]:
         """Raises Unavailable; what was sent until then is whole."""
         after: PageKey | None = None
         while page := await self._index.page(wanted, after, self._page_size):
@@ -135,7 +141,7 @@ class ExportTrajectories:
             if len(page) < self._page_size:
                 return
 
-    async def _body(self, episode: Episode, limit: asyncio.Semaphore) -> Any | None:
+    async def _body(self, episode: Episode, limit: asyncio.Semaphore) -> TrajectoryBody | None:
         async with limit:
             try:
                 return await self._read(episode)
@@ -144,28 +150,24 @@ class ExportTrajectories:
 
 
 class CheckBodies:
-    """Looks at each recorded body once and soon, so that a bad one is known before it is needed."""
+    """Reads each recorded body once and soon, so that a bad one is known before it is needed."""
 
-    def __init__(
-        self, index: Index, read: ReadBody, *, idle_s: float, batch_size: int, on_wait: Callable[[str], None]
-    ) -> None:
+    def __init__(self, index: SqlIndex, read: ReadBody, *, idle_s: float, batch_size: int) -> None:
+        """idle_s: pause when there was nothing left to check."""
         self._index = index
         self._read = read
         self._idle_s = idle_s
         self._batch_size = batch_size
-        self._on_wait = on_wait
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until asked to stop; what is not checked then is checked after the next start."""
-        while not stop.is_set():
-            try:
-                found = await self.check_once()
-                pause_s = 0.0 if found == self._batch_size else self._idle_s
-            except Unavailable as error:
-                self._on_wait(error.waiting_for)
-                pause_s = max(error.delay_s, self._idle_s)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
+        """Until `stop` is set; what is not checked then is checked after the next start."""
+        more = asyncio.Event()
+
+        async def check() -> None:
+            if await self.check_once() == self._batch_size:
+                more.set()
+
+        await until_stopped(stop, check, every_s=self._idle_s, wake=more, waiting="body_checks_wait")
 
     async def check_once(self) -> int:
         """Check one batch, one body after the other; returns how many there were. Raises Unavailable."""
@@ -180,7 +182,7 @@ class CheckBodies:
                 good.append(episode.identity.episode_id)
         finally:
             if good:
-                await self._index.checked(good)
+                await self._index.mark_checked(good)
         return len(episodes)
 
 

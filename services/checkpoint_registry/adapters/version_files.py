@@ -62,7 +62,7 @@ class VersionFiles:
         names: Mapping[Folder, frozenset[str]],
         may_go: Callable[[str, int], Awaitable[bool]],
     ) -> set[Folder]:
-        """All manifests first, so that it is known which files nobody names any more."""
+        """All manifests first, so that it is known which files no manifest names any more."""
         hidden: set[Folder] = set()
         for folder in doomed:
             if await may_go(*folder):

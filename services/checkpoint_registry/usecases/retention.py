@@ -30,10 +30,10 @@ class RetentionDeps:
 
 
 class PruneVersions:
-    """Sweeps over all models. What cannot be asked is needed: a peer that is away stops a sweep.
+    """Sweeps over all models. A peer that cannot be asked stops the sweep, as it may need any version.
 
-    A version goes at the earliest in the sweep after the one that first found it unneeded, so whoever looked
-    it up has that long to say that it is needed; and everybody is asked again right before its manifest goes.
+    A version is removed at the earliest in the sweep after the one that first found it unneeded, so a reader
+    that looked it up has that long to name it; and all are asked again right before its manifest is deleted.
     A restart forgets what was found, which delays and harms nothing.
     """
 

@@ -1,1 +1,1 @@
-"""vLLM's HTTP wire, the subset that samplers, gateway and keeper use."""
+"""vLLM's HTTP wire, the subset that samplers, gateway and engine supervisor use."""

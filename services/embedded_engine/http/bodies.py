@@ -1,6 +1,6 @@
 """Request bodies.
 
-Fields that nobody knows are ignored, as vLLM ignores them. Fields that vLLM honours and this engine cannot
+Unknown fields are ignored, as vLLM ignores them. Fields that vLLM honours and this engine cannot
 are refused when they are set to anything but their default.
 """
 

@@ -198,7 +198,7 @@ def _put(news: asyncio.Queue[tuple[int, Progress]], index: int, progress: Progre
 
 
 def _ignore(_: Progress) -> None:
-    """A listener for a sequence that nobody runs yet."""
+    """A listener for a sequence that does not run yet."""
 
 
 def _with_seed(spec: SamplingSpec, seed: int) -> SamplingSpec:

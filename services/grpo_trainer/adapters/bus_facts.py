@@ -17,7 +17,7 @@ from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
-from grpo_trainer.ports import PublishedPolicy, SaidOfRun
+from grpo_trainer.ports import PublishedEndings, PublishedPolicy
 from upcycle.api.taskset.v1.events_pb2 import RunStopping
 from upcycle.api.training.v1.events_pb2 import GroupSettled
 
@@ -49,7 +49,7 @@ class BusFacts:
         """See ports.Facts."""
         await self._publish(spec.model, wire.group_settled(spec, settlement, self._now()))
 
-    async def said_since(self, spec: TrainingSpec, sequence: int) -> SaidOfRun:
+    async def endings_since(self, spec: TrainingSpec, sequence: int) -> PublishedEndings:
         """See ports.Facts."""
         kinds = (GroupSettled, RunStopping)
         found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
@@ -58,7 +58,8 @@ class BusFacts:
         for fact in facts:
             if isinstance(fact, GroupSettled):
                 outcomes.setdefault(fact.group_id, fact.outcome)
-        return SaidOfRun(outcomes, any(isinstance(fact, RunStopping) and fact.is_final for fact in facts))
+        final_stop = any(isinstance(fact, RunStopping) and fact.is_final for fact in facts)
+        return PublishedEndings(outcomes, final_stop=final_stop)
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """See ports.Facts."""

@@ -30,8 +30,8 @@ class BrokenArtifact(TrainerError):
     """Something stored is not what it must be: a base policy, a training state. Only a person can mend it."""
 
 
-class Overruled(TrainerError):
-    """The planner ended the run without waiting longer for this step: it is void and not announced."""
+class Superseded(TrainerError):
+    """The planner ended the run without waiting longer for this step: the step is void and not announced."""
 
 
 class Diverged(TrainerError):

@@ -25,7 +25,7 @@ from grpo_trainer.interactive.inputs import (
     turns_of,
 )
 from grpo_trainer.learner.prepared import LossSpec, PreparedInput
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from upcycle.run_config import SFT_LOSS
 
 _CONCURRENCY: Final = 16
@@ -39,14 +39,14 @@ class Preparer:
         self,
         trajectories: Trajectories,
         conversations: ChatConversations,
-        patience: Patience,
+        retry: RetryUntilAvailable,
         *,
         index_wait_s: float = 10.0,
     ) -> None:
         """index_wait_s: how long a trajectory may be missing, since the store's index follows the run."""
         self._trajectories = trajectories
         self._conversations = conversations
-        self._patience = patience
+        self._retry = retry
         self._index_wait_s = index_wait_s
 
     async def prepare(
@@ -88,7 +88,7 @@ class Preparer:
         give_up_at = loop.time() + self._index_wait_s
         while True:
             try:
-                found = await self._patience.until_done(lambda: self._trajectories.get(given.trajectory_id))
+                found = await self._retry.until_available(lambda: self._trajectories.get(given.trajectory_id))
                 if found.reward is not None or not needs_reward or loop.time() > give_up_at:
                     break
             except UnknownTrajectory:

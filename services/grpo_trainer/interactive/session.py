@@ -47,7 +47,7 @@ from grpo_trainer.interactive.steps import (
 )
 from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class InteractiveSession:
     def __init__(self, model: str, deps: InteractiveDeps) -> None:
         self.model = model
         self.lock = asyncio.Lock()
-        self.patience = Patience(budget_s=_BUDGET_S)
+        self.retry = RetryUntilAvailable(budget_s=_BUDGET_S)
         self._deps = deps
         self._learner = deps.new_learner()
-        self._preparer = Preparer(deps.trajectories, deps.conversations, self.patience)
+        self._preparer = Preparer(deps.trajectories, deps.conversations, self.retry)
         self._spec = interactive_spec(model)
         self._base: BasePolicy | None = None
         self._policy: Path | None = None
@@ -194,7 +194,7 @@ class InteractiveSession:
         split in the stored body: a task may have been held out since."""
         if digests:
             claims, by = self._deps.claims, f"interactive training of {self.model}"
-            await self.patience.until_done(lambda: claims.claim(digests, by))
+            await self.retry.until_available(lambda: claims.claim(digests, by))
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -202,7 +202,7 @@ class InteractiveSession:
         while a run trains the model: the run changes the weights that they belong to."""
         async with self.lock:
             try:
-                await self.patience.until_done(self._begin_call)
+                await self.retry.until_available(self._begin_call)
             except ModelBusy:
                 await self._discard()
                 raise
@@ -221,7 +221,7 @@ class InteractiveSession:
         InvalidTrainingSpec.
         """
         spec = None if lora is None else interactive_spec(self.model, lora)
-        head = await self.patience.until_done(lambda: self._deps.heads.head(self.model))
+        head = await self.retry.until_available(lambda: self._deps.heads.head(self.model))
         at = self._at
         if at is None or self._policy is None:
             return await self._open(head, spec)
@@ -258,13 +258,13 @@ class InteractiveSession:
         the same as last time.
         """
         await self.close()
-        deps, patience = self._deps, self.patience
-        self._newest = state = await patience.until_done(lambda: deps.states.newest(self.model))
+        deps, retry = self._deps, self.retry
+        self._newest = state = await retry.until_available(lambda: deps.states.newest(self.model))
         if state is not None:
-            known = await patience.until_done(lambda: deps.heads.holds(self.model, state.checkpoint_id))
+            known = await retry.until_available(lambda: deps.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):
                 await self._finish(state)
-                head = await patience.until_done(lambda: deps.heads.head(self.model))
+                head = await retry.until_available(lambda: deps.heads.head(self.model))
             is_head = head.checkpoint_id == state.checkpoint_id
             self._done = recorded(state, deps.states.marker_of(state), is_head=is_head)
             if state.is_current(head):
@@ -278,7 +278,7 @@ class InteractiveSession:
         if kept is not None and kept.published == head.base and kept.session.spec == spec:
             policy = await self._resume(kept)
         else:
-            policy = await self.patience.until_done(lambda: self._deps.policies.fetch(head.base))
+            policy = await self.retry.until_available(lambda: self._deps.policies.fetch(head.base))
             await self._learner.begin(spec, policy)
             self._base, self._spec = head.base, spec
         self._policy, self._at = policy, head
@@ -290,14 +290,14 @@ class InteractiveSession:
         newest = self._newest
         if newest is None or newest.session.version == version:
             return newest
-        return await self.patience.until_done(lambda: self._deps.states.of_version(self.model, version))
+        return await self.retry.until_available(lambda: self._deps.states.of_version(self.model, version))
 
     async def _resume(self, state: InteractiveState) -> Path:
         """Load the learner as it was after the step of a state."""
         session = state.session
-        policy = await self.patience.until_done(lambda: self._deps.policies.fetch(session.base))
+        policy = await self.retry.until_available(lambda: self._deps.policies.fetch(session.base))
         with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
-            await self.patience.until_done(lambda: self._deps.states.tensors(state, Path(folder)))
+            await self.retry.until_available(lambda: self._deps.states.tensors(state, Path(folder)))
             await self._learner.resume(session.spec, policy, Path(folder))
         self._policy, self._base, self._spec = policy, session.base, session.spec
         return policy
@@ -312,7 +312,7 @@ class InteractiveSession:
         try:
             snapshot = await self._learner.snapshot()
             session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
-            policy = await publish(session, self._deps, snapshot, self.patience)
+            policy = await publish(session, self._deps, snapshot, self.retry)
             groups = groups_after(
                 await self._groups_before(head), (one for each in pending.values() for one in each.groups)
             )
@@ -344,7 +344,7 @@ class InteractiveSession:
     ) -> SessionState:
         """The state after the step, without its tensors. numbers: metrics of the update."""
         deps = self._deps
-        newest = await self.patience.until_done(lambda: deps.policies.newest_version(self.model))
+        newest = await self.retry.until_available(lambda: deps.policies.newest_version(self.model))
         record = step_record(
             step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,
@@ -364,13 +364,13 @@ class InteractiveSession:
         """Store the tensors of the step, then its marker."""
         with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
             await snapshot.save(Path(folder))
-            return await self.patience.until_done(lambda: self._deps.states.commit(state, Path(folder)))
+            return await self.retry.until_available(lambda: self._deps.states.commit(state, Path(folder)))
 
     async def _finish(self, state: InteractiveState) -> StepDone:
         """Announce and promote a durable step, then delete old states. Safe to repeat."""
-        self._done, self._at = await announce_step(state, self._deps, self.patience)
+        self._done, self._at = await announce_step(state, self._deps, self.retry)
         self._newest = state
-        await self.patience.until_done(
+        await self.retry.until_available(
             lambda: self._deps.states.prune(self.model, newest=self._deps.keep_states)
         )
         return self._done

@@ -15,7 +15,7 @@ from grpo_trainer.interactive.claiming import RememberedClaims
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.state import InteractiveStep, InteractiveView, StepDone
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -167,27 +167,27 @@ class InteractiveSessions:
     def waiting_for(self) -> str | None:
         """What a session waits for outside of this process, if anything."""
         for session in self._sessions.values():
-            if session.patience.waiting_for is not None:
-                return f"{session.model} waits for {session.patience.waiting_for}"
+            if session.retry.waiting_for is not None:
+                return f"{session.model} waits for {session.retry.waiting_for}"
         return None
 
     async def start(self) -> None:
         """Read the newest steps of earlier processes in the background, for the views. The sessions open when
         they are first asked for."""
-        self._recalling = asyncio.create_task(self._recall(), name="recall/interactive")
+        self._recalling = asyncio.create_task(self._recall(), name="read_again/interactive")
 
     async def _recall(self) -> None:
         """Read the newest step of every model that has a state."""
-        patience, states = Patience(), self.deps.states
+        retry, states = RetryUntilAvailable(), self.deps.states
         try:
-            for model in await patience.until_done(states.models):
-                await self._recall_one(model, patience)
+            for model in await retry.until_available(states.models):
+                await self._recall_one(model, retry)
         except Unavailable as error:
             log.warning("past_steps_unknown", extra={"error": str(error)})
 
-    async def _recall_one(self, model: str, patience: Patience) -> None:
+    async def _recall_one(self, model: str, retry: RetryUntilAvailable) -> None:
         try:
-            state = await patience.until_done(lambda: self.deps.states.newest(model))
+            state = await retry.until_available(lambda: self.deps.states.newest(model))
         except BrokenArtifact as error:
             log.error("state_unreadable", extra={"model": model, "error": str(error)})
             self._broken[model] = str(error)

@@ -17,8 +17,8 @@ from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.prepared import Adam, Measured
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.patience import Patience
 from grpo_trainer.ports import PublishedPolicy
+from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
 from upcycle.run_config import ALL_LINEAR
 
@@ -106,20 +106,20 @@ def step_metrics(
 
 
 async def publish(
-    session: SessionState, tools: InteractiveDeps, snapshot: Snapshot, patience: Patience
+    session: SessionState, tools: InteractiveDeps, snapshot: Snapshot, retry: RetryUntilAvailable
 ) -> PublishedPolicy:
     """Store the version of `session`, which is not announced yet. Raises LineageTaken where another trainer
     has taken the number."""
     with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
         directory = Path(folder) / "policy"
         await snapshot.export(directory)
-        return await patience.until_done(
+        return await retry.until_available(
             lambda: tools.policies.publish(session, directory, at=session.opened_at)
         )
 
 
 async def announce_step(
-    state: InteractiveState, tools: InteractiveDeps, patience: Patience
+    state: InteractiveState, tools: InteractiveDeps, retry: RetryUntilAvailable
 ) -> tuple[StepDone, Head]:
     """Say that a durable step is there, and move head unless it is to stay; all of it may be repeated.
 
@@ -130,8 +130,8 @@ async def announce_step(
         raise RuntimeError(f"{state.checkpoint_id} has no step")
     spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
     marker, at = tools.states.marker_of(state), record.completed_at
-    await patience.until_done(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
-    await patience.until_done(lambda: tools.facts.saved(spec, record, policy, marker, state.sources))
+    await retry.until_available(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
+    await retry.until_available(lambda: tools.facts.saved(spec, record, policy, marker, state.sources))
     promote = partial(
         tools.heads.promote,
         spec.model,
@@ -139,7 +139,7 @@ async def announce_step(
         expected_revision=state.head_revision,
         reason=f"interactive optimizer step {record.step}",
     )
-    revision = None if state.keep_head else await patience.until_done(promote)
+    revision = None if state.keep_head else await retry.until_available(promote)
     head = Head(state.published, state.head_revision if revision is None else revision)
     return recorded(state, marker, is_head=revision is not None), head
 

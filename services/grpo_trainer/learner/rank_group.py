@@ -153,13 +153,8 @@ def join(store: Store, ranks: Ranks, options: LearnerOptions) -> None:
     device = torch.device(options.device_of(ranks.index))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=ranks.index,
-        world_size=ranks.size,
-        timeout=timedelta(seconds=options.rank_deadline_s),
-    )
+    backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=options.rank_deadline_s)
+    dist.init_process_group(backend, None, timeout, ranks.size, ranks.index, store)
 
 
 def _here(rank: int) -> str:

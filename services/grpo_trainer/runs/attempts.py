@@ -16,9 +16,9 @@ from grpo_trainer.domain.errors import Diverged, KilledInBatch, RanksGone
 from grpo_trainer.domain.failures import WAYS_OUT
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.attempt_record import MAX_KILLED, Attempt, next_attempt
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 class Attempts:
     """The starts of one run's batches."""
 
-    def __init__(self, spec: TrainingSpec, tools: Tools, patience: Patience) -> None:
+    def __init__(self, spec: TrainingSpec, deps: RunDeps, retry: RetryUntilAvailable) -> None:
         self._spec = spec
-        self._tools = tools
-        self._patience = patience
+        self._deps = deps
+        self._retry = retry
         self._known = False
         self._newest: Attempt | None = None
         self._computing = False
@@ -46,7 +46,7 @@ class Attempts:
         """
         await self._look_up()
         try:
-            async with self._tools.computing:
+            async with self._deps.computing:
                 await self._begin(step, groups)
                 self._computing = True
                 try:
@@ -74,8 +74,8 @@ class Attempts:
 
     async def _look_up(self) -> None:
         if not self._known:
-            states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
-            self._newest = await self._patience.until_done(lambda: states.attempt(model, run_id))
+            states, model, run_id = self._deps.states, self._spec.model, self._spec.run_id
+            self._newest = await self._retry.until_available(lambda: states.attempt(model, run_id))
             self._known = True
 
     async def _begin(self, step: int, groups: Sequence[CompleteGroup]) -> None:
@@ -104,5 +104,5 @@ class Attempts:
 
     async def _note(self, attempt: Attempt) -> None:
         self._newest = attempt
-        states, model, run_id = self._tools.states, self._spec.model, self._spec.run_id
-        await self._patience.until_done(lambda: states.note_attempt(model, run_id, attempt))
+        states, model, run_id = self._deps.states, self._spec.model, self._spec.run_id
+        await self._retry.until_available(lambda: states.note_attempt(model, run_id, attempt))

@@ -108,7 +108,7 @@ class Instruments(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class RunDeps:
     """Everything a session works with. new_learner: one learner per session. keep_states: newest states
     kept. alarm_limits: what steps are compared with. computing: held while a batch is computed."""
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from grpo_trainer.domain.errors import Unpublishable
 from grpo_trainer.domain.failures import FailedRun, Failure
-from grpo_trainer.patience import Patience
-from grpo_trainer.runs.deps import Tools
-from grpo_trainer.runs.watermark import Horizon
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.watermark import ReplayWatermark
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 class Failures:
     """The failed runs that this trainer knows."""
 
-    def __init__(self, tools: Tools, horizon: Horizon, spawn: Spawn) -> None:
-        self._tools = tools
-        self._horizon = horizon
+    def __init__(self, deps: RunDeps, watermark: ReplayWatermark, spawn: Spawn) -> None:
+        self._deps = deps
+        self._watermark = watermark
         self._spawn = spawn
         self._runs: dict[str, FailedRun] = {}
         self._said: set[str] = set()
@@ -62,9 +62,9 @@ class Failures:
         run = self._runs[run_id]
         kept = run.failure
         if kept.model:  # without a model there is no folder and no subject, and no planner submits such a run
-            kept = await Patience().until_done(lambda: self._tools.states.fail(run.failure))
+            kept = await RetryUntilAvailable().until_available(lambda: self._deps.states.fail(run.failure))
         self._runs[run_id] = replace(self._runs[run_id], failure=kept)
-        self._horizon.opened(run_id)
+        self._watermark.opened(run_id)
         return kept
 
     async def say(self, run_id: str) -> None:
@@ -85,17 +85,17 @@ class Failures:
 
         async def attempt() -> None:
             try:
-                await self._tools.facts.failed(failure)
+                await self._deps.facts.failed(failure)
             except (Unpublishable, Unavailable):
                 raise
             except Exception as error:
                 log.exception("failure_publish_error", extra={"run_id": failure.run_id})
                 raise Unavailable(f"the bus (the failure of {failure.run_id}): {error!r}") from error
 
-        await Patience().until_done(attempt)
+        await RetryUntilAvailable().until_available(attempt)
         log.info("failure_published", extra={"run_id": failure.run_id, "kind": failure.kind.value})
 
-    async def remember_and_say(self, run_id: str) -> None:
+    async def record_and_publish(self, run_id: str) -> None:
         """Both, for a run that has no session."""
         await self.remember(run_id)
         await self.say(run_id)
@@ -104,6 +104,6 @@ class Failures:
         """Its states may go, and no restart looks at it again."""
         run = self._runs[run_id]
         if run.failure.model:
-            await Patience().until_done(lambda: self._tools.states.close_failed(run.failure))
+            await RetryUntilAvailable().until_available(lambda: self._deps.states.close_failed(run.failure))
         self._runs[run_id] = replace(run, closed=True)
         log.info("failed_run_closed", extra={"run_id": run_id})

@@ -1,4 +1,4 @@
-"""Intake of one session: its facts in stream order, exclusions announced at once, complete groups made
+"""GroupBuffer of one session: its facts in stream order, exclusions announced at once, complete groups made
 ready to train.
 
 Bodies of complete groups are fetched here while earlier steps train. A group counts as settled only after
@@ -20,9 +20,9 @@ from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.learner.protocol import BatchGroup, BatchMember
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.batches import BatchCutter
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.groups import GroupAssembler
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ class RunStopping:
 Fact = GradedTrajectory | GroupShortened | OfferedGroup | RunStopping | RunOver
 
 
-class Intake:
+class GroupBuffer:
     """What a session knows about its groups. All methods run on the event loop; state changes between
     awaits only."""
 
     def __init__(
-        self, spec: TrainingSpec, settled: SettledGroups, counts: dict[str, int], tools: Tools
+        self, spec: TrainingSpec, settled: SettledGroups, counts: dict[str, int], deps: RunDeps
     ) -> None:
         self.spec = spec
         self.settled = settled
@@ -74,10 +74,10 @@ class Intake:
         self.saves = True
         self._stop_sequence: int | None = None
         self.seen = 0
-        self.patience = Patience()
-        self._bodies = tools.bodies
-        self._facts = tools.facts
-        self._instruments = tools.instruments
+        self.retry = RetryUntilAvailable()
+        self._bodies = deps.bodies
+        self._facts = deps.facts
+        self._instruments = deps.instruments
         self._inbox: deque[Fact] = deque()
         self._arrived = asyncio.Event()
         self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
@@ -155,7 +155,7 @@ class Intake:
         async def work() -> EpisodeTokens | UnusableTrajectory:
             async with self._fetching:
                 try:
-                    return await self.patience.until_done(lambda: self._bodies.tokens(member))
+                    return await self.retry.until_available(lambda: self._bodies.tokens(member))
                 except UnusableTrajectory as error:
                     return error  # a value: whether it is ever looked at depends on the group's fate
 
@@ -165,7 +165,7 @@ class Intake:
         """Announce an exclusion or a release, then remember it."""
         said = {"group_id": settlement.group_id, "reason": settlement.reason.value}
         log.info(f"group_{settlement.outcome.value}", extra=said)
-        await self.patience.until_done(lambda: self._facts.settled(self.spec, settlement))
+        await self.retry.until_available(lambda: self._facts.settled(self.spec, settlement))
         self.remember(settlement)
 
     def remember(self, settlement: Settlement) -> None:

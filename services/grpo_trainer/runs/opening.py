@@ -9,25 +9,25 @@ from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
 from grpo_trainer.learner.protocol import Learner
-from grpo_trainer.patience import Patience
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import RunDeps
 
 
 async def first_state(
-    submission: Submission, tools: Tools, learner: Learner, patience: Patience
+    submission: Submission, deps: RunDeps, learner: Learner, retry: RetryUntilAvailable
 ) -> SessionState:
     """Head becomes the first state, durable before the first fact is handled.
 
     Where newer versions than head were published, head's weights get a new number: versions are never reused.
     Raises InvalidTrainingSpec, LineageTaken.
     """
-    spec, policies = submission.spec, tools.policies
-    base = await patience.until_done(lambda: policies.head(spec.model))
-    newest = await patience.until_done(lambda: policies.newest_version(spec.model))
+    spec, policies = submission.spec, deps.policies
+    base = await retry.until_available(lambda: policies.head(spec.model))
+    newest = await retry.until_available(lambda: policies.newest_version(spec.model))
     taskset = spec.held_out_taskset
-    held_out = await patience.until_done(lambda: tools.held_out.digests(taskset)) if taskset else ()
-    ancestors = await patience.until_done(lambda: policies.ancestors(base, spec.max_staleness))
-    directory = await patience.until_done(lambda: policies.fetch(base))
+    held_out = await retry.until_available(lambda: deps.held_out.digests(taskset)) if taskset else ()
+    ancestors = await retry.until_available(lambda: policies.ancestors(base, spec.max_staleness))
+    directory = await retry.until_available(lambda: policies.fetch(base))
     await learner.begin(spec, directory)
     first = base.version if newest <= base.version else newest + 1
     state = SessionState(
@@ -41,23 +41,25 @@ async def first_state(
         settled=SettledGroups(spec.run_id).to_json(),
         settled_counts={},
         held_out_tasks=held_out,
-        opened_at=tools.now(),
+        opened_at=deps.now(),
         parent_checkpoint_id=base.checkpoint_id,
         trace_headers=submission.trace_headers,
         canary=(await learner.snapshot()).canary,
         ancestors=ancestors,
     )
-    return await patience.until_done(lambda: tools.states.commit(state, None))
+    return await retry.until_available(lambda: deps.states.commit(state, None))
 
 
-async def load_state(state: SessionState, tools: Tools, learner: Learner, patience: Patience) -> None:
+async def load_state(
+    state: SessionState, deps: RunDeps, learner: Learner, retry: RetryUntilAvailable
+) -> None:
     """Put the learner where it was when `state` became durable."""
-    directory = await patience.until_done(lambda: tools.policies.fetch(state.base))
+    directory = await retry.until_available(lambda: deps.policies.fetch(state.base))
     if not state.tensors:
         await learner.begin(state.spec, directory)
         return
-    with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
+    with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
         path = Path(folder) / "state"
         path.mkdir()
-        await patience.until_done(lambda: tools.states.tensors(state, path))
+        await retry.until_available(lambda: deps.states.tensors(state, path))
         await learner.resume(state.spec, directory, path)

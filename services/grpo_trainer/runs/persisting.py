@@ -3,7 +3,7 @@
 Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
 then the end of old states. Waits for: object store and bus. At most one state is in flight,
 so memory is bounded by one host copy; the next one waits for it. A step that the planner
-did not wait for is never announced (Overruled).
+did not wait for is never announced (Superseded).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, confirm
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,12 @@ Durable = Callable[[SessionState], Awaitable[None]]
 class Persistence:
     """The one place through which a session's states leave the process."""
 
-    def __init__(self, tools: Tools, patience: Patience, *, durable: Durable, ended: asyncio.Event) -> None:
+    def __init__(
+        self, deps: RunDeps, retry: RetryUntilAvailable, *, durable: Durable, ended: asyncio.Event
+    ) -> None:
         """ended: set whenever a state in flight has landed or failed; wakes who waits for something else."""
-        self._tools = tools
-        self._patience = patience
+        self._deps = deps
+        self._retry = retry
         self._durable = durable
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
@@ -83,19 +85,19 @@ class Persistence:
             await asyncio.wait({self._task})
 
     async def _persist(self, state: SessionState, snapshot: Snapshot) -> None:
-        began, tools = time.monotonic(), self._tools
-        with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
+        began, deps = time.monotonic(), self._deps
+        with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
             path = Path(folder) / "state"
             await snapshot.save(path)
-            durable = await self._patience.until_done(lambda: tools.states.commit(state, path))
+            durable = await self._retry.until_available(lambda: deps.states.commit(state, path))
         self._is_durable = True
         durable_s = time.monotonic() - began
-        await confirm(durable, tools, self._patience)
+        await confirm(durable, deps, self._retry)
         await self._durable(durable)
-        await announce(durable, tools, snapshot, self._patience)
+        await announce(durable, deps, snapshot, self._retry)
         if durable.last_step is not None:
-            tools.instruments.stepped(state.spec, durable.last_step)
+            deps.instruments.stepped(state.spec, durable.last_step)
         timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
         log.info("state_durable", extra={"run_id": state.spec.run_id, "step": state.step, **timings})
-        spec, newest = state.spec, tools.keep_states
-        await self._patience.until_done(lambda: tools.states.prune(spec.run_id, spec.model, newest=newest))
+        spec, newest = state.spec, deps.keep_states
+        await self._retry.until_available(lambda: deps.states.prune(spec.run_id, spec.model, newest=newest))

@@ -14,22 +14,22 @@ from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
 from grpo_trainer.domain.failures import FailedRun
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.patience import Patience
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.group_buffer import Fact
 from grpo_trainer.runs.session import TrainingSession
 
 MAX_LOST: Final = 3
 """How often in a row a session is opened again without a durable step of its own in between."""
 
-Recall = Callable[[TrainingSpec, int], Awaitable[Sequence[Fact]]]
+ReadAgain = Callable[[TrainingSpec, int], Awaitable[Sequence[Fact]]]
 """Facts about a run that the stream holds after a sequence, in order. Raises Waiting."""
 
 
-async def newest_of(spec: TrainingSpec, tools: Tools) -> SessionState | FailedRun | None:
+async def newest_of(spec: TrainingSpec, deps: RunDeps) -> SessionState | FailedRun | None:
     """The newest durable state of a run, of any trainer, or its failure. Raises BrokenArtifact where neither
     can be read."""
-    found = await Patience().until_done(lambda: tools.states.find_run(spec.model, spec.run_id))
+    found = await RetryUntilAvailable().until_available(lambda: deps.states.find_run(spec.model, spec.run_id))
     if found.broken:
         raise BrokenArtifact(found.broken[0].detail)
     if found.failed:

@@ -19,7 +19,7 @@ from typing import Final
 
 from episodes import GroupReason
 from grpo_trainer.domain.contexts import context_counts
-from grpo_trainer.domain.errors import Diverged, Overruled, UnusableTrajectory
+from grpo_trainer.domain.errors import Diverged, Superseded, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.model_leases import RunLease
 from grpo_trainer.domain.offers import unusable
@@ -28,15 +28,15 @@ from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
 from grpo_trainer.learner.protocol import BatchGroup, Canary
-from grpo_trainer.patience import Patience
+from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, announce_final, confirm
 from grpo_trainer.runs.attempts import Attempts
-from grpo_trainer.runs.deps import Tools
-from grpo_trainer.runs.group_buffer import Fact, Intake
+from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.group_buffer import Fact, GroupBuffer
 from grpo_trainer.runs.opening import first_state, load_state
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
-from grpo_trainer.runs.watermark import Horizon
+from grpo_trainer.runs.watermark import ReplayWatermark
 from identities.entities import checkpoint_id
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class TrainingSession:
     def __init__(
         self,
         submission: Submission,
-        tools: Tools,
-        horizon: Horizon,
+        deps: RunDeps,
+        watermark: ReplayWatermark,
         state: SessionState | None = None,
         *,
         lease: RunLease,
@@ -83,30 +83,30 @@ class TrainingSession:
         if state is not None and state.last_step is not None:
             self.history.append(state.last_step)
         self.submission = submission
-        self._tools = tools
-        self._horizon = horizon
-        self._patience = Patience()
+        self._deps = deps
+        self._watermark = watermark
+        self._retry = RetryUntilAvailable()
         self._lease = lease
-        self._learner = tools.new_learner()
-        self.intake = Intake(self.spec, _settled(state, self.spec.run_id), _counts(state), tools)
+        self._learner = deps.new_learner()
+        self.buffer = GroupBuffer(self.spec, _settled(state, self.spec.run_id), _counts(state), deps)
         self._persistence = Persistence(
-            tools, self._patience, durable=self._became_durable, ended=self.intake.changed
+            deps, self._retry, durable=self._became_durable, ended=self.buffer.changed
         )
-        self._attempts = Attempts(self.spec, tools, self._patience)
+        self._attempts = Attempts(self.spec, deps, self._retry)
         self._stopping = False
-        self._overruled = False
+        self._superseded = False
         self._diverged = 0
         self._waiting_since = time.monotonic()
 
     def put(self, fact: Fact) -> None:
         """A fact about this run, in stream order."""
-        self.intake.put(fact)
+        self.buffer.put(fact)
 
     def stop(self) -> None:
         """Finish the step under way, then return from `run`."""
         self._stopping = True
         self._attempts.leave()
-        self.intake.changed.set()
+        self.buffer.changed.set()
 
     @property
     def failure(self) -> str:
@@ -121,25 +121,25 @@ class TrainingSession:
     @property
     def waiting_for(self) -> str | None:
         """What is away, if something is."""
-        return self._patience.waiting_for or self.intake.patience.waiting_for
+        return self._retry.waiting_for or self.buffer.retry.waiting_for
 
     async def run(self) -> None:
         """From the first or the newest state until the run is over, or `stop`. Raises what the run failed of,
         once everything that is durable was announced; nothing is said after it."""
-        intake: asyncio.Task[None] | None = None
+        buffering: asyncio.Task[None] | None = None
         try:
             await self._begin()
-            intake = asyncio.create_task(self.intake.run(), name=f"intake/{self.spec.run_id}")
-            await self._work_beside(intake)
+            buffering = asyncio.create_task(self.buffer.run(), name=f"group-buffer/{self.spec.run_id}")
+            await self._work_beside(buffering)
         except Exception as error:
             if not isinstance(error, ENDS_PROCESS):
                 await self._persistence.wind_up(within_s=_LANDING_S)
             raise
         finally:
-            if intake is not None:
-                intake.cancel()
-                await asyncio.wait({intake})
-            self.intake.close()
+            if buffering is not None:
+                buffering.cancel()
+                await asyncio.wait({buffering})
+            self.buffer.close()
             await self._persistence.close()
             await self._attempts.close()
 
@@ -154,33 +154,33 @@ class TrainingSession:
 
     async def end(self, state: SessionState) -> None:
         """Another trainer brought the run to its end, with this state."""
-        self.state, self.intake.retired = state, True
-        self._horizon.opened(self.spec.run_id)
+        self.state, self.buffer.retired = state, True
+        self._watermark.opened(self.spec.run_id)
         await self._enter(Phase.FINISHED)
 
     async def _begin(self) -> None:
         if self.state is None:
-            await self._patience.until_done(self._lease.check)
-            self.state = await first_state(self.submission, self._tools, self._learner, self._patience)
+            await self._retry.until_available(self._lease.check)
+            self.state = await first_state(self.submission, self._deps, self._learner, self._retry)
         else:
-            await load_state(self.state, self._tools, self._learner, self._patience)
-        self._horizon.opened(self.spec.run_id)
-        self.intake.begin(self.state.held_out_tasks, self.state.lineage)
-        self.intake.seen = self.state.cursor
+            await load_state(self.state, self._deps, self._learner, self._retry)
+        self._watermark.opened(self.spec.run_id)
+        self.buffer.begin(self.state.held_out_tasks, self.state.lineage)
+        self.buffer.seen = self.state.cursor
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
         try:
-            await confirm(self.state, self._tools, self._patience)
-            await announce(self.state, self._tools, await self._learner.snapshot(), self._patience)
-        except Overruled as error:
+            await confirm(self.state, self._deps, self._retry)
+            await announce(self.state, self._deps, await self._learner.snapshot(), self._retry)
+        except Superseded as error:
             self._give_up(error)
 
-    async def _work_beside(self, intake: asyncio.Task[None]) -> None:
-        """Train until the run is over; an intake that dies ends the work."""
+    async def _work_beside(self, buffering: asyncio.Task[None]) -> None:
+        """Train until the run is over; an buffering that dies ends the work."""
         work = asyncio.create_task(self._work(), name=f"train/{self.spec.run_id}")
         try:
-            await asyncio.wait({intake, work}, return_when=asyncio.FIRST_COMPLETED)
-            if intake.done():
-                intake.result()
+            await asyncio.wait({buffering, work}, return_when=asyncio.FIRST_COMPLETED)
+            if buffering.done():
+                buffering.result()
             await work
         finally:
             work.cancel()
@@ -189,9 +189,9 @@ class TrainingSession:
     async def _work(self) -> None:
         """Steps until there are enough of them, then nothing until the run is over."""
         try:
-            if not self._overruled:
+            if not self._superseded:
                 await self._train()
-        except Overruled as error:
+        except Superseded as error:
             self._give_up(error)
         if not self._stopping:
             await self._finish()
@@ -205,23 +205,23 @@ class TrainingSession:
             trained = await self._one_step(trained, batch)
         await self._landed()
 
-    def _give_up(self, error: Overruled) -> None:
+    def _give_up(self, error: Superseded) -> None:
         """The run ended without the newest step: say nothing more, and wait until it is over."""
         log.warning("step_void", extra={"run_id": self.spec.run_id, "error": str(error)})
-        self._overruled = True
+        self._superseded = True
 
     async def _finish(self) -> None:
         state = self.state
-        if state is not None and not self.spec.reached(state.step) and not self._overruled:
+        if state is not None and not self.spec.reached(state.step) and not self._superseded:
             await self._end_early(state)
-        self.intake.retired = True
+        self.buffer.retired = True
         await self._enter(Phase.FINISHED)
-        while not (self.intake.over or self._stopping):
-            self.intake.changed.clear()
-            await self.intake.changed.wait()
-        if self.intake.over and self.state is not None:
+        while not (self.buffer.over or self._stopping):
+            self.buffer.changed.clear()
+            await self.buffer.changed.wait()
+        if self.buffer.over and self.state is not None:
             closed = self.state.closed(self._cursor())
-            await self._patience.until_done(lambda: self._tools.states.close(closed))
+            await self._retry.until_available(lambda: self._deps.states.close(closed))
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
@@ -229,20 +229,20 @@ class TrainingSession:
 
         That the run stopped is durable before anything is said, so a restart repeats this and trains no more.
         """
-        while not (self.intake.stopping or self.intake.over or self._stopping):
-            self.intake.changed.clear()
-            await self.intake.changed.wait()
-        if not self.intake.stopping:
+        while not (self.buffer.stopping or self.buffer.over or self._stopping):
+            self.buffer.changed.clear()
+            await self.buffer.changed.wait()
+        if not self.buffer.stopping:
             return
         await self._enter(Phase.PUBLISHING)
         stopped = replace(state, stopped=True)
         if not state.stopped:
-            await self._patience.until_done(lambda: self._tools.states.stop(stopped))
+            await self._retry.until_available(lambda: self._deps.states.stop(stopped))
             self.state = stopped
-        if self.intake.saves:
-            await announce_final(stopped, self._tools, await self._learner.snapshot(), self._patience)
-        for group in self.intake.held():
-            await self.intake.settle(excluded(group, GroupReason.RUN_OVER))
+        if self.buffer.saves:
+            await announce_final(stopped, self._deps, await self._learner.snapshot(), self._retry)
+        for group in self.buffer.held():
+            await self.buffer.settle(excluded(group, GroupReason.RUN_OVER))
         log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
 
     async def _enter(self, phase: Phase) -> None:
@@ -256,17 +256,17 @@ class TrainingSession:
         """The next groups to train, with their tokens; None when the run is over or stopping, or we are."""
         began = time.monotonic()
         await self._enter(Phase.WAITING)
-        while not (self.intake.over or self.intake.stopping or self._stopping):
-            self.intake.changed.clear()
+        while not (self.buffer.over or self.buffer.stopping or self._stopping):
+            self.buffer.changed.clear()
             self._persistence.check()
-            cut = self.intake.cutter.cut(version)
+            cut = self.buffer.cutter.cut(version)
             for settlement in cut.stale:
                 await self._exclude(settlement)
             contents = await self._contents(cut.groups) if cut.groups else None
             if contents is not None:
                 return _Batch(cut.groups, contents, time.monotonic() - began)
             if not cut.groups:
-                await self.intake.changed.wait()
+                await self.buffer.changed.wait()
         return None
 
     async def _contents(self, groups: Sequence[CompleteGroup]) -> tuple[BatchGroup, ...] | None:
@@ -274,7 +274,7 @@ class TrainingSession:
         contents, whole = [], True
         for group in groups:
             try:
-                content = await self.intake.contents(group)
+                content = await self.buffer.contents(group)
                 self._learner.check(content)
                 contents.append(content)
             except UnusableTrajectory as error:
@@ -287,7 +287,7 @@ class TrainingSession:
         phase = self.phase
         await self._landed()
         await self._enter(phase)
-        await self.intake.settle(settlement)
+        await self.buffer.settle(settlement)
 
     async def _landed(self) -> None:
         """Wait for the state in flight, if there is one."""
@@ -299,7 +299,7 @@ class TrainingSession:
         """The state after the batch; the same state where nothing was applied."""
         plan = self._plan(state, batch)
         members = [member for group in batch.groups for member in group.members]
-        span = self._tools.instruments.step(self.spec, plan.step, state.trace_headers, members)
+        span = self._deps.instruments.step(self.spec, plan.step, state.trace_headers, members)
         await self._enter(Phase.STEPPING)
         with span as traceparent:
             try:
@@ -313,7 +313,7 @@ class TrainingSession:
             await self._landed()
             snapshot = await self._learner.snapshot()
             learned = {**numbers.values, **_counted(batch), "stall_s": time.monotonic() - stalled}
-            record = plan.record(learned, at=self._tools.now(), traceparent=traceparent)
+            record = plan.record(learned, at=self._deps.now(), traceparent=traceparent)
             following = self._following(state, record, snapshot.canary)
             self._persistence.begin(following, snapshot)
         said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
@@ -330,7 +330,7 @@ class TrainingSession:
             idle_s=batch.idle_s,
             parent_checkpoint_id=state.parent_checkpoint_id,
             before={} if state.last_step is None else state.last_step.metrics,
-            limits=self._tools.alarm_limits,
+            limits=self._deps.alarm_limits,
         )
 
     async def _leave_out(self, batch: _Batch, step: int, error: Diverged) -> None:
@@ -347,16 +347,16 @@ class TrainingSession:
     def _following(self, state: SessionState, record: StepRecord, canary: Canary) -> SessionState:
         """Everything but tensors that the next step depends on."""
         for settlement in record.settlements:
-            self.intake.remember(settlement)
+            self.buffer.remember(settlement)
         identity = checkpoint_id(self.spec.model, record.version)
         return replace(
             state,
             version=record.version,
             step=record.step,
             cursor=self._cursor(),
-            seen=self._horizon.handled,
-            settled=self.intake.settled.to_json(),
-            settled_counts=dict(self.intake.counts),
+            seen=self._watermark.handled,
+            settled=self.buffer.settled.to_json(),
+            settled_counts=dict(self.buffer.counts),
             sources=dict(Counter(state.sources) + record.sources),
             parent_checkpoint_id=identity if record.saves_checkpoint else state.parent_checkpoint_id,
             canary=canary,
@@ -371,9 +371,9 @@ class TrainingSession:
 
     def _cursor(self) -> int:
         """Sequence from which a replay finds everything that is not settled."""
-        handled = self._horizon.handled if self.intake.is_drained else self.intake.seen
-        first = self.intake.first_unsettled_sequence
-        bound = min(handled, self._horizon.bound)
+        handled = self._watermark.handled if self.buffer.is_drained else self.buffer.seen
+        first = self.buffer.first_unsettled_sequence
+        bound = min(handled, self._watermark.bound)
         return bound if first is None else min(bound, first - 1)
 
 

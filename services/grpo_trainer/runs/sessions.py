@@ -20,13 +20,13 @@ from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
-from grpo_trainer.patience import Patience
-from grpo_trainer.runs.deps import FoundStates, Tools
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import FoundStates, RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import Fact, RunOver
-from grpo_trainer.runs.reopening import Interim, Recall, fed, hand_over, may_go_on, newest_of
+from grpo_trainer.runs.reopening import Interim, ReadAgain, fed, hand_over, may_go_on, newest_of
 from grpo_trainer.runs.session import Phase, TrainingSession
-from grpo_trainer.runs.watermark import Horizon
+from grpo_trainer.runs.watermark import ReplayWatermark
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,17 @@ async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
 class Sessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
-    def __init__(self, tools: Tools, *, leave_s: float = 15.0, leases: ModelLeases | None = None) -> None:
+    def __init__(self, deps: RunDeps, *, leave_s: float = 15.0, leases: ModelLeases | None = None) -> None:
         """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
         leases: shared with interactive training, if there is any."""
-        self._tools = tools
+        self._deps = deps
         self._leave_s = leave_s
         self._leases = leases or ModelLeases()
         self._stopping = False
-        self.horizon = Horizon()
-        self.patience = Patience()
-        self.recall: Recall = _nothing
-        self.failures = Failures(tools, self.horizon, self._spawn)
+        self.watermark = ReplayWatermark()
+        self.retry = RetryUntilAvailable()
+        self.read_again: ReadAgain = _nothing
+        self.failures = Failures(deps, self.watermark, self._spawn)
         self._interim = Interim()
         self._sessions: dict[str, TrainingSession] = {}
         self._past: dict[str, SessionState] = {}
@@ -64,24 +64,24 @@ class Sessions:
     async def restore(self) -> int:
         """Resume every run that is not over and did not fail. Returns the sequence after which facts must be
         replayed."""
-        found = await self.patience.until_done(self._tools.states.find)
+        found = await self.retry.until_available(self._deps.states.find)
         going = [state for state in found.states if not state.finished]
         self._past = {state.spec.run_id: state for state in found.states if state.finished}
-        self.horizon.handled = _replayed_after(found)
+        self.watermark.handled = _replayed_after(found)
         for run in (*found.failed, *map(self._broken, found.broken)):
             self._know(run)
         for state in going:
             submission = Submission(state.spec, state.cursor, state.trace_headers)
             self._start(self._new(submission, state))
         self._leases.runs_are_known()
-        return self.horizon.handled
+        return self.watermark.handled
 
     def _know(self, run: FailedRun) -> None:
         """A run that failed and has no session here."""
         run_id = run.failure.run_id
         self.failures.add(run)
         if not run.closed:
-            self._spawn(f"failing/{run_id}", self.failures.remember_and_say(run_id))
+            self._spawn(f"failing/{run_id}", self.failures.record_and_publish(run_id))
 
     def _broken(self, run: BrokenRun) -> FailedRun:
         log.error("training_failed", extra={"run_id": run.run_id, "error": run.detail})
@@ -91,8 +91,8 @@ class Sessions:
             kind=SessionFailure.BROKEN_ARTIFACT,
             detail=run.detail,
             step=run.step,
-            cursor=self.horizon.handled,
-            failed_at=self._tools.now(),
+            cursor=self.watermark.handled,
+            failed_at=self._deps.now(),
         )
         return FailedRun(failure, closed=run.closed)
 
@@ -100,7 +100,7 @@ class Sessions:
         """A training run was submitted; repeated submissions change nothing."""
         if self._knows(spec.run_id):
             return
-        self.horizon.opening(spec.run_id, sequence)
+        self.watermark.opening(spec.run_id, sequence)
         self._start(self._new(Submission(spec, sequence, trace_headers)))
 
     def _knows(self, run_id: str) -> bool:
@@ -108,14 +108,14 @@ class Sessions:
 
     def _new(self, submission: Submission, state: SessionState | None = None) -> TrainingSession:
         lease = self._leases.queue_run(submission.spec.model, submission.spec.run_id)
-        return TrainingSession(submission, self._tools, self.horizon, state, lease=lease)
+        return TrainingSession(submission, self._deps, self.watermark, state, lease=lease)
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """A run that was submitted at `sequence` asks for what cannot be."""
         if self._knows(run_id):
             return
         log.error("training_refused", extra={"run_id": run_id, "error": str(error)})
-        self.horizon.opening(run_id, sequence)  # until the failure is durable
+        self.watermark.opening(run_id, sequence)  # until the failure is durable
         self._know(FailedRun(self._failure(run_id, model, error, step=0, cursor=sequence)))
 
     def _failure(self, run_id: str, model: str, error: Exception, *, step: int, cursor: int) -> Failure:
@@ -125,8 +125,8 @@ class Sessions:
             kind=kind_of(error),
             detail=detail_of(error),
             step=step,
-            cursor=min(cursor, self.horizon.bound),
-            failed_at=self._tools.now(),
+            cursor=min(cursor, self.watermark.bound),
+            failed_at=self._deps.now(),
         )
 
     def put(self, run_id: str, fact: Fact) -> None:
@@ -140,7 +140,7 @@ class Sessions:
 
     def handled(self, sequence: int) -> None:
         """Every fact up to `sequence` has reached its session."""
-        self.horizon.handled = max(self.horizon.handled, sequence)
+        self.watermark.handled = max(self.watermark.handled, sequence)
 
     def _start(self, session: TrainingSession) -> None:
         self._sessions[session.spec.run_id] = session
@@ -177,7 +177,7 @@ class Sessions:
         return None
 
     async def _gone_on(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
-        newest = await newest_of(session.spec, self._tools)
+        newest = await newest_of(session.spec, self._deps)
         if isinstance(newest, FailedRun):
             await self._end_failed(session, newest)
         elif newest is not None and newest.finished:
@@ -198,7 +198,7 @@ class Sessions:
         following = self._new(submission, newest)
         hand_over(session, following)
         with self._interim.keeping(session) as interim:
-            recalled = await Patience().until_done(lambda: self.recall(spec, after))
+            recalled = await RetryUntilAvailable().until_available(lambda: self.read_again(spec, after))
             fed(following, recalled, interim)
             self._sessions[spec.run_id] = following
         step = 0 if newest is None else newest.step
@@ -218,7 +218,7 @@ class Sessions:
         """The run trains no more; the planner is told once that is durable."""
         run_id = run.failure.run_id
         self.failures.add(run)
-        if session.intake.run_over:
+        if session.buffer.run_over:
             self.failures.over(run_id)
         await session.fail(await self.failures.remember(run_id))
         await self.failures.say(run_id)
@@ -273,7 +273,7 @@ class Sessions:
     @property
     def alarm_limits(self) -> AlarmLimits:
         """What steps are compared with."""
-        return self._tools.alarm_limits
+        return self._deps.alarm_limits
 
     def get(self, run_id: str) -> TrainingSession:
         """The session of a run. Raises UnknownSession."""
@@ -287,7 +287,7 @@ class Sessions:
         for session in self._sessions.values():
             if session.waiting_for is not None and session.spec.run_id not in self.failures:
                 return f"{session.spec.run_id} waits for {session.waiting_for}"
-        return self.patience.waiting_for
+        return self.retry.waiting_for
 
 
 async def _end_of(session: TrainingSession) -> Exception | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Horizon:
+class ReplayWatermark:
     """`handled`: newest fact that reached its session. A run whose first state is not durable holds
     everyone back, because only a replay from before its submission would find it again."""
 

@@ -10,10 +10,11 @@ import zstandard
 from prometheus_client import Counter
 
 from blob_store import BlobError, BlobRef, BlobStore
+from blob_store import ref as blob_ref
 from event_bus import BusError, EventBus
 from identities import events, objects
-from model_gateway.ports import Sample
-from upcycle.api.common.v1 import common_pb2
+from model_gateway.domain.records import CapturedExchange
+from service_kit import pause
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
 from upcycle.errors import Unavailable as StoreAway
 
@@ -22,27 +23,28 @@ log = logging.getLogger(__name__)
 DROPPED = Counter("upcycle_gateway_capture_dropped", "Captured exchanges given up.", ["why"])
 _MAX_WAITING = 1000
 _HASH_RANGE = 1 << 32
+_LONGEST_WAIT_S = 60.0
 
 
 class BlobCapture:
-    """ports.Capture, and a component's loop. What is captured is a sample; losing some is no failure."""
+    """Keeps a share of production traffic, where the deployment opted in; losing some of it is no failure."""
 
     def __init__(self, store: BlobStore, bus: EventBus, *, fraction: float) -> None:
         """`fraction` of requests, chosen by a hash of their id, so that replicas agree; 0 is off."""
         self._store = store
         self._bus = bus
         self._threshold = int(fraction * _HASH_RANGE)
-        self._waiting: deque[Sample] = deque()
+        self._waiting: deque[CapturedExchange] = deque()
         self._arrived = asyncio.Event()
 
     def wants(self, request_id: str) -> bool:
-        """See the port."""
+        """Whether this request is one to keep."""
         if self._threshold == 0:
             return False
         return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4], "big") < self._threshold
 
-    def add(self, sample: Sample) -> None:
-        """See the port."""
+    def add(self, sample: CapturedExchange) -> None:
+        """Never blocks, never raises; what a full buffer drops is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             DROPPED.labels("buffer_full").inc()
             return
@@ -50,17 +52,10 @@ class BlobCapture:
         self._arrived.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Stores one sample after the other until stopped; then what waits."""
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            while not stop.is_set():
-                arrived = asyncio.create_task(self._arrived.wait())
-                await asyncio.wait({arrived, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                arrived.cancel()
-                self._arrived.clear()
-                await self._keep_all()
-        finally:
-            stopping.cancel()
+        """Store one exchange after the other until stopped; then those that wait."""
+        while await pause(stop, _LONGEST_WAIT_S, self._arrived):
+            await self._keep_all()
+        await self._keep_all()
 
     async def _keep_all(self) -> None:
         while self._waiting:
@@ -71,7 +66,7 @@ class BlobCapture:
                 DROPPED.labels(type(error).__name__).inc()
                 log.warning("capture_lost", extra={"request_id": sample.request_id, "why": str(error)})
 
-    async def _keep(self, sample: Sample) -> None:
+    async def _keep(self, sample: CapturedExchange) -> None:
         day = sample.sampled_at.date().isoformat()
         key = objects.capture(sample.model, day, sample.request_id)
         ref = await self._store.put(key, _body(sample))
@@ -79,7 +74,7 @@ class BlobCapture:
         await self._bus.publish(event, model=sample.model, event_id=events.gateway_sampled(sample.request_id))
 
 
-def _body(sample: Sample) -> bytes:
+def _body(sample: CapturedExchange) -> bytes:
     body = {
         "request_id": sample.request_id,
         "model": sample.model,
@@ -91,13 +86,13 @@ def _body(sample: Sample) -> bytes:
     return zstandard.compress(orjson.dumps(body))
 
 
-def _event(sample: Sample, ref: BlobRef) -> GatewaySampled:
+def _event(sample: CapturedExchange, ref: BlobRef) -> GatewaySampled:
     event = GatewaySampled(
         request_id=sample.request_id,
         model=sample.model,
         version=sample.version,
         digest=sample.digest,
-        body=common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
+        body=blob_ref.to_wire(ref),
     )
     event.sampled_at.FromDatetime(sample.sampled_at)
     return event

@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from event_bus import Delivery
 from grpc_edge import Peer
 from model_gateway import wire
-from model_gateway.domain.calls import Target
-from model_gateway.domain.routing import View
-from model_gateway.usecases.promotions import Promotion
+from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.routing import Promotion, RoutingView
+from service_kit import pause
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -38,21 +38,21 @@ _DIGEST_S = 1.0
 
 
 class RegistryDirectory:
-    """ports.Directory, and a component's loop."""
+    """Models and engines, kept fresh in the background."""
 
     def __init__(self, peer: Peer, *, poll_s: float, on_promotion: Callable[[Promotion], None]) -> None:
         self._stub = RegistryServiceStub(peer.channel)
         self._poll_s = poll_s
         self._on_promotion = on_promotion
-        self._view = View()
+        self._view = RoutingView()
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
-        self._digests: dict[Target, str] = {}
+        self._digests: dict[ModelTarget, str] = {}
         self._trouble: str | None = "the registry has not answered yet"
 
     @property
-    def view(self) -> View:
-        """See the port."""
+    def view(self) -> RoutingView:
+        """What is known now; no I/O."""
         return self._view
 
     def ready(self) -> str | None:
@@ -60,12 +60,12 @@ class RegistryDirectory:
         return self._trouble if not self._view.models and not self._view.engines else None
 
     async def changed(self, timeout_s: float) -> None:
-        """See the port."""
+        """Return when the view has changed, or after the timeout."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
 
     async def refresh(self, timeout_s: float) -> None:
-        """See the port."""
+        """Ask the registry at once; while it does not answer the old view stays."""
         try:
             with remote_errors("look engines up"):
                 models = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
@@ -76,8 +76,8 @@ class RegistryDirectory:
         self._trouble = None
         self._take(wire.view_from_wire(models, engines))
 
-    async def digest(self, target: Target) -> str:
-        """See the port."""
+    async def digest(self, target: ModelTarget) -> str:
+        """Digest of a version; empty when the registry does not answer in time."""
         known = self._digests.get(target)
         if known is not None:
             return known
@@ -98,7 +98,7 @@ class RegistryDirectory:
         """A new head is known here and now; engines are asked for at once."""
         event = delivery.message
         if isinstance(event, events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack):
-            self._digests[Target(event.model, event.version)] = event.digest
+            self._digests[ModelTarget(event.model, event.version)] = event.digest
             self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
         if isinstance(event, events_pb2.CheckpointPromoted):
             promoted_at = event.promoted_at.ToDatetime(UTC)
@@ -106,24 +106,15 @@ class RegistryDirectory:
         self._look.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Polls until stopped; gated by the interval or an event."""
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            while not stop.is_set():
-                await self.refresh(_CALL_S)
-                looking = asyncio.create_task(self._look.wait())
-                await asyncio.wait(
-                    {looking, stopping}, timeout=self._poll_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                looking.cancel()
-                self._look.clear()
-        finally:
-            stopping.cancel()
+        """Ask at intervals, and at once after an event, until stopped."""
+        while not stop.is_set():
+            await self.refresh(_CALL_S)
+            await pause(stop, self._poll_s, self._look)
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: RoutingView) -> None:
         for engine in view.engines:
             if engine.digest:
-                self._digests[Target(engine.model, engine.version)] = engine.digest
+                self._digests[ModelTarget(engine.model, engine.version)] = engine.digest
         if view != self._view:
             self._view = view
             self._changed.set()

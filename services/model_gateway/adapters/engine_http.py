@@ -7,7 +7,7 @@ import orjson
 
 from engine_client import version_of_label
 from model_gateway.domain.errors import EngineLost
-from model_gateway.domain.routing import Engine
+from model_gateway.domain.routing import EngineRoute
 
 _CONNECT_S = 2.0
 _PROBE_S = 1.0
@@ -15,9 +15,9 @@ _LOST = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class AiohttpReply:
-    """ports.EngineReply."""
+    """An answer of which the head has arrived."""
 
-    def __init__(self, engine: Engine, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, engine: EngineRoute, response: aiohttp.ClientResponse) -> None:
         self._engine = engine
         self._response = response
 
@@ -32,14 +32,14 @@ class AiohttpReply:
         return self._response.content_type
 
     async def read(self) -> bytes:
-        """See the port."""
+        """All of it. Raises EngineLost."""
         try:
             return await self._response.read()
         except _LOST as error:
             raise _lost(self._engine, error) from error
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """See the port."""
+        """As it arrives. Raises EngineLost."""
         try:
             async for chunk in self._response.content.iter_any():
                 yield chunk
@@ -47,12 +47,12 @@ class AiohttpReply:
             raise _lost(self._engine, error) from error
 
     def close(self) -> None:
-        """See the port."""
+        """Give up; the engine sees a disconnect and aborts."""
         self._response.close()
 
 
 class AiohttpEngines:
-    """ports.Engines, and a component."""
+    """HTTP to engines."""
 
     name = "engines"
 
@@ -62,7 +62,7 @@ class AiohttpEngines:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Opens the pool; connects to nobody."""
+        """Opens the pool; no connection yet."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
 
@@ -76,9 +76,9 @@ class AiohttpEngines:
         return None if self._session is not None and not self._session.closed else "closed"
 
     async def post(
-        self, engine: Engine, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, engine: EngineRoute, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> AiohttpReply:
-        """See the port."""
+        """Send a request; the reply when its head has arrived. Raises EngineLost."""
         timeout = aiohttp.ClientTimeout(
             total=timeout_s, sock_connect=_CONNECT_S, sock_read=self._idle_timeout_s
         )
@@ -91,20 +91,20 @@ class AiohttpEngines:
             raise _lost(engine, error) from error
         return AiohttpReply(engine, response)
 
-    async def loaded_version(self, engine: Engine) -> int | None:
-        """See the port: /weight_info names the label that tokens are stamped with."""
+    async def loaded_version(self, engine: EngineRoute) -> int | None:
+        """The version that the engine says it samples with (the label at /weight_info), or None."""
         said = await self._get(engine, "/weight_info")
         label = said.get("weight_version") if isinstance(said, dict) else None
         return version_of_label(str(label))[0]
 
-    async def max_model_len(self, engine: Engine) -> int | None:
-        """See the port."""
+    async def max_model_len(self, engine: EngineRoute) -> int | None:
+        """Context of the engine's model in tokens, or None."""
         said = await self._get(engine, "/v1/models")
         cards = said.get("data", []) if isinstance(said, dict) else []
         lengths = [card.get("max_model_len") for card in cards if card.get("id") == engine.model]
         return int(lengths[0]) if lengths and lengths[0] else None
 
-    async def _get(self, engine: Engine, path: str) -> object:
+    async def _get(self, engine: EngineRoute, path: str) -> object:
         """None where the engine does not answer; what asks here has something to fall back on."""
         timeout = aiohttp.ClientTimeout(total=_PROBE_S)
         try:
@@ -120,7 +120,7 @@ class AiohttpEngines:
         return self._session
 
 
-def _lost(engine: Engine, error: BaseException) -> EngineLost:
+def _lost(engine: EngineRoute, error: BaseException) -> EngineLost:
     return EngineLost(
         f"engine {engine.engine_id} of {engine.model} went away: {type(error).__name__}: {error}".rstrip(": ")
     )

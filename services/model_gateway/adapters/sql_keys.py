@@ -26,14 +26,14 @@ _SECRET_BYTES: Final = 32
 
 
 class SqlKeyStore:
-    """ports.KeyStore, and the ways to make and end keys."""
+    """API keys by id, and the ways to make and end keys."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
         self._remembered: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
 
     async def find(self, key_id: str) -> ApiKey | None:
-        """See the port."""
+        """From memory where possible. Raises KeysUnavailable."""
         remembered = self._remembered.get(key_id)
         if remembered is not None and time.monotonic() - remembered[0] < _REMEMBERED_S:
             return remembered[1]

@@ -9,13 +9,14 @@ from prometheus_client import Counter
 from sqlalchemy import insert
 
 from model_gateway.adapters import tables
-from model_gateway.ports import UsageRow
+from model_gateway.domain.records import UsageRow
+from service_kit import pause
 from sql_store import Database
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-DROPPED = Counter("upcycle_gateway_usage_dropped", "Usage rows given up because the database is away.")
+DROPPED = Counter("upcycle_gateway_usage_dropped", "TokenUsage rows given up because the database is away.")
 _FLUSH_S = 0.5
 _BATCH = 500
 _MAX_WAITING = 50_000
@@ -24,7 +25,7 @@ _COLUMNS = tuple(one.name for one in fields(UsageRow))
 
 
 class SqlUsageSink:
-    """ports.UsageSink, and a component's loop. Rows wait in memory for at most a flush interval.
+    """Rows wait in memory for at most a flush interval.
 
     While the database is away they are kept, the newest 50,000 of them; a crash loses what was not flushed.
     """
@@ -34,7 +35,7 @@ class SqlUsageSink:
         self._waiting: deque[UsageRow] = deque()
 
     def add(self, row: UsageRow) -> None:
-        """See the port."""
+        """Never blocks, never raises; what a full buffer drops is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             self._waiting.popleft()
             DROPPED.inc()
@@ -42,11 +43,8 @@ class SqlUsageSink:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Flushes at intervals, and a last time when stopped."""
-        while not stop.is_set():
-            try:
-                await asyncio.wait_for(stop.wait(), _FLUSH_S)
-            except TimeoutError:
-                await self.flush()
+        while await pause(stop, _FLUSH_S):
+            await self.flush()
         await self.flush()
 
     async def flush(self) -> None:

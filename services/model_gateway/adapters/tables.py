@@ -2,6 +2,7 @@
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
+from identities.tenants import DEFAULT_TENANT
 from sql_store import UtcDateTime
 
 metadata = MetaData()
@@ -10,6 +11,7 @@ api_key = Table(
     "api_key",
     metadata,
     Column("key_id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False, server_default=DEFAULT_TENANT),
     Column("secret_sha256", String(64), nullable=False),
     Column("name", String(128), nullable=False),
     Column("scopes", JSON, nullable=False),
@@ -22,6 +24,7 @@ usage = Table(
     "usage",
     metadata,
     Column("request_id", String(128), primary_key=True),
+    Column("tenant", String(64), nullable=False, server_default=DEFAULT_TENANT),
     Column("key_id", String(32), nullable=False),
     Column("path", String(64), nullable=False),
     Column("model", String(128), nullable=False),

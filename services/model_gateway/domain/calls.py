@@ -12,20 +12,23 @@ from model_gateway.domain.errors import BadRequest, UnknownField
 from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
 
 
-class Route(StrEnum):
+class ApiRoute(StrEnum):
     """What is asked for; the value is the path on the engine."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
 
 
-FIELDS: Mapping[Route, frozenset[str]] = {Route.CHAT: CHAT_FIELDS, Route.COMPLETIONS: COMPLETIONS_FIELDS}
+FIELDS: Mapping[ApiRoute, frozenset[str]] = {
+    ApiRoute.CHAT: CHAT_FIELDS,
+    ApiRoute.COMPLETIONS: COMPLETIONS_FIELDS,
+}
 
 _PINNED = re.compile(r"v(0|[1-9]\d{0,17})")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """Which weights: a model at its head, or at one version."""
 
     model: str
@@ -36,7 +39,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """What one request may ask for."""
 
     max_n: int
@@ -44,11 +47,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CompletionCall:
     """A checked request. `raw` is the body as it came, `body` the same, parsed once."""
 
-    route: Route
-    target: Target
+    route: ApiRoute
+    target: ModelTarget
     raw: bytes
     body: Mapping[str, Any]
     stream: bool
@@ -68,7 +71,7 @@ class Call:
         return {key: value for key, value in {**self.body, **changes}.items() if key != "checkpoint"}
 
 
-def read_call(route: Route, raw: bytes, body: Any, limits: Limits) -> Call:
+def read_call(route: ApiRoute, raw: bytes, body: Any, limits: CallLimits) -> CompletionCall:
     """Raises BadRequest, UnknownField."""
     if not isinstance(body, dict):
         raise BadRequest(f"the body is a JSON {type(body).__name__}, expected an object")
@@ -78,7 +81,7 @@ def read_call(route: Route, raw: bytes, body: Any, limits: Limits) -> Call:
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", param="stream_options")
-    return Call(
+    return CompletionCall(
         route=route,
         target=read_target(body.get("model"), body.get("checkpoint")),
         raw=raw,
@@ -89,7 +92,7 @@ def read_call(route: Route, raw: bytes, body: Any, limits: Limits) -> Call:
     )
 
 
-def read_target(model: Any, checkpoint: Any = None) -> Target:
+def read_target(model: Any, checkpoint: Any = None) -> ModelTarget:
     """`incident`, `incident@head`, `incident@v12`; a checkpoint id beside the slug pins too."""
     if not isinstance(model, str) or not model:
         raise BadRequest("model must name a model, e.g. `incident`, `incident@v12`", param="model")
@@ -98,17 +101,17 @@ def read_target(model: Any, checkpoint: Any = None) -> Target:
     if at and at != "head" and pinned is None:
         raise BadRequest(f"model {model!r}: after '@' comes `head` or `v<number>`", param="model")
     if checkpoint is None:
-        return Target(slug, int(pinned[1]) if pinned else None)
+        return ModelTarget(slug, int(pinned[1]) if pinned else None)
     found = parse_checkpoint_id(str(checkpoint))
     if found is None or found.model != slug:
         raise BadRequest(
             f"checkpoint {checkpoint!r} is not one of {slug!r}; expected ckpt-{slug}-v<8 digits>",
             param="checkpoint",
         )
-    return Target(slug, found.version)
+    return ModelTarget(slug, found.version)
 
 
-def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
+def _check_fields(route: ApiRoute, body: Mapping[str, Any]) -> None:
     unknown = body.keys() - FIELDS[route]
     if not unknown:
         return
@@ -118,7 +121,7 @@ def _check_fields(route: Route, body: Mapping[str, Any]) -> None:
     raise UnknownField(f"unknown field {name!r} for {route.value}{hint}", param=name)
 
 
-def _check_limits(body: Mapping[str, Any], limits: Limits) -> None:
+def _check_limits(body: Mapping[str, Any], limits: CallLimits) -> None:
     most_of = {
         "n": limits.max_n,
         "best_of": limits.max_n,

@@ -21,7 +21,7 @@ class BadRequest(GatewayError):
 
 
 class UnknownField(BadRequest):
-    """The request has a field that nobody would honour."""
+    """The request has a field that no engine honours."""
 
     code = "unknown_parameter"
 
@@ -36,7 +36,7 @@ class NotAuthenticated(GatewayError):
 
 
 class KeysUnavailable(GatewayError):
-    """Nobody can be authenticated now; that is our trouble, not the caller's."""
+    """Keys cannot be read now, so no caller can be authenticated."""
 
     status, kind, code = 503, "server_error", "keys_unavailable"
 

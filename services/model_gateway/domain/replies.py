@@ -4,24 +4,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_gateway.domain.calls import Target
-from model_gateway.domain.routing import Engine, served_name
+from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.routing import EngineRoute, served_name
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of one request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-def usage_of(reply: Mapping[str, Any]) -> Usage | None:
+def usage_of(reply: Mapping[str, Any]) -> TokenUsage | None:
     """The usage of a reply or of a chunk."""
     usage = reply.get("usage")
     if not isinstance(usage, Mapping):
         return None
-    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    return TokenUsage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
 
 def versions_in(reply: Mapping[str, Any]) -> list[int]:
@@ -57,7 +57,7 @@ def with_ids_in_both_places(reply: dict[str, Any]) -> bool:
     return changed
 
 
-def pinned_version(engine: Engine, target: Target) -> int | None:
+def pinned_version(engine: EngineRoute, target: ModelTarget) -> int | None:
     """The version that a pinned name vouches for; None where the engine's channel decides."""
     name = served_name(engine, target)
     return target.version if name is not None and name != target.model else None

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from identities.entities import checkpoint_id
-from model_gateway.domain.calls import Target
+from model_gateway.domain.calls import ModelTarget
 
 
 class EngineState(StrEnum):
-    """As its keeper says."""
+    """As its engine supervisor says."""
 
     STARTING = "starting"
     READY = "ready"
@@ -22,7 +23,7 @@ _USABLE = (EngineState.READY, EngineState.FAILED, EngineState.RELOADING)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineRoute:
     """A live lease."""
 
     engine_id: str
@@ -47,20 +48,20 @@ class ModelHead:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RoutingView:
     """What the registry said last."""
 
     models: Mapping[str, ModelHead] = field(default_factory=dict)
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[EngineRoute, ...] = ()
 
-    def serving(self, target: Target) -> list[Engine]:
+    def serving(self, target: ModelTarget) -> list[EngineRoute]:
         """Engines that can take a request for the target, now or once their reload is done."""
         usable = (one for one in self.engines if one.model == target.model and one.state in _USABLE)
         if target.version is None:
             return [one for one in usable if one.follows_head]
         return [one for one in usable if served_name(one, target) is not None]
 
-    def is_settled(self, engine: Engine) -> bool:
+    def is_settled(self, engine: EngineRoute) -> bool:
         """Whether the lease's version is certain: no reload is under way or due."""
         head = self.models.get(engine.model)
         if engine.state is EngineState.RELOADING or head is None:
@@ -68,7 +69,7 @@ class View:
         return not engine.follows_head or engine.version == head.head_version
 
 
-def served_name(engine: Engine, target: Target) -> str | None:
+def served_name(engine: EngineRoute, target: ModelTarget) -> str | None:
     """The name under which an engine serves the target; None when it does not."""
     if target.version is None:
         return target.model if engine.follows_head else None
@@ -79,8 +80,8 @@ def served_name(engine: Engine, target: Target) -> str | None:
 
 
 def choose(
-    engines: Iterable[Engine], *, head_version: int, busy: Mapping[str, int], suspects: Iterable[str]
-) -> Engine | None:
+    engines: Iterable[EngineRoute], *, head_version: int, busy: Mapping[str, int], suspects: Iterable[str]
+) -> EngineRoute | None:
     """The engine to try: not suspect, at head, not reloading, least busy; None when all are suspect."""
     avoided = frozenset(suspects)
     trusted = [engine for engine in engines if engine.engine_id not in avoided]
@@ -98,7 +99,7 @@ def choose(
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ServedWeights:
     """Which weights produced tokens; oldest < newest where a reload fell into the middle."""
 
     model: str
@@ -110,3 +111,14 @@ class Weights:
     def checkpoint_id(self) -> str:
         """Of the newest version."""
         return checkpoint_id(self.model, self.newest)
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Head moved; `first_token_s` is None until a token of the new weights was served."""
+
+    model: str
+    version: int
+    digest: str
+    promoted_at: datetime
+    first_token_s: float | None = None

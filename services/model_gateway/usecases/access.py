@@ -1,15 +1,15 @@
 """Who may ask for what."""
 
-from model_gateway.domain.calls import Target
+from model_gateway.adapters.sql_keys import SqlKeyStore
+from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.errors import NotAllowed
 from model_gateway.domain.keys import INFERENCE, ApiKey, bearer, check
-from model_gateway.ports import KeyStore
 
 
-class Access:
+class KeyAccess:
     """Authentication and the model allow-list."""
 
-    def __init__(self, keys: KeyStore) -> None:
+    def __init__(self, keys: SqlKeyStore) -> None:
         self._keys = keys
 
     async def authenticate(self, authorization: str | None) -> ApiKey:
@@ -17,7 +17,7 @@ class Access:
         presented = bearer(authorization)
         return check(presented, await self._keys.find(presented.key_id))
 
-    def allow_inference(self, key: ApiKey, target: Target) -> None:
+    def allow_inference(self, key: ApiKey, target: ModelTarget) -> None:
         """Raises NotAllowed."""
         key.require(INFERENCE)
         if not key.may_use(target.model):

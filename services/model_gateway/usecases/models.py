@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from model_gateway.domain.calls import Target
-from model_gateway.domain.routing import Engine
-from model_gateway.ports import Directory, Engines
+from model_gateway.adapters.directory import RegistryDirectory
+from model_gateway.adapters.engine_http import AiohttpEngines
+from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.routing import EngineRoute
 from model_gateway.usecases.promotions import Promotions
 
 _REFRESH_S = 1.0
@@ -13,7 +14,7 @@ _REFRESH_S = 1.0
 class ListModels:
     """Models as OpenAI lists them, and as operators want to see them."""
 
-    def __init__(self, directory: Directory, engines: Engines, promotions: Promotions) -> None:
+    def __init__(self, directory: RegistryDirectory, engines: AiohttpEngines, promotions: Promotions) -> None:
         self._directory = directory
         self._engines = engines
         self._promotions = promotions
@@ -26,7 +27,7 @@ class ListModels:
         view = self._directory.view
         cards = []
         for model in view.models.values():
-            engines = view.serving(Target(model.model))
+            engines = view.serving(ModelTarget(model.model))
             cards.append(
                 {
                     "id": model.model,
@@ -45,7 +46,7 @@ class ListModels:
             {
                 "model": model.model,
                 "head_version": model.head_version,
-                "engines": [_engine(engine) for engine in view.serving(Target(model.model))],
+                "engines": [_engine(engine) for engine in view.serving(ModelTarget(model.model))],
                 "promotions": [
                     {
                         "version": promotion.version,
@@ -59,7 +60,7 @@ class ListModels:
             for model in view.models.values()
         ]
 
-    async def _max_model_len(self, model: str, engines: list[Engine]) -> int | None:
+    async def _max_model_len(self, model: str, engines: list[EngineRoute]) -> int | None:
         """Asked once per model: the context is the architecture's, the same for every version."""
         if model not in self._lengths and engines:
             length = await self._engines.max_model_len(engines[0])
@@ -68,7 +69,7 @@ class ListModels:
         return self._lengths.get(model)
 
 
-def _engine(engine: Engine) -> dict[str, Any]:
+def _engine(engine: EngineRoute) -> dict[str, Any]:
     return {
         "engine_id": engine.engine_id,
         "version": engine.version,

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from model_gateway.domain.calls import Target
+from model_gateway.adapters.directory import RegistryDirectory
+from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.errors import NoEngine, UnknownModel, VersionNotServed
-from model_gateway.domain.routing import Engine, choose
-from model_gateway.ports import Directory
+from model_gateway.domain.routing import EngineRoute, choose
 
 _REFRESH_S = 1.0
 # Between looks while an engine is suspected; a renewed lease clears the suspicion at once.
@@ -25,7 +25,11 @@ class PickEngine:
     """The choice of an engine; counts what each of them is doing for us."""
 
     def __init__(
-        self, directory: Directory, *, suspect_s: float, monotonic: Callable[[], float] = time.monotonic
+        self,
+        directory: RegistryDirectory,
+        *,
+        suspect_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._suspect_s = suspect_s
@@ -33,7 +37,7 @@ class PickEngine:
         self._suspicions: dict[str, _Suspicion] = {}
         self.busy: Counter[str] = Counter()
 
-    async def pick(self, target: Target, *, until: float) -> Engine:
+    async def pick(self, target: ModelTarget, *, until: float) -> EngineRoute:
         """Waits until `until` (monotonic seconds). Raises UnknownModel, VersionNotServed, NoEngine."""
         await self._require_known(target)
         while True:
@@ -53,11 +57,11 @@ class PickEngine:
                 raise NoEngine(self._why(target, engines))
             await self._directory.changed(min(left_s, _RECHECK_S if engines else left_s))
 
-    def suspect(self, engine: Engine) -> None:
-        """Avoid an engine until its keeper renews the lease, or for a while."""
+    def suspect(self, engine: EngineRoute) -> None:
+        """Avoid an engine until its engine supervisor renews the lease, or for a while."""
         self._suspicions[engine.engine_id] = _Suspicion(engine.renewal, self._monotonic() + self._suspect_s)
 
-    def _suspects(self, engines: list[Engine]) -> list[str]:
+    def _suspects(self, engines: list[EngineRoute]) -> list[str]:
         now = self._monotonic()
         found = []
         for engine in engines:
@@ -66,7 +70,7 @@ class PickEngine:
                 found.append(engine.engine_id)
         return found
 
-    async def _require_known(self, target: Target) -> None:
+    async def _require_known(self, target: ModelTarget) -> None:
         """A model or version that is not in the view may be newer than the view: asks once."""
         view = self._directory.view
         if target.model in view.models and (target.version is None or view.serving(target)):
@@ -77,8 +81,8 @@ class PickEngine:
                 f"model {target.model!r} does not exist; GET /v1/models lists them", param="model"
             )
 
-    def _why(self, target: Target, engines: list[Engine]) -> str:
+    def _why(self, target: ModelTarget, engines: list[EngineRoute]) -> str:
         if engines:
             names = ", ".join(engine.engine_id for engine in engines)
             return f"every engine of {target} failed just now ({names}); try again"
-        return f"no engine serves {target} on channel head; is its keeper running?"
+        return f"no engine serves {target} on channel head; is its engine supervisor running?"

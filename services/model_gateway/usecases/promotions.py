@@ -2,23 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 
-from model_gateway.domain.routing import Weights
+from model_gateway.domain.routing import Promotion, ServedWeights
 
 _KEPT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """Head moved; `first_token_s` is None until a token of the new weights was served."""
-
-    model: str
-    version: int
-    digest: str
-    promoted_at: datetime
-    first_token_s: float | None = None
 
 
 class Promotions:
@@ -33,10 +21,10 @@ class Promotions:
         self._served: deque[Promotion] = deque(maxlen=_KEPT)
 
     def moved(self, promotion: Promotion) -> None:
-        """Head moved. An earlier move that nobody asked a token of is forgotten: it was never served."""
+        """Head moved. An earlier move of which no token was served is forgotten."""
         self._waiting[promotion.model] = promotion
 
-    def token(self, weights: Weights) -> None:
+    def token(self, weights: ServedWeights) -> None:
         """A token of these weights is on its way to a client."""
         waiting = self._waiting.get(weights.model)
         if waiting is None or weights.newest != waiting.version:

@@ -12,20 +12,22 @@ from typing import Any, TypeVar
 
 import orjson
 
-from model_gateway.domain.calls import Call, Target
+from model_gateway.adapters.directory import RegistryDirectory
+from model_gateway.adapters.engine_http import AiohttpEngines
+from model_gateway.domain.calls import CompletionCall, ModelTarget
 from model_gateway.domain.errors import EngineLost, GatewayError
 from model_gateway.domain.replies import (
-    Usage,
+    TokenUsage,
     finish_reasons,
     pinned_version,
     usage_of,
     versions_in,
     with_ids_in_both_places,
 )
-from model_gateway.domain.routing import Engine, Weights, served_name
-from model_gateway.ports import Directory, EngineReply, Engines
+from model_gateway.domain.routing import EngineRoute, ServedWeights, served_name
+from model_gateway.ports import EngineReply
 from model_gateway.usecases.pick import PickEngine
-from model_gateway.usecases.streams import Events, error_event
+from model_gateway.usecases.streams import EventStream, error_event
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -44,13 +46,13 @@ class RelayPolicy:
 
 
 @dataclass(slots=True)
-class Answer:
+class EngineAnswer:
     """A complete answer."""
 
     status: int
     body: bytes
-    weights: Weights | None
-    usage: Usage
+    weights: ServedWeights | None
+    usage: TokenUsage
     finish_reasons: list[str]
     engine_s: float  # spent waiting for engines
     tries: int
@@ -60,12 +62,12 @@ class Answer:
 class OpenStream:
     """A stream whose first bytes are here. Read `events` to the end, or close it."""
 
-    weights: Weights
+    weights: ServedWeights
     engine_s: float
     tries: int
     events: AsyncGenerator[bytes, None]
-    facts: Events
-    final_weights: Weights  # exact once the events are read
+    facts: EventStream
+    final_weights: ServedWeights  # exact once the events are read
     error: GatewayError | None = None
 
     async def close(self) -> None:
@@ -75,33 +77,37 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    engine: Engine
+    engine: EngineRoute
     reply: EngineReply
     version_before: int
 
 
-_Use = Callable[[Call, _Attempt, float, int], Awaitable[T]]
+_Use = Callable[[CompletionCall, _Attempt, float, int], Awaitable[T]]
 """What to make of a reply: the call, the attempt, when the first one began, and how many there were."""
 
 
-class Relay:
+class EngineRelay:
     """Non-streamed and streamed calls."""
 
-    def __init__(self, directory: Directory, engines: Engines, pick: PickEngine, policy: RelayPolicy) -> None:
+    def __init__(
+        self, directory: RegistryDirectory, engines: AiohttpEngines, pick: PickEngine, policy: RelayPolicy
+    ) -> None:
         self._directory = directory
         self._engines = engines
         self._pick = pick
         self._policy = policy
 
-    async def answer(self, call: Call, headers: Mapping[str, str]) -> Answer:
+    async def answer(self, call: CompletionCall, headers: Mapping[str, str]) -> EngineAnswer:
         """The whole answer, whatever its status below 500. Raises GatewayError."""
         return await self._by_an_engine(call, headers, self._read)
 
-    async def open_stream(self, call: Call, headers: Mapping[str, str]) -> OpenStream | Answer:
+    async def open_stream(
+        self, call: CompletionCall, headers: Mapping[str, str]
+    ) -> OpenStream | EngineAnswer:
         """A stream with its first event at hand, or the engine's refusal. Raises GatewayError."""
         return await self._by_an_engine(call, headers, self._opened_or_refused)
 
-    async def _by_an_engine(self, call: Call, headers: Mapping[str, str], use: _Use[T]) -> T:
+    async def _by_an_engine(self, call: CompletionCall, headers: Mapping[str, str], use: _Use[T]) -> T:
         """What `use` makes of an engine's reply; of another's, while engines are lost before it did."""
         started = time.monotonic()
         until = started + self._policy.engine_wait_s
@@ -118,7 +124,9 @@ class Relay:
                 # A stream that was opened counts itself from here on.
                 self._pick.busy[engine.engine_id] -= 1
 
-    async def _attempt(self, call: Call, engine: Engine, headers: Mapping[str, str]) -> _Attempt:
+    async def _attempt(
+        self, call: CompletionCall, engine: EngineRoute, headers: Mapping[str, str]
+    ) -> _Attempt:
         name = served_name(engine, call.target)
         if name is None:
             raise EngineLost(f"engine {engine.engine_id} no longer serves {call.target}")
@@ -133,14 +141,16 @@ class Relay:
             raise EngineLost(f"engine {engine.engine_id} answered {reply.status}")
         return _Attempt(engine, reply, before)
 
-    def _lost(self, engine: Engine, error: EngineLost, until: float) -> None:
+    def _lost(self, engine: EngineRoute, error: EngineLost, until: float) -> None:
         """Suspects the engine; raises when there is no time for another try."""
         self._pick.suspect(engine)
         log.warning("engine_lost", extra={"engine_id": engine.engine_id, "why": error.message})
         if time.monotonic() >= until:
             raise error
 
-    async def _read(self, call: Call, attempt: _Attempt, started: float, tries: int) -> Answer:
+    async def _read(
+        self, call: CompletionCall, attempt: _Attempt, started: float, tries: int
+    ) -> EngineAnswer:
         try:
             body = await attempt.reply.read()
         finally:
@@ -148,10 +158,10 @@ class Relay:
         return await self._finished(call, attempt, body, time.monotonic() - started, tries)
 
     async def _finished(
-        self, call: Call, attempt: _Attempt, body: bytes, engine_s: float, tries: int
-    ) -> Answer:
+        self, call: CompletionCall, attempt: _Attempt, body: bytes, engine_s: float, tries: int
+    ) -> EngineAnswer:
         if attempt.reply.status != _OK:
-            return Answer(attempt.reply.status, body, None, Usage(), [], engine_s, tries)
+            return EngineAnswer(attempt.reply.status, body, None, TokenUsage(), [], engine_s, tries)
         reply = _json(body, attempt.engine)
         versions = versions_in(reply)
         if not versions:
@@ -159,18 +169,20 @@ class Relay:
         weights = await self._weights(call.target.model, versions)
         if call.return_token_ids and with_ids_in_both_places(reply):
             body = orjson.dumps(reply)
-        usage = usage_of(reply) or Usage()
-        return Answer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries)
+        usage = usage_of(reply) or TokenUsage()
+        return EngineAnswer(_OK, body, weights, usage, finish_reasons(reply), engine_s, tries)
 
     async def _opened_or_refused(
-        self, call: Call, attempt: _Attempt, started: float, tries: int
-    ) -> OpenStream | Answer:
+        self, call: CompletionCall, attempt: _Attempt, started: float, tries: int
+    ) -> OpenStream | EngineAnswer:
         if attempt.reply.status != _OK:
             return await self._read(call, attempt, started, tries)
         return await self._opened(call, attempt, started, tries)
 
-    async def _opened(self, call: Call, attempt: _Attempt, started: float, tries: int) -> OpenStream:
-        events = Events(call, attempt.reply)
+    async def _opened(
+        self, call: CompletionCall, attempt: _Attempt, started: float, tries: int
+    ) -> OpenStream:
+        events = EventStream(call, attempt.reply)
         try:
             first = await events.first()
         except BaseException:
@@ -192,7 +204,7 @@ class Relay:
         return stream
 
     async def _rest(
-        self, call: Call, attempt: _Attempt, stream: OpenStream, first: bytes
+        self, call: CompletionCall, attempt: _Attempt, stream: OpenStream, first: bytes
     ) -> AsyncGenerator[bytes, None]:
         busy, engine_id = self._pick.busy, attempt.engine.engine_id
         busy[engine_id] += 1
@@ -212,7 +224,7 @@ class Relay:
             busy[engine_id] -= 1
             attempt.reply.close()
 
-    async def _loaded(self, engine: Engine, target: Target) -> int:
+    async def _loaded(self, engine: EngineRoute, target: ModelTarget) -> int:
         """The version that the engine samples the target with at this moment."""
         pinned = pinned_version(engine, target)
         if pinned is not None:
@@ -224,10 +236,10 @@ class Relay:
         said = await self._engines.loaded_version(engine)
         return lease.version if said is None else said
 
-    async def _weights(self, model: str, versions: list[int]) -> Weights:
+    async def _weights(self, model: str, versions: list[int]) -> ServedWeights:
         newest = max(versions)
-        digest = await self._directory.digest(Target(model, newest))
-        return Weights(model, newest, min(versions), digest)
+        digest = await self._directory.digest(ModelTarget(model, newest))
+        return ServedWeights(model, newest, min(versions), digest)
 
 
 async def _nothing() -> AsyncGenerator[bytes, None]:
@@ -235,7 +247,7 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
-def _json(body: bytes, engine: Engine) -> dict[str, Any]:
+def _json(body: bytes, engine: EngineRoute) -> dict[str, Any]:
     try:
         reply = orjson.loads(body)
     except orjson.JSONDecodeError as error:

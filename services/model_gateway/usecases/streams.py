@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from model_gateway.domain.calls import Call
+from model_gateway.domain.calls import CompletionCall
 from model_gateway.domain.errors import EngineLost, GatewayError
 from model_gateway.domain.replies import (
-    Usage,
+    TokenUsage,
     finish_reasons,
     usage_of,
     versions_in,
@@ -23,11 +23,11 @@ _TELLING = (b'"weight_versions"', b'"finish_reason":"', b'"finish_reason": "', b
 _MAX_EVENT_BYTES = 16 << 20
 
 
-class Events:
+class EventStream:
     """One streamed reply, and what it told so far."""
 
-    def __init__(self, call: Call, reply: EngineReply) -> None:
-        self.usage = Usage()
+    def __init__(self, call: CompletionCall, reply: EngineReply) -> None:
+        self.usage = TokenUsage()
         self.versions: list[int] = []
         self.finish_reasons: list[str] = []
         self.is_done = False

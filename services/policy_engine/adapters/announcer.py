@@ -12,16 +12,13 @@ from identities import events
 from policy_engine import wire
 from policy_engine.domain import (
     LeaseFacts,
-    ModelUnknown,
-    PlatformUnavailable,
     Reloaded,
-    Serving,
-    Target,
+    ServedPolicy,
     VersionRefused,
 )
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.rpc import RemoteError, remote_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -31,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class PlatformAnnouncer:
-    """Speaks for one engine. An event that cannot be published is logged: serving goes on without it."""
+    """Publishes for one engine. An event that cannot be published is logged, and serving goes on."""
 
     def __init__(
         self,
-        who: wire.Identity,
+        who: wire.EngineIdentity,
         bus: EventBus,
         registry: "RegistryServiceAsyncStub",
         *,
@@ -45,37 +42,35 @@ class PlatformAnnouncer:
         self._bus = bus
         self._registry = registry
         self._now = now
-        self._told = 0
+        self._num_published = 0
 
-    async def ready(self, serving: Serving) -> None:
-        """See ports.Announcer."""
+    async def ready(self, serving: ServedPolicy) -> None:
+        """Publish engine.ready."""
         await self._publish("ready", wire.ready_event(self._who, serving, self._now()), self._next())
 
     async def reloaded(self, done: Reloaded) -> None:
-        """See ports.Announcer."""
+        """Publish engine.reloaded."""
         await self._publish("reloaded", wire.reloaded_event(self._who, done, self._now()), self._next())
 
-    async def reload_failed(self, serving: Serving | None, target: Target, why: VersionRefused) -> None:
-        """See ports.Announcer. The same failure of the same version is one event, however often tried."""
-        event = wire.failed_event(self._who, serving, target, why, self._now())
-        await self._publish("reload_failed", event, f"{target.digest}/{why.kind}")
+    async def reload_failed(self, serving: ServedPolicy | None, version: int, why: VersionRefused) -> None:
+        """Publish engine.reload_failed, once for each kind of failure of a version."""
+        event = wire.failed_event(self._who, serving, version, why, self._now())
+        await self._publish("reload_failed", event, f"v{version}/{why.kind}")
 
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
-        """See ports.Announcer. Raises PlatformUnavailable, ModelUnknown."""
+        """Tell the registry that the engine is alive. Raises Unavailable."""
         lease = wire.lease_to_wire(self._who, facts)
         try:
             with remote_errors("renew the engine's lease"):
                 await self._registry.RenewEngineLease(
                     service_pb2.RenewEngineLeaseRequest(lease=lease, ttl_s=ttl_s)
                 )
-        except RemoteNotFound as error:
-            raise ModelUnknown(str(error)) from error
-        except (RemoteError, Unavailable) as error:
-            raise PlatformUnavailable(str(error)) from error
+        except RemoteError as error:
+            raise Unavailable(str(error)) from error
 
     def _next(self) -> str:
-        self._told += 1
-        return str(self._told)
+        self._num_published += 1
+        return str(self._num_published)
 
     async def _publish(self, verb: str, event: Message, what: str) -> None:
         event_id = events.engine_changed(verb, self._who.engine_id, what)

@@ -1,4 +1,4 @@
-"""Command lines and directories of the engines that a keeper can start."""
+"""Command lines and directories of the engines that an engine supervisor can start."""
 
 import json
 import sys

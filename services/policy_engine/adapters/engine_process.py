@@ -1,4 +1,4 @@
-"""The engine as a child process, or as somebody else's at a URL."""
+"""The engine as a child process, or as one at a URL that runs without us."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine_client import EngineClient, EngineError
 from policy_engine.domain import EngineBroken, Policy
-from policy_engine.ports import Engine
+from policy_engine.ports import EngineControl
 from service_kit.leash import leashed
 from service_kit.ports import free_ports
 
@@ -34,7 +34,7 @@ class Command:
 
 
 class EngineKind(Protocol):
-    """What differs between the engines that a keeper can start."""
+    """What differs between the engines that an engine supervisor can start."""
 
     def command(self, directory: Path, host: str, port: int) -> Command:
         """How to start it on a prepared directory."""
@@ -75,11 +75,11 @@ class EngineProcess:
         self.base_url = ""
 
     def prepare(self, policy: Policy) -> Path:
-        """See ports.EngineHost."""
+        """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
         return self._kind.prepare(policy)
 
-    async def start(self, policy: Policy) -> Engine:
-        """See ports.EngineHost."""
+    async def start(self, policy: Policy) -> EngineControl:
+        """Start it on a policy and return once it is healthy. Raises EngineBroken."""
         await self.stop()
         port = self._port or free_ports(1, self._host)[0]
         command = self._kind.command(self.prepare(policy), self._host, port)
@@ -92,7 +92,7 @@ class EngineProcess:
         return self._client
 
     async def stop(self) -> None:
-        """See ports.EngineHost."""
+        """End it and what it started."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -101,7 +101,7 @@ class EngineProcess:
             await _end(process)
 
     def failure(self) -> str | None:
-        """See ports.EngineHost."""
+        """Why it is dead, or None while it lives."""
         if self._health.failure is not None:
             return self._health.failure
         if self._process is None or self._process.returncode is None:
@@ -109,7 +109,7 @@ class EngineProcess:
         return f"it exited with status {self._process.returncode}; its log ends: {_tail(self._log_path)}"
 
     async def died(self) -> None:
-        """See ports.EngineHost. A process that lives but fails its health check counts as dead."""
+        """Return when it died without being stopped; one that fails its health checks counts as dead."""
         while self.failure() is None and self._process is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
@@ -132,7 +132,7 @@ class EngineProcess:
 
 
 class AttachedEngine:
-    """An engine that somebody else runs. It must see the keeper's cache directory under the same path."""
+    """An engine that runs by itself. It must see the supervisor's cache directory under the same path."""
 
     def __init__(self, kind: EngineKind, base_url: str, *, start_s: float) -> None:
         self._kind = kind
@@ -142,10 +142,10 @@ class AttachedEngine:
         self.base_url = base_url.rstrip("/")
 
     def prepare(self, policy: Policy) -> Path:
-        """See ports.EngineHost."""
+        """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
         return self._kind.prepare(policy)
 
-    async def start(self, policy: Policy) -> Engine:
+    async def start(self, policy: Policy) -> EngineControl:
         """Wait until it answers, and load the policy over whatever it serves."""
         await self.stop()
         self._health = HealthWatch()
@@ -203,7 +203,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_STOP_S):
                 await process.wait()
             break
-    # Its workers may outlive it by a moment; the group is ours, so nobody else is hit.
+    # Its workers may outlive it by a moment; the process group holds nothing else.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

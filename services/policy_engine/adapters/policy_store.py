@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blob_store import BlobError, BlobStore, CorruptBlob, MissingBlob
 from policy_engine import wire
-from policy_engine.domain import FailureKind, Policy, Target, VersionRefused
+from policy_engine.domain import EngineTarget, FailureKind, Policy, VersionRefused
 from policy_files import CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.errors import Unavailable as StoreAway
@@ -21,8 +21,8 @@ class BlobPolicyStore:
         self._store = store
         self._cache_dir = cache_dir
 
-    async def fetch(self, target: Target) -> Policy:
-        """See ports.PolicyStore."""
+    async def fetch(self, target: EngineTarget) -> Policy:
+        """All files of a version on local disk, each digest checked. Raises VersionRefused."""
         what = f"v{target.version}"
         try:
             manifest = manifest_from_bytes(await self._store.get(target.manifest))
@@ -41,12 +41,12 @@ class BlobPolicyStore:
         return _policy(target, manifest, directory)
 
     async def prune(self, keep: Sequence[Policy]) -> None:
-        """See ports.PolicyStore."""
+        """Free disk from versions that are used no more."""
         digests = {policy.target.digest for policy in keep}
         await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
 
 
-def _policy(target: Target, manifest: PolicyManifest, directory: Path) -> Policy:
+def _policy(target: EngineTarget, manifest: PolicyManifest, directory: Path) -> Policy:
     weights = sorted(f.blob.sha256 for f in manifest.files if f.name.endswith(".safetensors"))
     return Policy(
         target=target,

@@ -1,105 +1,88 @@
-"""Which version a channel wants: the bus for what was published, the registry for heads and checkpoints."""
+"""Which version a channel wants. The registry answers; a fact that is newer than its answer comes first."""
 
+import logging
 from typing import TYPE_CHECKING
 
-from blob_store import BlobError, BlobStore
 from episodes import Channel
-from event_bus import BusError, EventBus
 from policy_engine import wire
-from policy_engine.domain import ModelUnknown, PlatformUnavailable, Target
-from policy_engine.usecases.pins import PinRequests
-from policy_files import InvalidManifest, UnknownPolicy, load
-from upcycle.api.registry.v1 import service_pb2
-from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted
-from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from policy_engine.domain import EngineTarget, FailureKind, PinRequests, VersionRefused
+from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.rpc import RemoteError, RemoteNotFound, RemoteRefused, remote_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
-IDEMPOTENT = ("GetModel", "GetCheckpoint", "RenewEngineLease")
+IDEMPOTENT = ("GetModel", "GetVersion", "RenewEngineLease")
+log = logging.getLogger(__name__)
 
 
 class ChannelVersions:
-    """Answers for one model and channel by asking; nothing is remembered, so nothing can be stale."""
+    """Answers for one model and channel.
+
+    The newest published version that was ever named is remembered: `policy.published` may be handled here
+    before the registry has recorded it, and engines follow the trainer also while the registry is down.
+    """
 
     def __init__(
-        self,
-        model: str,
-        channel: Channel,
-        registry: "RegistryServiceAsyncStub",
-        bus: EventBus,
-        store: BlobStore,
-        pins: PinRequests,
+        self, model: str, channel: Channel, registry: "RegistryServiceAsyncStub", pins: PinRequests
     ) -> None:
         self._model = model
         self._channel = channel
         self._registry = registry
-        self._bus = bus
-        self._store = store
         self._pins = pins
+        self._newest: EngineTarget | None = None
 
-    async def current(self) -> list[Target]:
-        """See ports.Versions."""
-        head, base = await self._of_registry()
-        found = [head, base]
-        if self._channel is Channel.LATEST:
-            published = await self._last_published()
-            if published is not None and published.version > head.version:
-                found.insert(0, published)
-        elif self._channel is Channel.CANDIDATE and (needed := self._pins.versions()):
-            found.insert(0, await self.find(needed[0]))
-        return list({target.digest: target for target in reversed(found)}.values())[::-1]
+    def published(self, target: EngineTarget) -> EngineTarget:
+        """Take note of a published version; the newest so far."""
+        if self._newest is None or target.version > self._newest.version:
+            self._newest = target
+        return self._newest
 
-    async def find(self, version: int) -> Target:
-        """See ports.Versions."""
-        request = service_pb2.GetCheckpointRequest(model=self._model, version=version)
+    async def current(self) -> list[EngineTarget]:
+        """What the channel wants now, best first; the later ones are what to fall back to at start.
+
+        Raises Unavailable while the registry does not answer or does not have the model.
+        """
         try:
-            with remote_errors(f"look up {self._model} v{version}"):
-                reply = await self._registry.GetCheckpoint(request)
-            return wire.target_of_checkpoint(reply.checkpoint)
-        except RemoteNotFound:
-            return await self._find_published(version)
-        except (RemoteError, Unavailable) as error:
-            raise PlatformUnavailable(f"the registry, to find v{version}: {error}") from error
-
-    async def _find_published(self, version: int) -> Target:
-        """Not every published version is a checkpoint."""
-        try:
-            return wire.target_of_manifest(await load(self._store, self._model, version))
-        except UnknownPolicy as error:
-            raise PlatformUnavailable(f"v{version} to be published") from error
-        except (BlobError, Unavailable, InvalidManifest) as error:
-            raise PlatformUnavailable(f"the manifest of v{version}: {error}") from error
-
-    async def _of_registry(self) -> tuple[Target, Target]:
-        try:
-            with remote_errors(f"get model {self._model}"):
+            with remote_errors(f"look up {self._model}"):
                 reply = await self._registry.GetModel(service_pb2.GetModelRequest(model=self._model))
         except RemoteNotFound as error:
-            raise ModelUnknown(f"model {self._model!r} to be imported into the registry") from error
+            raise Unavailable(f"model {self._model!r} to be imported into the registry") from error
         except (RemoteError, Unavailable) as error:
-            raise PlatformUnavailable(f"the registry: {error}") from error
-        head = wire.target_of_checkpoint(reply.head)
-        if self._channel is Channel.HEAD:
-            head = await self._with_promotion_time(head)
-        return head, wire.target_of_checkpoint(reply.base)
+            if self._channel is Channel.LATEST and self._newest is not None:
+                return [self._newest]
+            raise Unavailable(f"the registry: {error}") from error
+        found = [
+            *await self._ahead_of_head(reply.model),
+            wire.target_of_checkpoint(reply.head, reply.model.promoted_at),
+            wire.target_of_checkpoint(reply.base),
+        ]
+        return list({target.digest: target for target in reversed(found)}.values())[::-1]
 
-    async def _with_promotion_time(self, head: Target) -> Target:
+    async def of_pin(self, version: int) -> EngineTarget:
+        """The version that a run pins. Raises VersionRefused for one that was removed."""
+        request = service_pb2.GetVersionRequest(model=self._model, version=version)
         try:
-            promoted = await self._bus.last(CheckpointPromoted, model=self._model)
-        except BusError as error:
-            raise PlatformUnavailable(f"the bus: {error}") from error
-        if promoted is None or promoted.message.version != head.version:
-            return head
-        at = promoted.message.promoted_at.ToDatetime(promoted.published_at.tzinfo)
-        return Target(head.version, head.digest, head.manifest, at)
+            with remote_errors(f"look up {self._model} v{version}"):
+                reply = await self._registry.GetVersion(request)
+        except RemoteNotFound as error:
+            raise Unavailable(f"v{version} to be published") from error
+        except RemoteRefused as error:
+            raise VersionRefused(FailureKind.VERSION_REMOVED, str(error), may_pass_later=False) from error
+        except RemoteError as error:
+            raise Unavailable(f"the registry, to find v{version}: {error}") from error
+        return wire.target_of_version(reply.version)
 
-    async def _last_published(self) -> Target | None:
-        try:
-            delivery = await self._bus.last(PolicyPublished, model=self._model)
-        except BusError as error:
-            raise PlatformUnavailable(f"the bus: {error}") from error
-        return None if delivery is None else wire.target_of_published(delivery.message)
+    async def _ahead_of_head(self, model: registry_pb2.Model) -> list[EngineTarget]:
+        """What the channel wants before head; of pinned versions the one of the longest waiting run."""
+        if self._channel is Channel.LATEST:
+            return [self.published(wire.target_of_version(model.latest))]
+        if self._channel is Channel.CANDIDATE:
+            for version in self._pins.versions():
+                try:
+                    return [await self.of_pin(version)]
+                except VersionRefused as error:
+                    log.warning("pin_refused", extra={"version": version, "why": str(error)})
+        return []

@@ -1,1 +1,1 @@
-"""The keeper's decisions."""
+"""The supervisor's decisions."""

@@ -5,57 +5,46 @@ finished run's version until its place is needed: the gate evaluates one head ve
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine_client import EngineError, pinned_name
 from policy_engine.domain import (
     EngineBroken,
-    ModelUnknown,
-    PlatformUnavailable,
+    PinRequests,
     Policy,
-    Serving,
-    Target,
+    ServedPolicy,
     VersionRefused,
 )
-from policy_engine.ports import Announcer, Engine, PolicyStore, Versions
+from policy_engine.ports import Announcer, EngineControl, PolicyStore, Versions
 from policy_engine.usecases.reload import ReloadProtocol
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldPolicy:
     policy: Policy
     last_needed: int
 
 
-@dataclass(slots=True)
-class PinRequests:
-    """Which runs need which version, in the order in which they were submitted."""
+@dataclass(frozen=True, slots=True)
+class PinDeps:
+    """Where pinned versions come from, and where a refusal is published."""
 
-    _version_of_run: dict[str, int] = field(default_factory=dict)
-
-    def submitted(self, run_id: str, version: int) -> None:
-        """An evaluation run pins a version."""
-        self._version_of_run[run_id] = version
-
-    def finished(self, run_id: str) -> None:
-        """It needs it no more."""
-        self._version_of_run.pop(run_id, None)
-
-    def versions(self) -> list[int]:
-        """Needed versions, each once, longest waiting first."""
-        return list(dict.fromkeys(self._version_of_run.values()))
+    store: PolicyStore
+    versions: Versions
+    announcer: Announcer
 
 
-class Pins:
+class PinnedPolicies:
     """What the engine holds beside its channel's version."""
 
     def __init__(
         self,
         model: str,
         requests: PinRequests,
-        world: tuple[PolicyStore, Versions, Announcer],
+        deps: PinDeps,
         protocol: ReloadProtocol,
         *,
         max_held: int,
@@ -63,11 +52,11 @@ class Pins:
         """`max_held`: 0 on engines that cannot hold several versions."""
         self._model = model
         self._requests = requests
-        self._store, self._versions, self._announcer = world
+        self._deps = deps
         self._protocol = protocol
         self._max_held = max_held
-        self._held: dict[int, _Held] = {}
-        self._refused: set[str] = set()
+        self._held: dict[int, _HeldPolicy] = {}
+        self._refused: set[int] = set()
         self._round = 0
 
     def held(self) -> tuple[int, ...]:
@@ -82,7 +71,7 @@ class Pins:
         """The engine was started anew: it holds nothing."""
         self._held.clear()
 
-    async def reconcile(self, engine: Engine, serving: Serving | None) -> None:
+    async def reconcile(self, engine: EngineControl, serving: ServedPolicy | None) -> None:
         """Load what runs need as far as there is room. Raises EngineBroken when unloading fails."""
         if self._max_held == 0:
             return
@@ -94,30 +83,28 @@ class Pins:
             else:
                 await self._load(engine, version, serving, needed)
 
-    async def _load(self, engine: Engine, version: int, serving: Serving | None, needed: list[int]) -> None:
+    async def _load(
+        self, engine: EngineControl, version: int, serving: ServedPolicy | None, needed: list[int]
+    ) -> None:
+        if version in self._refused:
+            return
         try:
-            target = await self._versions.find(version)
-        except (PlatformUnavailable, ModelUnknown) as error:
+            target = await self._deps.versions.of_pin(version)
+            await self._make_room(engine, needed)
+            policy = await self._deps.store.fetch(target)
+            await self._protocol.hold(engine, policy)
+        except Unavailable as error:
             log.warning("pin_waits", extra={"version": version, "why": str(error)})
             return
-        if target.digest in self._refused:
-            return
-        try:
-            await self._make_room(engine, needed)
-            policy = await self._store.fetch(target)
-            await self._protocol.hold(engine, policy)
         except VersionRefused as error:
-            await self._refuse(serving, target, error)
+            if not error.may_pass_later:
+                self._refused.add(version)
+            await self._deps.announcer.reload_failed(serving, version, error)
             return
-        self._held[version] = _Held(policy, self._round)
+        self._held[version] = _HeldPolicy(policy, self._round)
         log.info("pin_loaded", extra={"version": version, "digest": target.digest})
 
-    async def _refuse(self, serving: Serving | None, target: Target, error: VersionRefused) -> None:
-        if not error.may_pass_later:
-            self._refused.add(target.digest)
-        await self._announcer.reload_failed(serving, target, error)
-
-    async def _make_room(self, engine: Engine, needed: list[int]) -> None:
+    async def _make_room(self, engine: EngineControl, needed: list[int]) -> None:
         while len(self._held) >= self._max_held:
             idle = [version for version in self._held if version not in needed]
             oldest = min(idle, key=lambda version: self._held[version].last_needed)

@@ -1,10 +1,10 @@
-"""The reload protocol: load, prove, then name. A version is never named before its canary agreed.
+"""The reload protocol: load, check the canary, then name. A version is never named before its canary agreed.
 
     embedded: pause(keep) -> reload -> score -> name it -> forget prefixes -> resume
     vLLM:     pause(keep) -> reload -> name it unproven -> forget prefixes -> resume -> score -> name it
 
-vLLM answers nothing while it is paused, so there the proof comes after `resume`; tokens of those few
-milliseconds carry an unproven label, which engine_client turns into a version only when the proof came.
+vLLM answers nothing while it is paused, so there the canary is scored after `resume`; tokens of those few
+milliseconds carry an unproven label, which engine_client turns into a version only once the canary agreed.
 Whatever fails: the old weights are loaded again, and the old version goes on under its name.
 """
 
@@ -16,13 +16,15 @@ from policy_engine.domain import (
     EngineBroken,
     FailureKind,
     Policy,
-    Serving,
+    ServedPolicy,
     VersionRefused,
     judge_canary,
 )
-from policy_engine.ports import Clock, Engine, EngineHost
+from policy_engine.ports import Clock, EngineControl, EngineHost
 
 log = logging.getLogger(__name__)
+
+Scores = list[list[float]]
 
 
 class ReloadProtocol:
@@ -35,7 +37,7 @@ class ReloadProtocol:
         self._recompute_running = recompute_running
         self._clock = clock
 
-    async def adopt(self, engine: Engine, policy: Policy) -> Serving:
+    async def adopt(self, engine: EngineControl, policy: Policy) -> ServedPolicy:
         """Prove what a freshly started engine serves, and name it. Raises VersionRefused, EngineBroken."""
         try:
             measured = await self._score(engine, policy)
@@ -43,9 +45,11 @@ class ReloadProtocol:
             await engine.update_weight_version(proven_label(policy.target.version))
         except EngineError as error:
             raise EngineBroken(f"the engine fails right after its start: {error}") from error
-        return Serving(policy, worst)
+        return ServedPolicy(policy, worst)
 
-    async def reload(self, engine: Engine, old: Serving, new: Policy) -> tuple[Serving, float]:
+    async def reload(
+        self, engine: EngineControl, old: ServedPolicy, new: Policy
+    ) -> tuple[ServedPolicy, float]:
         """Serve `new` instead of `old`; returns it proven, and the seconds for which sampling stood still.
 
         Raises VersionRefused: `old` serves on, untouched as seen from outside. EngineBroken: it does not.
@@ -60,13 +64,13 @@ class ReloadProtocol:
             raise EngineBroken(f"the engine cannot be paused: {error}") from error
         try:
             await engine.reload_weights(directory)
-            worst, paused_s = await self._prove(engine, old, new, (before, started_s))
+            worst, paused_s = await self._check_canary(engine, old, new, before, started_s)
         except (VersionRefused, EngineError) as error:
             await self._go_back(engine, old, proven_while_paused=not isinstance(error, _RefusedAfterResume))
             raise _as_refusal(error, new) from error
-        return Serving(new, worst), paused_s
+        return ServedPolicy(new, worst), paused_s
 
-    async def hold(self, engine: Engine, policy: Policy) -> None:
+    async def hold(self, engine: EngineControl, policy: Policy) -> None:
         """Serve a pinned version beside the main one. Raises VersionRefused; the engine is as before then."""
         name = pinned_name(self._model, policy.target.version)
         try:
@@ -80,11 +84,13 @@ class ReloadProtocol:
         except EngineError as error:
             raise _as_refusal(error, policy) from error
 
-    async def _prove(
-        self, engine: Engine, old: Serving, new: Policy, since: tuple[list[list[float]] | None, float]
+    async def _check_canary(
+        self, engine: EngineControl, old: ServedPolicy, new: Policy, before: Scores | None, started_s: float
     ) -> tuple[float, float]:
-        """`since`: the scores under the old weights, and when sampling stopped."""
-        before, started_s = since
+        """The worst difference, and how long sampling stood still since `started_s`.
+
+        before: the scores under the old weights, where those were others.
+        """
         measured = await engine.score_while_paused(_rows(new))
         if measured is not None:
             worst = judge_canary(new, measured, before)
@@ -101,22 +107,22 @@ class ReloadProtocol:
         await engine.update_weight_version(proven_label(new.target.version))
         return worst, paused_s
 
-    async def _resume(self, engine: Engine) -> None:
+    async def _resume(self, engine: EngineControl) -> None:
         await engine.reset_prefix_cache(recompute_running=self._recompute_running)
         await engine.resume()
 
-    async def _score(self, engine: Engine, policy: Policy) -> list[list[float]]:
+    async def _score(self, engine: EngineControl, policy: Policy) -> Scores:
         rows = _rows(policy)
         scored = await engine.score_while_paused(rows)
         if scored is not None:
             return scored
         return [await engine.prompt_logprobs(self._model, row) for row in rows]
 
-    async def _go_back(self, engine: Engine, old: Serving, *, proven_while_paused: bool) -> None:
+    async def _go_back(self, engine: EngineControl, old: ServedPolicy, *, proven_while_paused: bool) -> None:
         """Load the old weights again. Raises EngineBroken."""
         try:
             if not proven_while_paused:
-                # What ran since then ran on refused weights: no completion of it may reach anybody.
+                # What ran since then ran on refused weights: none of their completions may be returned.
                 await engine.pause("abort")
             await engine.reload_weights(self._host.prepare(old.policy))
             await engine.update_weight_version(proven_label(old.version))

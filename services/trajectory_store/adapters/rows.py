@@ -1,26 +1,27 @@
-"""Episodes <-> rows."""
+"""Episodes <-> rows. Rows of episodes that are known by a group or a step alone have purpose 0."""
 
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import RowMapping
 
-from trajectory_store.domain import Episode, Identity, Record, Reward, State
-
-_IDENTITY = (
-    "episode_id",
-    "run_id",
-    "group_id",
-    "member",
-    "model",
-    "purpose",
-    "split",
-    "task_slug",
-    "family",
+from blob_store import BlobRef
+from episodes import EpisodeIdentity
+from episodes.identity import PURPOSE_NUMBERS, PURPOSES, SPLIT_NUMBERS, SPLITS
+from trajectory_store.domain.facts import (
+    Identity,
+    LedgerState,
+    PartialIdentity,
+    TrajectoryGrade,
+    TrajectoryRecord,
 )
-_RECORD = (
-    "body_key",
-    "body_sha256",
-    "body_size_bytes",
+from trajectory_store.domain.ledger import Episode
+
+_PARTIAL: Final = ("episode_id", "run_id", "model", "group_id", "tenant")
+_WHOLE: Final = (*_PARTIAL, "member", "group_size", "task_slug", "task_digest", "family")
+_UNKNOWN: Final[dict[str, Any]] = {
+    "member": 0, "group_size": 0, "task_slug": "", "task_digest": "", "family": "", "purpose": 0, "split": 0,
+}  # fmt: skip
+_RECORD: Final = (
     "oldest_version",
     "newest_version",
     "stop_reason",
@@ -29,53 +30,77 @@ _RECORD = (
     "recorded_us",
     "trace_id",
 )
-_GRADE = ("reward", "success", "subscores", "graded_us")
-_NO_RECORD: dict[str, Any] = dict.fromkeys(_RECORD)
-_NO_GRADE: dict[str, Any] = dict.fromkeys(_GRADE)
+_NO_RECORD: Final[dict[str, Any]] = dict.fromkeys((*_RECORD, "body_key", "body_sha256", "body_size_bytes"))
+_GRADE: Final = ("reward", "success", "subscores", "graded_us")
+_NO_GRADE: Final[dict[str, Any]] = dict.fromkeys(_GRADE)
+_LEDGER: Final = (
+    "reason",
+    "step",
+    "since_us",
+    "updated_us",
+    "trained_step",
+    "trained_by_run",
+    "in_conflict",
+    "trained_twice",
+    "body_checked",
+    "quarantine",
+)
 
 
 def row_of(episode: Episode, changed: int) -> dict[str, Any]:
     """Column values of an episode."""
-    row: dict[str, Any] = {name: getattr(episode.identity, name) for name in _IDENTITY}
-    row |= _columns(episode.record, _RECORD, _NO_RECORD)
-    row |= _columns(episode.grade, _GRADE, _NO_GRADE)
-    row.update(
-        state=int(episode.state),
-        reason=episode.reason,
-        step=episode.step,
-        since_us=episode.since_us,
-        updated_us=episode.updated_us,
-        settled=episode.state.is_terminal,
-        trained_step=episode.trained_step,
-        trained_by_run=episode.trained_by_run,
-        in_conflict=episode.in_conflict,
-        trained_twice=episode.trained_twice,
-        body_checked=episode.body_checked,
-        quarantine=episode.quarantine,
-        changed=changed,
-    )
+    row = _identity_columns(episode.identity) | _values(episode, _LEDGER)
+    row |= _record_columns(episode.record)
+    row |= _NO_GRADE if episode.grade is None else _values(episode.grade, _GRADE)
+    row.update(state=int(episode.state), settled=episode.state.is_terminal, changed=changed)
     return row
 
 
-def _columns(part: object | None, names: tuple[str, ...], absent: dict[str, Any]) -> dict[str, Any]:
-    return absent if part is None else {name: getattr(part, name) for name in names}
+def _values(part: object, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in names}
+
+
+def _identity_columns(identity: Identity) -> dict[str, Any]:
+    if isinstance(identity, PartialIdentity):
+        return _values(identity, _PARTIAL) | _UNKNOWN
+    numbers = {
+        "purpose": int(PURPOSE_NUMBERS[identity.purpose]),
+        "split": int(SPLIT_NUMBERS[identity.split]),
+    }
+    return _values(identity, _WHOLE) | numbers
+
+
+def _record_columns(record: TrajectoryRecord | None) -> dict[str, Any]:
+    if record is None:
+        return _NO_RECORD
+    body = record.body
+    return _values(record, _RECORD) | {
+        "body_key": body.key,
+        "body_sha256": body.sha256,
+        "body_size_bytes": body.size_bytes,
+    }
 
 
 def episode_of(row: RowMapping) -> Episode:
     """The episode in a row."""
     return Episode(
-        identity=Identity(*(row[name] for name in _IDENTITY)),
-        state=State(row["state"]),
-        reason=row["reason"],
-        step=row["step"],
-        since_us=row["since_us"],
-        updated_us=row["updated_us"],
-        record=None if row["body_key"] is None else Record(*(row[name] for name in _RECORD)),
-        grade=None if row["reward"] is None else Reward(*(row[name] for name in _GRADE)),
-        trained_step=row["trained_step"],
-        trained_by_run=row["trained_by_run"],
-        in_conflict=row["in_conflict"],
-        trained_twice=row["trained_twice"],
-        body_checked=row["body_checked"],
-        quarantine=row["quarantine"],
+        identity=_identity_of(row),
+        state=LedgerState(row["state"]),
+        record=_record_of(row),
+        grade=None if row["reward"] is None else TrajectoryGrade(*(row[name] for name in _GRADE)),
+        **{name: row[name] for name in _LEDGER},
     )
+
+
+def _identity_of(row: RowMapping) -> Identity:
+    if not row["purpose"]:
+        return PartialIdentity(**{name: row[name] for name in _PARTIAL})
+    whole = {name: row[name] for name in _WHOLE}
+    return EpisodeIdentity(**whole, purpose=PURPOSES[row["purpose"]], split=SPLITS[row["split"]])
+
+
+def _record_of(row: RowMapping) -> TrajectoryRecord | None:
+    if row["body_key"] is None:
+        return None
+    body = BlobRef(row["body_key"], row["body_sha256"], row["body_size_bytes"])
+    return TrajectoryRecord(body, **{name: row[name] for name in _RECORD})

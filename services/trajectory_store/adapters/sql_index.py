@@ -1,68 +1,46 @@
 """The projection in SQL: rows, counters and feed change in one transaction, whatever the facts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Select, Table, and_, func, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service_kit import StoreFull
+from episodes.identity import PURPOSE_NUMBERS
+from identities import events
 from sql_store import Database, enqueue
-from trajectory_store import wire
 from trajectory_store.adapters.rows import episode_of, row_of
 from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER, UNCHECKED, UNSETTLED
-from trajectory_store.domain import (
-    Delta,
-    Episode,
-    Fact,
-    Filter,
-    Ledger,
-    PageKey,
-    State,
-    deltas,
-    fold,
-)
-from trajectory_store.ports import Change, Unavailable
-from upcycle.errors import Unavailable as DatabaseAway
+from trajectory_store.domain.facts import EpisodeFact, LedgerState
+from trajectory_store.domain.ledger import CounterDelta, Episode, Ledger, deltas, fold
+from trajectory_store.domain.queries import FeedChange, PageKey, TrajectoryFilter
+from trajectory_store.wire import views
 
 T = TypeVar("T")
 
 _FEED_ID: Final = 1
 _IDS_PER_QUERY: Final = 500
-_FULL_DELAY_S: Final = 5.0
-_AWAY_DELAY_S: Final = 2.0
-
-
-@contextmanager
-def _typed() -> Iterator[None]:
-    try:
-        yield
-    except StoreFull as error:
-        raise Unavailable("space on the trajectory store's disk", _FULL_DELAY_S) from error
-    except DatabaseAway as error:
-        raise Unavailable(f"the trajectory store's database ({error})", _AWAY_DELAY_S) from error
 
 
 class SqlIndex:
-    """Implements ports.Index."""
+    """The projection. Each method is one transaction; all raise Unavailable."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    async def project(self, facts: Sequence[Fact]) -> int:
-        """Fold facts into rows and counters."""
-        return await self._run(lambda connection: _project(connection, facts)) if facts else 0
+    async def project(self, facts: Sequence[EpisodeFact]) -> int:
+        """Fold facts, in order, into rows and counters. Returns how many rows changed."""
+        return await self._db.run(lambda connection: _project(connection, facts)) if facts else 0
 
-    async def find(self, episode_id: str) -> Episode | None:
+    async def find_episode(self, episode_id: str) -> Episode | None:
         """One row."""
         query = select(EPISODES).where(EPISODES.c.episode_id == episode_id)
-        found = await self._run(lambda connection: _episodes(connection, query))
+        found = await self._db.run(lambda connection: _episodes(connection, query))
         return found[0] if found else None
 
-    async def page(self, wanted: Filter, after: PageKey | None, limit: int) -> list[Episode]:
-        """Recorded trajectories, newest first."""
+    async def page(self, wanted: TrajectoryFilter, after: PageKey | None, limit: int) -> list[Episode]:
+        """Recorded trajectories, newest first, beginning after a key."""
         query = (
             select(EPISODES)
             .where(EPISODES.c.recorded_us.is_not(None), *_conditions(wanted))
@@ -72,51 +50,47 @@ class SqlIndex:
         if after is not None:
             key = tuple_(EPISODES.c.recorded_us, EPISODES.c.episode_id)
             query = query.where(key < (after.recorded_us, after.episode_id))
-        return await self._run(lambda connection: _episodes(connection, query))
+        return await self._db.run(lambda connection: _episodes(connection, query))
 
     async def position(self) -> int:
         """Position of the newest change."""
         query = select(FEED.c.position)
-        return int(await self._run(lambda connection: connection.execute(query).scalar_one()))
+        return int(await self._db.run(lambda connection: connection.execute(query).scalar_one()))
 
-    async def changes(self, wanted: Filter, after: int, limit: int) -> list[Change]:
-        """Recorded trajectories that changed."""
+    async def changes(self, wanted: TrajectoryFilter, after: int, limit: int) -> list[FeedChange]:
+        """Recorded trajectories that changed after a position, oldest change first."""
         query = (
             select(EPISODES)
             .where(EPISODES.c.changed > after, EPISODES.c.body_key.is_not(None), *_conditions(wanted))
             .order_by(EPISODES.c.changed)
             .limit(limit)
         )
-        return await self._run(
+        return await self._db.run(
             lambda connection: [
-                Change(row["changed"], episode_of(row)) for row in connection.execute(query).mappings()
+                FeedChange(row["changed"], episode_of(row)) for row in connection.execute(query).mappings()
             ]
         )
 
     async def ledger(self, run_id: str, num_unsettled: int) -> Ledger:
-        """The equation."""
-        return await self._run(lambda connection: _ledger(connection, run_id, num_unsettled))
+        """The equation of a run ("" for all), and the oldest unsettled episodes by name."""
+        return await self._db.run(lambda connection: _ledger(connection, run_id, num_unsettled))
 
     async def unchecked(self, limit: int) -> list[Episode]:
-        """Bodies nobody has looked at."""
+        """Recorded trajectories whose bodies were not checked yet, oldest first."""
         query = select(EPISODES).where(UNCHECKED).order_by(EPISODES.c.recorded_us).limit(limit)
-        return await self._run(lambda connection: _episodes(connection, query))
+        return await self._db.run(lambda connection: _episodes(connection, query))
 
-    async def checked(self, episode_ids: Sequence[str]) -> None:
-        """Their bodies are good."""
+    async def mark_checked(self, episode_ids: Sequence[str]) -> None:
+        """Mark their bodies as good."""
         query = update(EPISODES).where(EPISODES.c.episode_id.in_(episode_ids)).values(body_checked=true())
-        await self._run(lambda connection: connection.execute(query).rowcount)
+        await self._db.run(lambda connection: connection.execute(query).rowcount)
 
     async def quarantine(self, episode: Episode, reason: str) -> None:
-        """Mark and announce."""
-        await self._run(lambda connection: _quarantine(connection, episode, reason))
-
-    async def _run(self, work: Callable[[Connection], T]) -> T:
-        with _typed():
-            return await self._db.run(work)
+        """Mark a trajectory whose body cannot be used, and publish that with the same transaction."""
+        await self._db.run(lambda connection: _quarantine(connection, episode, reason))
 
 
-def _project(connection: Connection, facts: Sequence[Fact]) -> int:
+def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
     position = _lock_feed(connection)
     before = _load(connection, {fact.identity.episode_id for fact in facts})
     after = dict(before)
@@ -135,7 +109,7 @@ def _project(connection: Connection, facts: Sequence[Fact]) -> int:
 
 
 def _lock_feed(connection: Connection) -> int:
-    """The newest position; whoever else projects waits until this transaction ends."""
+    """The newest position. Another projection waits here until this transaction ends."""
     query = select(FEED.c.position).where(FEED.c.id == _FEED_ID).with_for_update()
     return int(connection.execute(query).scalar_one())
 
@@ -153,20 +127,27 @@ def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
     return found
 
 
-def _count(connection: Connection, delta: Delta) -> None:
+def _count(connection: Connection, delta: CounterDelta) -> None:
     rows = [
-        {"run_id": delta.run_id, "state": int(state), "reason": reason, "count": count}
+        {
+            "tenant": delta.tenant,
+            "run_id": delta.run_id,
+            "state": int(state),
+            "reason": reason,
+            "count": count,
+        }
         for (state, reason), count in delta.by_label.items()
     ]
     if rows:
-        _add(connection, LEDGER, ("run_id", "state", "reason"), ("count",), rows)
+        _add(connection, LEDGER, ("tenant", "run_id", "state", "reason"), ("count",), rows)
     if delta.conflicts or delta.trained_twice:
         alarm = {
+            "tenant": delta.tenant,
             "run_id": delta.run_id,
             "conflicts": delta.conflicts,
             "trained_twice": delta.trained_twice,
         }
-        _add(connection, ALARMS, ("run_id",), ("conflicts", "trained_twice"), [alarm])
+        _add(connection, ALARMS, ("tenant", "run_id"), ("conflicts", "trained_twice"), [alarm])
 
 
 @cache
@@ -202,13 +183,13 @@ def _episodes(connection: Connection, query: Select[Any]) -> list[Episode]:
     return [episode_of(row) for row in connection.execute(query).mappings()]
 
 
-def _conditions(wanted: Filter) -> list[Any]:
+def _conditions(wanted: TrajectoryFilter) -> list[Any]:
     equal = {
         "run_id": wanted.run_id,
         "model": wanted.model,
         "group_id": wanted.group_id,
         "task_slug": wanted.task_slug,
-        "purpose": wanted.purpose,
+        "purpose": wanted.purpose and int(PURPOSE_NUMBERS[wanted.purpose]),
     }
     conditions: list[Any] = [EPISODES.c[name] == value for name, value in equal.items() if value]
     if wanted.min_reward is not None:
@@ -230,7 +211,7 @@ def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
     conflicts, trained_twice = connection.execute(alarms).one()
     return Ledger(
         counts={
-            (State(state), reason): int(count)
+            (LedgerState(state), reason): int(count)
             for state, reason, count in connection.execute(counts.group_by(LEDGER.c.state, LEDGER.c.reason))
         },
         conflicts=int(conflicts or 0),
@@ -248,5 +229,6 @@ def _quarantine(connection: Connection, episode: Episode, reason: str) -> None:
         .values(quarantine=reason, body_checked=true(), changed=position)
     )
     _move_feed(connection, position)
-    event, event_id = wire.quarantined_to_wire(episode, reason)
-    enqueue(connection, event, model=episode.identity.model, event_id=event_id)
+    event = views.quarantined_to_wire(episode, reason)
+    event_id = events.trajectory_quarantined(event.episode.trajectory_id)
+    enqueue(connection, event, model=event.episode.model, event_id=event_id)

@@ -15,6 +15,7 @@ from sqlalchemy import (
     text,
 )
 
+from identities.tenants import DEFAULT_TENANT
 from sql_store import outbox_table
 
 METADATA = MetaData()
@@ -24,17 +25,27 @@ UNSETTLED = text("NOT settled")
 UNCHECKED = text("NOT body_checked AND body_key IS NOT NULL")
 OUTBOX = outbox_table(METADATA)
 
+
+def _tenant(*, primary_key: bool = False) -> Column[str]:
+    return Column(
+        "tenant", String(64), primary_key=primary_key, nullable=False, server_default=DEFAULT_TENANT
+    )
+
+
 EPISODES = Table(
     "episodes",
     METADATA,
     Column("episode_id", String, primary_key=True),
+    _tenant(),
     Column("run_id", String, nullable=False),
     Column("group_id", String, nullable=False),
     Column("member", Integer, nullable=False),
+    Column("group_size", Integer, nullable=False),
     Column("model", String, nullable=False),
     Column("purpose", SmallInteger, nullable=False),
     Column("split", SmallInteger, nullable=False),
     Column("task_slug", String, nullable=False),
+    Column("task_digest", String, nullable=False),
     Column("family", String, nullable=False),
     Column("state", SmallInteger, nullable=False),
     Column("reason", String, nullable=False),
@@ -43,7 +54,7 @@ EPISODES = Table(
     Column("updated_us", BigInteger, nullable=False),
     Column("settled", Boolean, nullable=False),
     Column("trained_step", BigInteger, nullable=False),
-    Column("trained_by_run", String, nullable=False, server_default=""),
+    Column("trained_by_run", String, nullable=False),
     Column("in_conflict", Boolean, nullable=False),
     Column("trained_twice", Boolean, nullable=False),
     # The stored trajectory; body_key is null until it is recorded.
@@ -88,6 +99,7 @@ EPISODES = Table(
 LEDGER = Table(
     "ledger_counts",
     METADATA,
+    _tenant(primary_key=True),
     Column("run_id", String, primary_key=True),
     Column("state", SmallInteger, primary_key=True),
     Column("reason", String, primary_key=True),
@@ -97,6 +109,7 @@ LEDGER = Table(
 ALARMS = Table(
     "ledger_alarms",
     METADATA,
+    _tenant(primary_key=True),
     Column("run_id", String, primary_key=True),
     Column("conflicts", BigInteger, nullable=False),
     Column("trained_twice", BigInteger, nullable=False),
@@ -106,6 +119,6 @@ FEED = Table(
     "feed",
     METADATA,
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
-    # Position of the newest change. Locked by whoever writes, so positions commit in order.
+    # Position of the newest change. Every writer locks it, so positions commit in order.
     Column("position", BigInteger, nullable=False),
 )

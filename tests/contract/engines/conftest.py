@@ -1,4 +1,4 @@
-"""Both engines behind one fixture: what passes here is the wire that samplers, gateway and keeper rely on."""
+"""Both engines behind one fixture: what passes here is the wire that sampler, gateway and supervisor use."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ from blob_store import BlobRef
 from engine_client import EngineClient
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
-from policy_engine.domain import CanaryRow, Policy, Serving, Target
+from policy_engine.domain import CanaryRow, EngineTarget, Policy, ServedPolicy
 from policy_engine.usecases.reload import ReloadProtocol
 
 MODEL = "incident"
@@ -28,10 +28,12 @@ VLLM_PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 SHAPE = Shape(layers=2, hidden=128, inner=192, heads=4, kv_heads=2, head_dim=32, context=512, scale=0.1)
 
 
-def policy_of(directory: Path, version: int, *, told: Path | None = None) -> Policy:
-    """A version as the keeper has it after fetching; `told`: whose scores its canary claims."""
-    rows = tuple(CanaryRow(tuple(ids), tuple(logprobs)) for ids, logprobs in canary_rows(told or directory))
-    target = Target(version, f"digest-{version}", BlobRef("k", "0" * 64, 1))
+def policy_of(directory: Path, version: int, *, canary_of: Path | None = None) -> Policy:
+    """A version as the supervisor has it after fetching; `canary_of`: whose scores its canary claims."""
+    rows = tuple(
+        CanaryRow(tuple(ids), tuple(logprobs)) for ids, logprobs in canary_rows(canary_of or directory)
+    )
+    target = EngineTarget(version, f"digest-{version}", BlobRef("k", "0" * 64, 1))
     return Policy(target, directory, rows, "float32", weights_digest=directory.name)
 
 
@@ -48,8 +50,8 @@ class EngineUnderTest:
     def url(self) -> str:
         return self.host.base_url
 
-    def policy(self, version: int, *, told: Path | None = None) -> Policy:
-        return policy_of(self.directory(version), version, told=told)
+    def policy(self, version: int, *, canary_of: Path | None = None) -> Policy:
+        return policy_of(self.directory(version), version, canary_of=canary_of)
 
     def directory(self, version: int) -> Path:
         return make_policy(self.folder / "policies" / f"v{version}", seed=700 + version, shape=SHAPE)
@@ -57,8 +59,8 @@ class EngineUnderTest:
     def protocol(self, *, recompute_running: bool = True) -> ReloadProtocol:
         return ReloadProtocol(self.host, MODEL, recompute_running=recompute_running, clock=time.monotonic)
 
-    def serving(self, version: int) -> Serving:
-        return Serving(self.policy(version), 0.0)
+    def serving(self, version: int) -> ServedPolicy:
+        return ServedPolicy(self.policy(version), 0.0)
 
     async def restore(self) -> None:
         """Version 0, running, whatever the test did."""

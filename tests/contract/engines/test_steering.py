@@ -80,7 +80,7 @@ async def test_a_reload_serves_the_new_weights_under_their_name(engine: EngineUn
 
 @dataclass
 class Load:
-    """32 clients that ask for completion after completion until told to stop."""
+    """32 clients that ask for completion after completion until they are asked to stop."""
 
     engine: EngineUnderTest
     made: list[tuple[list[int], Completion]] = field(default_factory=list)
@@ -155,7 +155,7 @@ async def test_without_recomputing_requests_keep_their_old_keys_and_values(engin
 
 
 async def test_a_canary_that_disagrees_brings_the_old_weights_back(engine: EngineUnderTest) -> None:
-    lying = engine.policy(4, told=engine.directory(5))
+    lying = engine.policy(4, canary_of=engine.directory(5))
     with pytest.raises(VersionRefused, match="canary_mismatch"):
         await engine.protocol().reload(engine.client, engine.serving(0), lying)
     assert await engine.client.weight_version() == "0"

@@ -41,7 +41,7 @@ def test_fewer_calls_than_the_evidence_takes_earn_nothing_extra() -> None:
     assert grade(incident, right(incident), 0).score == grade(incident, right(incident), NEEDED_CALLS).score
 
 
-def test_partial_credit_by_hand() -> None:
+def test_partial_credit_of_worked_examples() -> None:
     incident = incident_of("out_of_memory")
     service = f"service: {incident.faulty} cause: "
     assert grade(incident, service + "pool_exhausted", 4).score == pytest.approx(0.5)  # service and class

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples.incident.cloning import encode
+from examples.incident.sft import encode
 from examples.incident.demonstrations import RIGHT, Habits, demonstrate
 from examples.incident.grading import grade
 from examples.incident.names import FIRST, SECOND, service_names

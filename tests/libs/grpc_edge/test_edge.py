@@ -322,7 +322,7 @@ async def test_an_api_key_opens_the_services_and_nothing_else_does(
     await server.stop()
 
 
-async def test_health_is_told_per_service_and_on_the_way_down(server: GrpcServer) -> None:
+async def test_health_is_reported_per_service_and_during_shutdown(server: GrpcServer) -> None:
     async with connect(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -391,7 +391,7 @@ async def test_a_taken_port_is_said_with_a_way_out(server: GrpcServer) -> None:
         await second.start()
 
 
-async def test_a_peer_is_a_component_that_waits_for_nobody() -> None:
+async def test_a_peer_starts_and_is_ready_before_its_server_is() -> None:
     peer = Peer("registry", "127.0.0.1:1")
     await peer.start()
 

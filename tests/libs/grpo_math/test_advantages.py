@@ -51,7 +51,7 @@ def test_hand_worked_values(name: str, expected: list[list[float]]) -> None:
     assert close(adv.advantage_function(name)(rewards([1, 0, 0, 1])), expected)
 
 
-def test_graded_rewards_by_hand() -> None:
+def test_advantages_of_worked_examples() -> None:
     found = adv.grpo(rewards([0.2, 0.9, 0.4, 0.7]))
     assert close(found, [[-1.125356, 1.125356, -0.482296, 0.482296]])
 

@@ -37,7 +37,7 @@ def part(tokens: TrainedTokens, rows: list[int]) -> TrainedTokens:
     return TrainedTokens(num_rows=len(rows), **values)
 
 
-def test_weights_by_hand() -> None:
+def test_weights_of_worked_examples() -> None:
     tokens = tokens_of([-1.0] * 4, rows=[0, 0, 0, 1], turns=[0, 0, 1, 0])
     expected = {
         "token_mean": [1 / 4] * 4,
@@ -140,7 +140,7 @@ def test_top_entropy_trains_the_most_uncertain_share() -> None:
     assert float(objective(tokens, totals).detach()) == pytest.approx(-0.3)
 
 
-def test_kl_estimators_by_hand_and_their_gradients() -> None:
+def test_kl_estimators_of_worked_examples_and_their_gradients() -> None:
     lp = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     other = torch.tensor([-1.5], dtype=torch.float64)
     expected = {

@@ -73,7 +73,7 @@ def test_wrong_settings_exit_before_any_work() -> None:
     assert stderr.startswith("upcycle-toy: 2 problem(s) in the settings\n")
 
 
-def test_help_tells_purpose_and_every_variable() -> None:
+def test_help_shows_purpose_and_every_variable() -> None:
     stdout, _ = start("good", "--help").communicate(timeout=20)
 
     assert "Does nothing, reliably." in stdout

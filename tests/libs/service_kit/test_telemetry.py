@@ -126,7 +126,7 @@ def test_our_names_are_those_of_the_packaged_conventions() -> None:
     assert semconv.SCHEMA_URL in {schema.value for schema in Schemas}
 
 
-def test_nobody_makes_up_a_name_under_a_conventional_prefix() -> None:
+def test_no_module_makes_up_a_name_under_a_conventional_prefix() -> None:
     page = {value for value in vars(semconv).values() if isinstance(value, str)}
     sources = [path for root in ("libs", "services") for path in (REPOSITORY / root).rglob("*.py")]
     used = {name for path in sources if "api" not in path.parts for name in _attribute_names(path)}

@@ -89,8 +89,8 @@ async def test_context_variables_reach_the_function(sql_url: str) -> None:
         assert await db.run(lambda _: variable.get()) == "set"
 
 
-async def test_listeners_hear_of_a_commit_and_not_of_a_rollback(sql_url: str) -> None:
-    heard: list[str] = []
+async def test_listeners_are_called_after_a_commit_and_not_after_a_rollback(sql_url: str) -> None:
+    notified: list[str] = []
 
     def noticed(connection: Connection, *, fail: bool) -> None:
         give_notice(connection, "notes")
@@ -98,14 +98,14 @@ async def test_listeners_hear_of_a_commit_and_not_of_a_rollback(sql_url: str) ->
             raise LookupError
 
     async with opened(sql_url) as db:
-        db.listen("notes", lambda: heard.append("notes"))
+        db.listen("notes", lambda: notified.append("notes"))
         with pytest.raises(LookupError):
             await db.run(lambda connection: noticed(connection, fail=True))
-        assert heard == []
+        assert notified == []
         await db.run(write("a"))
-        assert heard == []
+        assert notified == []
         await db.run(lambda connection: noticed(connection, fail=False))
-        assert heard == ["notes"]
+        assert notified == ["notes"]
 
 
 async def test_moments_come_back_aware_and_equal(sql_url: str) -> None:

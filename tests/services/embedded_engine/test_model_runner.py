@@ -31,12 +31,17 @@ def sequence(prompt: list[int], max_tokens: int = 12, **changes: object) -> Sequ
     return Sequence(prompt, spec, lambda progress: None)
 
 
-def run(runner: ModelRunner, *sequences: Sequence, steps: int = 2000) -> None:
+def run(runner: ModelRunner, *sequences: Sequence) -> None:
     for one in sequences:
         runner.add(one)
+    drain(runner)
+
+
+def drain(runner: ModelRunner, steps: int = 2000) -> None:
+    """Step until every sequence has ended."""
     with torch.inference_mode():
         for _ in range(steps):
-            if all(one.finish_reason for one in sequences):
+            if not runner.busy:
                 return
             runner.step()
     raise AssertionError("the sequences did not end")
@@ -50,34 +55,28 @@ def check(directory: Path, made: Sequence, start: int = 0, end: int | None = Non
 
 def test_sequences_that_join_at_any_time_are_sampled_as_if_alone(policies: list[Path]) -> None:
     runner = make_runner(policies[0])
-    everyone = [sequence(list(range(3 + i, 20 + 7 * i)), 10 + 3 * i) for i in range(8)]
+    sequences = [sequence(list(range(3 + i, 20 + 7 * i)), 10 + 3 * i) for i in range(8)]
     with torch.inference_mode():
-        for one in everyone:
+        for one in sequences:
             runner.add(one)
             runner.step()
             runner.step()
-    run(runner, *[])
-    with torch.inference_mode():
-        while runner.busy:
-            runner.step()
-    for one in everyone:
+    drain(runner)
+    for one in sequences:
         assert one.finish_reason in (LENGTH, STOP)
         check(policies[0], one)
 
 
 def test_more_sequences_than_places_wait_their_turn(policies: list[Path]) -> None:
     runner = make_runner(policies[0], max_running=3, num_slots=4)
-    everyone = [sequence([5 + i, 6, 7], 6) for i in range(10)]
+    sequences = [sequence([5 + i, 6, 7], 6) for i in range(10)]
     with torch.inference_mode():
-        for one in everyone:
+        for one in sequences:
             runner.add(one)
         runner.step()
         assert (len(runner.running), len(runner.waiting)) == (3, 7)
-    run(runner, *[])
-    with torch.inference_mode():
-        while runner.busy:
-            runner.step()
-    assert all(len(one.logprobs) > 0 for one in everyone)
+    drain(runner)
+    assert all(len(one.logprobs) > 0 for one in sequences)
 
 
 def test_the_next_turn_computes_only_what_is_new(policies: list[Path]) -> None:
@@ -135,10 +134,7 @@ def test_a_reload_stamps_tokens_and_stops_reuse(policies: list[Path]) -> None:
     runner.reload(load_weights(policies[1]))
     runner.label = "1"
     runner.reset_prefix_cache(recompute_running=True)
-    run(runner, *[])
-    with torch.inference_mode():
-        while runner.busy:
-            runner.step()
+    drain(runner)
     assert running.version_spans() == [
         {"version": "0", "start": 0, "end": sampled},
         {"version": "1", "start": sampled, "end": 30},
@@ -151,7 +147,7 @@ def test_a_reload_stamps_tokens_and_stops_reuse(policies: list[Path]) -> None:
     check(policies[1], again)
 
 
-def test_old_keys_and_values_are_used_by_nobody_else(policies: list[Path]) -> None:
+def test_keys_and_values_of_old_weights_are_not_reused(policies: list[Path]) -> None:
     runner = make_runner(policies[0])
     running = sequence(list(range(10, 40)), 30, stop_token_ids=frozenset())
     runner.add(running)
@@ -160,10 +156,7 @@ def test_old_keys_and_values_are_used_by_nobody_else(policies: list[Path]) -> No
             runner.step()
     runner.reload(load_weights(policies[1]))
     runner.reset_prefix_cache(recompute_running=False)
-    run(runner, *[])
-    with torch.inference_mode():
-        while runner.busy:
-            runner.step()
+    drain(runner)
     assert running.num_sampled == 30
     next_turn = sequence([*running.tokens, 3], 6)
     run(runner, next_turn)

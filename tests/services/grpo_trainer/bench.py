@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from tests.services.grpo_trainer.learners import same
-from tests.services.grpo_trainer.surroundings import (
+from tests.services.grpo_trainer.fakes import (
     START,
     Clock,
     HeldOut,
@@ -21,6 +20,7 @@ from tests.services.grpo_trainer.surroundings import (
     Recorder,
     Stream,
 )
+from tests.services.grpo_trainer.learners import same
 from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
@@ -30,7 +30,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import Sessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from identities.objects import trajectory_body as body_key
@@ -80,11 +80,11 @@ class World:
         identity = f"ckpt-{model}-v{version:08d}"
         self.heads[model] = BasePolicy(version, identity, BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
-    def tools(self, thread: LearnerThread) -> Tools:
+    def deps(self, thread: LearnerThread) -> RunDeps:
         """Fresh adapters over what outlives them."""
         work_dir = self.folder / "work"
         work_dir.mkdir(exist_ok=True)
-        return Tools(
+        return RunDeps(
             new_learner=lambda: TorchLearner(thread),
             bodies=BlobBodies(self.store, train_parse_errors=False),
             states=BlobStates(self.store),
@@ -127,12 +127,12 @@ class Trainer:
         self,
         world: World,
         *,
-        change: Callable[[Tools], Tools] = lambda tools: tools,
+        change: Callable[[RunDeps], RunDeps] = lambda deps: deps,
         options: LearnerOptions | None = None,
         leases: ModelLeases | None = None,
     ) -> None:
         self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
-        self.sessions = Sessions(change(world.tools(self._thread)), leases=leases)
+        self.sessions = Sessions(change(world.deps(self._thread)), leases=leases)
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

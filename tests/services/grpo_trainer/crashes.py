@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.services.grpo_trainer.bench import World
 
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
 
 WRITES = {"put", "put_file", "put_if_absent", "delete", "publish"}
@@ -59,14 +59,14 @@ class Guarded:
         return write
 
 
-def wired(fuse: Fuse) -> Callable[[Tools], Tools]:
+def wired(fuse: Fuse) -> Callable[[RunDeps], RunDeps]:
     """Puts the fuse below every adapter that writes."""
 
-    def change(tools: Tools) -> Tools:
-        for adapter in (tools.states, tools.policies, tools.bodies):
+    def change(deps: RunDeps) -> RunDeps:
+        for adapter in (deps.states, deps.policies, deps.bodies):
             vars(adapter)["_store"] = Guarded(vars(adapter)["_store"], fuse)
-        vars(tools.facts)["_bus"] = Guarded(vars(tools.facts)["_bus"], fuse)
-        return dataclasses.replace(tools)
+        vars(deps.facts)["_bus"] = Guarded(vars(deps.facts)["_bus"], fuse)
+        return dataclasses.replace(deps)
 
     return change
 

@@ -75,8 +75,10 @@ class Report:
         return best
 
 
-async def learn(lesson: Lesson, *, tell: Callable[[int, float], None] = lambda step, success: None) -> Report:
-    """Play, step, export, play again. tell: called with every success that is measured."""
+async def learn(
+    lesson: Lesson, *, on_success: Callable[[int, float], None] = lambda step, success: None
+) -> Report:
+    """Play, step, export, play again. on_success: called with every success that is measured."""
     actor = toy_policy.load_start(lesson.start)
     report = Report()
     with one_thread(), tempfile.TemporaryDirectory() as scratch:
@@ -86,7 +88,7 @@ async def learn(lesson: Lesson, *, tell: Callable[[int, float], None] = lambda s
         learner = TorchLearner(thread)
         try:
             await learner.begin(lesson.spec(), Path(scratch) / "base")
-            await _lessons(lesson, actor, learner, Path(scratch), report, tell)
+            await _lessons(lesson, actor, learner, Path(scratch), report, on_success)
         finally:
             await learner.close()
             thread.close()
@@ -111,7 +113,7 @@ async def _lessons(
     learner: TorchLearner,
     folder: Path,
     report: Report,
-    tell: Callable[[int, float], None],
+    on_success: Callable[[int, float], None],
 ) -> None:
     generator, seeds = torch.Generator().manual_seed(lesson.seed + 11), random.Random(lesson.seed + 12)
     versions: deque[dict[str, Tensor]] = deque(maxlen=lesson.lag + 1)
@@ -128,7 +130,7 @@ async def _lessons(
         if step == lesson.steps or (lesson.look_every and step % lesson.look_every == 0):
             actor.load_state_dict(versions[-1], strict=False)
             report.success[step] = toy_policy.success(actor, lesson.task)
-            tell(step, report.success[step])
+            on_success(step, report.success[step])
 
 
 def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

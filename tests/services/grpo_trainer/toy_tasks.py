@@ -143,7 +143,7 @@ class Retry:
 
 @dataclass(slots=True)
 class Route:
-    """Long horizon: each observation names the next call ('B7') or the answer ('=5'); one wrong call leads
+    """Long watermark: each observation names the next call ('B7') or the answer ('=5'); one wrong call leads
     nowhere."""
 
     max_action: ClassVar[int] = 4

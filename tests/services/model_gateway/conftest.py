@@ -72,7 +72,7 @@ class RegistryStub(RegistryServiceServicer):
         )
 
     def lease(self, double: EngineDouble, name: str = "engine-1", **changes: Any) -> None:
-        """As the engine's keeper would renew it now."""
+        """As the engine supervisor would renew it now."""
         self.renewals += 1
         values: dict[str, Any] = {
             "engine_id": name,

@@ -17,8 +17,8 @@ import pytest
 from tests.services.model_gateway.conftest import KEY, Gateway
 from tests.services.model_gateway.engine_double import EngineDouble, engine
 
+from model_gateway.adapters.database import BadBootstrapKey, GatewayDatabase
 from model_gateway.adapters.sql_keys import SqlKeyStore
-from model_gateway.adapters.sql_tables import BadBootstrapKey, Tables
 from model_gateway.cli import run_command
 from model_gateway.domain.errors import KeysUnavailable, NotAuthenticated
 from model_gateway.domain.keys import bearer, check, parse_key
@@ -30,12 +30,10 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 @pytest.fixture
 async def keys(sql_url: str) -> AsyncIterator[SqlKeyStore]:
-    database = Database(sql_url)
-    store = SqlKeyStore(database)
-    tables = Tables(database, store, bootstrap_key=None, bootstrap_key_file=None, now=lambda: NOW)
-    await tables.start()
-    yield store
-    await tables.stop()
+    database = GatewayDatabase(sql_url, now=lambda: NOW)
+    await database.start()
+    yield SqlKeyStore(database)
+    await database.stop()
 
 
 @pytest.fixture
@@ -137,26 +135,24 @@ async def test_a_bootstrap_file_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "secrets" / "gateway.key"
     texts = []
     for _ in range(2):
-        database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
+        url = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+        database = GatewayDatabase(url, bootstrap_key_file=path, now=lambda: NOW)
         store = SqlKeyStore(database)
-        tables = Tables(database, store, bootstrap_key=None, bootstrap_key_file=path, now=lambda: NOW)
-        await tables.start()
+        await database.start()
         presented = parse_key(path.read_text().strip())
         assert check(presented, await store.find(presented.key_id)).scopes == {"inference", "admin"}
-        await tables.stop()
+        await database.stop()
         texts.append(path.read_text())
     assert texts[0] == texts[1]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 async def test_a_malformed_bootstrap_key_is_named(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}")
-    tables = Tables(
-        database, SqlKeyStore(database), bootstrap_key="secret", bootstrap_key_file=None, now=lambda: NOW
-    )
+    url = f"sqlite:///{tmp_path / 'keys.sqlite'}"
+    database = GatewayDatabase(url, bootstrap_key="secret", now=lambda: NOW)
     with pytest.raises(BadBootstrapKey, match="MODEL_GATEWAY_BOOTSTRAP_KEY"):
-        await tables.start()
-    await tables.stop()
+        await database.start()
+    await database.stop()
 
 
 def test_keys_by_command(

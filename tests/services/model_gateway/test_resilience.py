@@ -117,7 +117,7 @@ async def test_a_promotion_is_served_within_a_second(gateway: Gateway, tells_ver
         gateway.registry.lease(double)
         assert (await ask(gateway)).headers["x-upcycle-version"] == "1"
         await gateway.promote("incident", 2)
-        # The keeper reloads; the lease still says 1, and nobody may be told 1 from here on.
+        # The engine reloads while its lease still says 1: from here on no answer may say 1.
         await asyncio.sleep(0.2)
         double.version = 2
         for stream in (False, True):

@@ -5,14 +5,23 @@ from typing import Any
 
 import pytest
 
-from model_gateway.domain.calls import Target
-from model_gateway.domain.routing import Engine, EngineState, ModelHead, View, Weights, choose, served_name
-from model_gateway.usecases.promotions import Promotion, Promotions
+from model_gateway.domain.calls import ModelTarget
+from model_gateway.domain.routing import (
+    EngineRoute,
+    EngineState,
+    ModelHead,
+    Promotion,
+    RoutingView,
+    ServedWeights,
+    choose,
+    served_name,
+)
+from model_gateway.usecases.promotions import Promotions
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def engine(name: str = "e", **changes: Any) -> Engine:
+def engine(name: str = "e", **changes: Any) -> EngineRoute:
     values: dict[str, Any] = {
         "engine_id": name,
         "base_url": "http://127.0.0.1:1",
@@ -24,10 +33,12 @@ def engine(name: str = "e", **changes: Any) -> Engine:
         "state": EngineState.READY,
         "renewal": "1",
     }
-    return Engine(**(values | changes))
+    return EngineRoute(**(values | changes))
 
 
-def pick(*engines: Engine, busy: dict[str, int] | None = None, suspects: tuple[str, ...] = ()) -> str | None:
+def pick(
+    *engines: EngineRoute, busy: dict[str, int] | None = None, suspects: tuple[str, ...] = ()
+) -> str | None:
     found = choose(engines, head_version=3, busy=busy or {}, suspects=suspects)
     return found.engine_id if found else None
 
@@ -49,28 +60,28 @@ def test_suspects_are_left_out_altogether() -> None:
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.STOPPING])
 def test_engines_that_start_or_stop_take_nothing(state: EngineState) -> None:
-    assert View(engines=(engine(state=state),)).serving(Target("incident")) == []
+    assert RoutingView(engines=(engine(state=state),)).serving(ModelTarget("incident")) == []
 
 
 def test_a_failed_reload_still_serves() -> None:
-    assert len(View(engines=(engine(state=EngineState.FAILED),)).serving(Target("incident"))) == 1
+    assert len(RoutingView(engines=(engine(state=EngineState.FAILED),)).serving(ModelTarget("incident"))) == 1
 
 
 def test_names_of_versions() -> None:
     holder = engine(held_versions=frozenset({1}))
-    assert served_name(holder, Target("incident")) == "incident"
-    assert served_name(holder, Target("incident", 1)) == "incident@v1"
-    assert served_name(holder, Target("incident", 3)) == "incident"
-    assert served_name(holder, Target("incident", 2)) is None
+    assert served_name(holder, ModelTarget("incident")) == "incident"
+    assert served_name(holder, ModelTarget("incident", 1)) == "incident@v1"
+    assert served_name(holder, ModelTarget("incident", 3)) == "incident"
+    assert served_name(holder, ModelTarget("incident", 2)) is None
     rollout = engine(follows_head=False)
-    assert served_name(rollout, Target("incident")) is None
+    assert served_name(rollout, ModelTarget("incident")) is None
     # A version that is about to be replaced cannot be promised.
-    assert served_name(engine(state=EngineState.RELOADING), Target("incident", 3)) is None
+    assert served_name(engine(state=EngineState.RELOADING), ModelTarget("incident", 3)) is None
 
 
 def test_a_lease_is_certain_while_no_reload_is_due() -> None:
     head = ModelHead("incident", 3, "ckpt-incident-v00000003", 0)
-    view = View({"incident": head})
+    view = RoutingView({"incident": head})
     assert view.is_settled(engine())
     assert not view.is_settled(engine(version=2))
     assert not view.is_settled(engine(state=EngineState.RELOADING))
@@ -84,10 +95,10 @@ def promotions(seconds_later: float) -> Promotions:
 def test_the_first_token_of_the_promoted_version_counts_once() -> None:
     timed = promotions(0.4)
     timed.moved(Promotion("incident", 4, "d", NOW))
-    timed.token(Weights("incident", 3, 3, ""))
+    timed.token(ServedWeights("incident", 3, 3, ""))
     assert timed.served("incident") == []
-    timed.token(Weights("incident", 4, 4, ""))
-    timed.token(Weights("incident", 4, 4, ""))
+    timed.token(ServedWeights("incident", 4, 4, ""))
+    timed.token(ServedWeights("incident", 4, 4, ""))
     (served,) = timed.served("incident")
     assert served.first_token_s == pytest.approx(0.4)
 
@@ -96,7 +107,7 @@ def test_a_promotion_that_was_overtaken_is_never_served() -> None:
     timed = promotions(1.0)
     timed.moved(Promotion("incident", 4, "d", NOW))
     timed.moved(Promotion("incident", 5, "d", NOW))
-    timed.token(Weights("incident", 4, 4, ""))
+    timed.token(ServedWeights("incident", 4, 4, ""))
     assert timed.served("incident") == []
-    timed.token(Weights("incident", 5, 5, ""))
+    timed.token(ServedWeights("incident", 5, 5, ""))
     assert [one.version for one in timed.served("incident")] == [5]

@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
-from model_gateway.domain.calls import Limits, Route, read_call
+from model_gateway.domain.calls import ApiRoute, CallLimits, read_call
 from model_gateway.domain.errors import EngineLost
-from model_gateway.domain.replies import Usage
-from model_gateway.usecases.streams import Events
+from model_gateway.domain.replies import TokenUsage
+from model_gateway.usecases.streams import EventStream
 
 
 class ReplyDouble:
@@ -32,13 +32,13 @@ class ReplyDouble:
         self._chunks = []
 
 
-def events(chunks: list[bytes], **body: Any) -> Events:
+def events(chunks: list[bytes], **body: Any) -> EventStream:
     request = {"model": "incident", "messages": [], "stream": True, **body}
-    call = read_call(Route.CHAT, orjson.dumps(request), request, Limits(8, 100))
-    return Events(call, ReplyDouble(chunks))
+    call = read_call(ApiRoute.CHAT, orjson.dumps(request), request, CallLimits(8, 100))
+    return EventStream(call, ReplyDouble(chunks))
 
 
-async def passed(reader: Events) -> bytes:
+async def passed(reader: EventStream) -> bytes:
     first = await reader.first()
     return first + b"".join([block async for block in reader.rest()])
 
@@ -73,7 +73,7 @@ async def test_bytes_pass_unchanged_however_they_are_cut(size: int) -> None:
     chunks = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
     reader = events(chunks, stream_options={"include_usage": True})
     assert await passed(reader) == WHOLE
-    assert reader.usage == Usage(7, 3)
+    assert reader.usage == TokenUsage(7, 3)
     assert reader.versions == [4, 5]
     assert reader.finish_reasons == ["stop"]
 
@@ -83,7 +83,7 @@ async def test_usage_that_nobody_asked_for_is_kept_back(size: int) -> None:
     chunks = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
     reader = events(chunks)
     assert await passed(reader) == b"".join([*TOKENS, LAST, DONE])
-    assert reader.usage == Usage(7, 3)
+    assert reader.usage == TokenUsage(7, 3)
 
 
 async def test_comments_pass() -> None:
@@ -123,4 +123,4 @@ async def test_usage_is_seen_beside_usage_that_is_null() -> None:
     block = event({"choices": [{"delta": {}}], "usage": None}) + USAGE
     reader = events([block, DONE])
     assert await passed(reader) == event({"choices": [{"delta": {}}], "usage": None}) + DONE
-    assert reader.usage == Usage(7, 3)
+    assert reader.usage == TokenUsage(7, 3)

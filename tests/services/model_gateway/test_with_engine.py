@@ -1,4 +1,4 @@
-"""The serving half of the loop for real: registry, keeper, embedded engine, gateway, openai client."""
+"""The serving half of the loop for real: registry, supervisor, embedded engine, gateway, openai client."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ from event_bus import EventBus
 from model_gateway.app import build_app as build_gateway
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
-from policy_engine.app import build_app as build_keeper
+from policy_engine.app import build_app as build_supervisor
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
@@ -108,7 +108,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
     sql = SqlSettings(data_dir=tmp_path / "sql")
     registry = build_registry(CheckpointRegistrySettings(grpc_port=port, sql=sql, s3=s3_settings, **shared))
     gateway = build_gateway(ModelGatewaySettings(public_port=0, bootstrap_key=KEY, sql=sql, **shared))
-    keeper = build_keeper(
+    supervisor = build_supervisor(
         PolicyEngineSettings(
             model=MODEL,
             channel=Channel.HEAD,
@@ -120,7 +120,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
         )
     )
     store, bus = S3BlobStore(s3_settings), EventBus(shared["bus"], client_name="test")
-    services = (registry, gateway, keeper)
+    services = (registry, gateway, supervisor)
     channel = connect(f"127.0.0.1:{port}")
     try:
         for service in services:

@@ -10,29 +10,30 @@ from blob_store import BlobRef
 from policy_engine.domain import (
     CanaryRow,
     EngineBroken,
+    EngineTarget,
+    FailureKind,
     LeaseFacts,
-    ModelUnknown,
     Policy,
     Reloaded,
-    Serving,
-    Target,
+    ServedPolicy,
     VersionRefused,
 )
+from upcycle.errors import Unavailable
 
-TOLD = (-1.0, -2.0)
-
-
-def target(version: int) -> Target:
-    return Target(version, f"digest-{version}", BlobRef(f"k{version}", "0" * 64, 1))
+TRAINER_LOGPROBS = (-1.0, -2.0)
 
 
-def policy(version: int, *, told: Sequence[float] = TOLD, dtype: str = "float32") -> Policy:
-    rows = (CanaryRow((1, 2, 3), tuple(told)),)
+def target(version: int) -> EngineTarget:
+    return EngineTarget(version, f"digest-{version}", BlobRef(f"k{version}", "0" * 64, 1))
+
+
+def policy(version: int, *, logprobs: Sequence[float] = TRAINER_LOGPROBS, dtype: str = "float32") -> Policy:
+    rows = (CanaryRow((1, 2, 3), tuple(logprobs)),)
     return Policy(target(version), Path(f"/policies/{version}"), rows, dtype, f"weights-{version}")
 
 
 class EngineDouble:
-    """Scores `TOLD` plus what its weights are off; writes down every order."""
+    """Scores `TRAINER_LOGPROBS` plus what its weights are off; writes down every order."""
 
     def __init__(self, *, answers_while_paused: bool = True) -> None:
         self.orders: list[str] = []
@@ -69,10 +70,10 @@ class EngineDouble:
         if not self._answers_while_paused:
             return None
         version = self.loaded if model is None else int(model.rpartition("v")[2])
-        return [[value + self.off[version] for value in TOLD] for _ in rows]
+        return [[value + self.off[version] for value in TRAINER_LOGPROBS] for _ in rows]
 
     async def prompt_logprobs(self, model: str, token_ids: Sequence[int]) -> list[float]:
-        return [value + self.off[self.loaded] for value in TOLD]
+        return [value + self.off[self.loaded] for value in TRAINER_LOGPROBS]
 
     async def load_adapter(self, name: str, directory: Path) -> None:
         self._note(f"hold {name}")
@@ -120,42 +121,47 @@ class PlatformDouble:
     wanted: list[int] = field(default_factory=lambda: [0])
     known: bool = True
     refused: dict[int, VersionRefused] = field(default_factory=dict)
-    told: dict[int, Sequence[float]] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    logprobs: dict[int, Sequence[float]] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)
     reloads: list[Reloaded] = field(default_factory=list)
+    removed: set[int] = field(default_factory=set)
+    looks: int = 0
     fetches: list[int] = field(default_factory=list)
 
-    async def fetch(self, wanted: Target) -> Policy:
+    async def fetch(self, wanted: EngineTarget) -> Policy:
         self.fetches.append(wanted.version)
         if wanted.version in self.refused:
             raise self.refused[wanted.version]
-        return policy(wanted.version, told=self.told.get(wanted.version, TOLD))
+        return policy(wanted.version, logprobs=self.logprobs.get(wanted.version, TRAINER_LOGPROBS))
 
     async def prune(self, keep: Sequence[Policy]) -> None:
-        self.said.append(f"keep {sorted(kept.target.version for kept in keep)}")
+        self.facts.append(f"keep {sorted(kept.target.version for kept in keep)}")
 
-    async def current(self) -> list[Target]:
+    async def current(self) -> list[EngineTarget]:
+        self.looks += 1
         if not self.known:
-            raise ModelUnknown("model 'm' to be imported")
+            raise Unavailable("model 'm' to be imported")
         return [target(version) for version in self.wanted]
 
-    async def find(self, version: int) -> Target:
+    async def of_pin(self, version: int) -> EngineTarget:
+        if version in self.removed:
+            raise VersionRefused(FailureKind.VERSION_REMOVED, "removed", may_pass_later=False)
         return target(version)
 
-    async def ready(self, serving: Serving) -> None:
-        self.said.append(f"ready {serving.version}")
+    async def ready(self, serving: ServedPolicy) -> None:
+        self.facts.append(f"ready {serving.version}")
 
     async def reloaded(self, done: Reloaded) -> None:
         self.reloads.append(done)
-        self.said.append(f"reloaded {done.from_version}->{done.serving.version}")
+        self.facts.append(f"reloaded {done.from_version}->{done.serving.version}")
 
-    async def reload_failed(self, serving: Serving | None, wanted: Target, why: VersionRefused) -> None:
-        self.said.append(f"failed {wanted.version} {why.kind}")
+    async def reload_failed(self, serving: ServedPolicy | None, version: int, why: VersionRefused) -> None:
+        self.facts.append(f"failed {version} {why.kind}")
 
     def serves(self, version: int) -> None:
         return None
 
-    def reloading(self, from_version: int, wanted: Target) -> AbstractContextManager[None]:
+    def reloading(self, from_version: int, wanted: EngineTarget) -> AbstractContextManager[None]:
         return nullcontext()
 
     def count_refusal(self, why: VersionRefused) -> None:

@@ -12,13 +12,13 @@ from episodes import Channel
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import EngineProcess
 from policy_engine.adapters.vllm_files import untied
-from policy_engine.domain import EngineBroken, Policy, Target, VersionRefused
+from policy_engine.domain import EngineBroken, EngineTarget, Policy, VersionRefused
 from policy_engine.settings import PolicyEngineSettings
 from service_kit.settings import SettingsError, load_settings
 
 
 def policy(directory: Path, version: int = 0) -> Policy:
-    return Policy(Target(version, "d", BlobRef("k", "0" * 64, 1)), directory, (), "float32", "w")
+    return Policy(EngineTarget(version, "d", BlobRef("k", "0" * 64, 1)), directory, (), "float32", "w")
 
 
 def cpu_build(folder: Path) -> Path:

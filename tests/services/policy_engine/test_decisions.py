@@ -1,55 +1,57 @@
-"""What the keeper decides, with an engine process and a platform that do as the test says."""
+"""What the supervisor decides, with an engine process and a platform that do as the test says."""
 
 import asyncio
+from collections.abc import Callable
 
 from tests.services.policy_engine.doubles import HostDouble, PlatformDouble
 
 from engine_client import EngineUnavailable
-from policy_engine.domain import EngineState, FailureKind, LeaseFacts, VersionRefused
-from policy_engine.usecases.keeper import Keeper, KeeperTimings, World
-from policy_engine.usecases.pins import PinRequests, Pins
+from policy_engine.domain import EngineState, FailureKind, LeaseFacts, PinRequests, VersionRefused
+from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
+from policy_engine.usecases.supervisor import EngineSupervisor, SupervisorDeps, SupervisorTimings
 
 
-class Bench:
-    """A keeper over doubles, with short waits."""
+class SupervisorBench:
+    """An engine supervisor over doubles, with short waits."""
 
     def __init__(self, *, max_held: int = 2, refused_s: float = 0.01) -> None:
         self.host, self.platform, self.requests = HostDouble(), PlatformDouble(), PinRequests()
         clock = asyncio.get_running_loop().time
         protocol = ReloadProtocol(self.host, "m", recompute_running=False, clock=clock)
-        pins = Pins(
-            "m", self.requests, (self.platform, self.platform, self.platform), protocol, max_held=max_held
-        )
-        world = World(self.host, self.platform, self.platform, self.platform, self.platform, clock)
-        timings = KeeperTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
-        self.keeper = Keeper(world, protocol, pins, timings)
+        deps = PinDeps(self.platform, self.platform, self.platform)
+        pins = PinnedPolicies("m", self.requests, deps, protocol, max_held=max_held)
+        platform = self.platform
+        supervisor_deps = SupervisorDeps(self.host, platform, platform, platform, platform, clock)
+        timings = SupervisorTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
+        self.supervisor = EngineSupervisor(supervisor_deps, protocol, pins, timings)
         self.states: list[EngineState] = []
-        self.keeper.on_change(self._note)
+        self.supervisor.on_change(self._note)
         self._stop = asyncio.Event()
 
     def _note(self) -> None:
-        facts = self.keeper.facts()
+        facts = self.supervisor.facts()
         if facts is not None and (not self.states or self.states[-1] is not facts.state):
             self.states.append(facts.state)
 
-    async def __aenter__(self) -> "Bench":
-        self._task = asyncio.create_task(self.keeper.run(self._stop))
+    async def __aenter__(self) -> "SupervisorBench":
+        self._task = asyncio.create_task(self.supervisor.run(self._stop))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
         await asyncio.wait_for(self._task, 5)
 
-    async def until(self, said: str) -> None:
-        for _ in range(500):
-            if said in self.platform.said:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(f"{said!r} was never said: {self.platform.said}")
+    async def until(self, fact: str) -> None:
+        await eventually(lambda: fact in self.platform.facts, f"{fact!r} to be published")
+
+    async def rounds(self, number: int) -> None:
+        """So many more looks at what the channel wants."""
+        wanted = self.platform.looks + number
+        await eventually(lambda: self.platform.looks >= wanted, f"{number} more rounds")
 
     def facts(self) -> LeaseFacts:
-        found = self.keeper.facts()
+        found = self.supervisor.facts()
         assert found is not None
         return found
 
@@ -64,43 +66,43 @@ def refusal(kind: FailureKind, *, may_pass_later: bool) -> VersionRefused:
 
 
 async def test_an_unknown_model_is_waited_for_by_name() -> None:
-    bench = Bench()
+    bench = SupervisorBench()
     bench.platform.known = False
     async with bench:
-        await asyncio.sleep(0.05)
-        assert bench.keeper.facts() is None
-        assert "imported" in (bench.keeper.ready() or "")
+        await bench.rounds(2)
+        assert bench.supervisor.facts() is None
+        assert "imported" in (bench.supervisor.ready() or "")
         bench.platform.known = True
         await bench.until("ready 0")
-        assert bench.keeper.ready() is None
+        assert bench.supervisor.ready() is None
 
 
 async def test_the_newest_version_wins_and_those_between_are_skipped() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.platform.wanted = [7, 0]
-        bench.keeper.look()
+        bench.supervisor.look_now()
         await bench.until("reloaded 0->7")
         assert bench.platform.fetches == [0, 7]
         assert bench.states[-3:] == [EngineState.READY, EngineState.RELOADING, EngineState.READY]
-        assert "keep [7]" in bench.platform.said
+        assert "keep [7]" in bench.platform.facts
 
 
 async def test_a_bad_version_is_refused_once_and_the_next_one_taken() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
-        bench.platform.told[1] = (-5.0, -5.0)
+        bench.platform.logprobs[1] = (-5.0, -5.0)
         bench.platform.wanted = [1, 0]
         await bench.until("failed 1 canary_mismatch")
-        await asyncio.sleep(0.1)
-        assert bench.platform.said.count("failed 1 canary_mismatch") == 1
+        await bench.rounds(5)
+        assert bench.platform.facts.count("failed 1 canary_mismatch") == 1
         assert (bench.version(), bench.host.engine.loaded) == (0, 0)
         bench.platform.wanted = [2, 0]
         await bench.until("reloaded 0->2")
 
 
 async def test_a_fetch_that_fails_is_tried_again() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.platform.refused[1] = refusal(FailureKind.FETCH_FAILED, may_pass_later=True)
         bench.platform.wanted = [1, 0]
@@ -111,17 +113,17 @@ async def test_a_fetch_that_fails_is_tried_again() -> None:
 
 
 async def test_at_start_a_bad_newest_version_falls_back_to_head() -> None:
-    bench = Bench()
+    bench = SupervisorBench()
     bench.platform.wanted = [5, 3, 0]
     bench.platform.refused[5] = refusal(FailureKind.DIGEST_MISMATCH, may_pass_later=False)
     bench.host.broken.add(3)
     async with bench:
         await bench.until("ready 0")
-        assert bench.platform.said[:2] == ["failed 5 digest_mismatch", "failed 3 engine_error"]
+        assert bench.platform.facts[:2] == ["failed 5 digest_mismatch", "failed 3 engine_error"]
 
 
 async def test_a_dead_engine_is_started_on_what_it_served() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.platform.wanted = [4, 0]
         await bench.until("reloaded 0->4")
@@ -134,37 +136,30 @@ async def test_a_dead_engine_is_started_on_what_it_served() -> None:
 
 
 async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.host.engine.fails["reload"] = EngineUnavailable("it hangs")
         bench.platform.wanted = [1, 0]
-        for _ in range(200):
-            if len(bench.host.started) > 1:
-                break
-            await asyncio.sleep(0.005)
+        await eventually(lambda: len(bench.host.started) > 1, "a second start")
         bench.host.engine.fails.clear()
         assert bench.host.started[:2] == [0, 0]
         await bench.until("reloaded 0->1")
 
 
 async def test_a_version_that_kills_the_engine_is_not_tried_again_at_once() -> None:
-    bench = Bench(refused_s=60.0)
+    bench = SupervisorBench(refused_s=60.0)
     async with bench:
         await bench.until("ready 0")
         bench.host.engine.fails["reload"] = EngineUnavailable("it died")
         bench.platform.wanted = [1, 0]
         await bench.until("failed 1 engine_error")
         bench.host.engine.fails.clear()
-        for _ in range(100):
-            if bench.platform.said.count("ready 0") == 2:
-                break
-            await asyncio.sleep(0.005)
-        assert bench.platform.said.count("ready 0") == 2
+        await eventually(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
         assert bench.version() == 0
 
 
 async def test_a_pin_that_failed_for_the_engines_sake_is_tried_again() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.host.engine.fails["hold"] = EngineUnavailable("busy")
         bench.requests.submitted("run-a", 3)
@@ -174,10 +169,10 @@ async def test_a_pin_that_failed_for_the_engines_sake_is_tried_again() -> None:
 
 
 async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:
-    async with Bench(max_held=2) as bench:
+    async with SupervisorBench(max_held=2) as bench:
         await bench.until("ready 0")
         bench.requests.submitted("run-a", 3)
-        bench.keeper.look()
+        bench.supervisor.look_now()
         await _until_held(bench, (3,))
         bench.requests.finished("run-a")
         bench.requests.submitted("run-b", 4)
@@ -189,46 +184,64 @@ async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:
 
 
 async def test_more_pins_than_places_are_served_in_their_order() -> None:
-    async with Bench(max_held=1) as bench:
+    async with SupervisorBench(max_held=1) as bench:
         await bench.until("ready 0")
         bench.requests.submitted("run-a", 3)
         bench.requests.submitted("run-b", 4)
         await _until_held(bench, (3,))
-        await asyncio.sleep(0.1)
+        await bench.rounds(5)
         assert bench.facts().held_versions == (3,), "a run in progress keeps its version"
         bench.requests.finished("run-a")
         await _until_held(bench, (4,))
 
 
 async def test_a_pin_that_cannot_be_proven_is_not_held() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
-        bench.platform.told[3] = (-9.0, -9.0)
+        bench.platform.logprobs[3] = (-9.0, -9.0)
         bench.requests.submitted("run-a", 3)
-        bench.keeper.look()
+        bench.supervisor.look_now()
         await bench.until("failed 3 canary_mismatch")
         assert bench.host.engine.orders[-2:] == ["hold m@v3", "drop m@v3"]
         assert bench.facts().held_versions == ()
 
 
 async def test_a_restarted_engine_gets_its_pins_again() -> None:
-    async with Bench() as bench:
+    async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.requests.submitted("run-a", 3)
-        bench.keeper.look()
+        bench.supervisor.look_now()
         await _until_held(bench, (3,))
         bench.host.dead = "killed"
-        for _ in range(400):
-            if bench.host.engine.orders.count("hold m@v3") == 2:
-                break
-            await asyncio.sleep(0.005)
+        orders = bench.host.engine.orders
+        await eventually(lambda: orders.count("hold m@v3") == 2, "v3 to be loaded into the new engine")
         await _until_held(bench, (3,))
 
 
-async def _until_held(bench: Bench, versions: tuple[int, ...]) -> None:
-    for _ in range(500):
-        facts = bench.keeper.facts()
-        if facts is not None and facts.held_versions == versions:
+async def test_a_pin_on_a_removed_version_is_refused_once_and_the_others_are_served() -> None:
+    async with SupervisorBench() as bench:
+        await bench.until("ready 0")
+        bench.platform.removed.add(3)
+        bench.requests.submitted("run-a", 3)
+        bench.requests.submitted("run-b", 4)
+        await _until_held(bench, (4,))
+        await bench.rounds(5)
+        assert bench.platform.facts.count("failed 3 version_removed") == 1
+        assert bench.version() == 0
+
+
+async def _until_held(bench: SupervisorBench, versions: tuple[int, ...]) -> None:
+    def held() -> bool:
+        facts = bench.supervisor.facts()
+        return facts is not None and facts.held_versions == versions
+
+    await eventually(held, f"{versions} to be held")
+
+
+async def eventually(check: Callable[[], bool], what: str) -> None:
+    """Poll until `check` is true; a failure names what did not happen."""
+    for _ in range(1000):
+        if check():
             return
         await asyncio.sleep(0.005)
-    raise AssertionError(f"held {bench.facts().held_versions}, wanted {versions}")
+    raise AssertionError(f"{what} did not happen within 5 s")

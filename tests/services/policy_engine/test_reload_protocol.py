@@ -7,7 +7,7 @@ import pytest
 from tests.services.policy_engine.doubles import EngineDouble, HostDouble, policy, target
 
 from engine_client import EngineRejected
-from policy_engine.domain import EngineBroken, Policy, Serving, VersionRefused, judge_canary
+from policy_engine.domain import EngineBroken, Policy, ServedPolicy, VersionRefused, judge_canary
 from policy_engine.usecases.reload import ReloadProtocol
 
 
@@ -17,13 +17,13 @@ def _protocol(engine: EngineDouble) -> ReloadProtocol:
 
 async def test_an_engine_that_answers_while_paused_proves_before_anything_is_sampled() -> None:
     engine = EngineDouble()
-    await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1))
+    await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
     assert engine.orders == ["pause keep", "reload 1", "label 1", "reset", "resume"]
 
 
 async def test_an_engine_that_does_not_gets_an_unproven_label_until_it_is_proven() -> None:
     engine = EngineDouble(answers_while_paused=False)
-    await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1))
+    await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
     assert engine.orders == [
         "pause keep", "reload 1", "label unproven-1-after-0", "reset", "resume", "label 1",
     ]  # fmt: skip
@@ -32,7 +32,7 @@ async def test_an_engine_that_does_not_gets_an_unproven_label_until_it_is_proven
 async def test_refused_weights_that_already_sampled_take_their_requests_with_them() -> None:
     engine = EngineDouble(answers_while_paused=False)
     with pytest.raises(VersionRefused, match="canary_mismatch"):
-        await _protocol(engine).reload(engine, Serving(policy(0), 0.0), policy(1, told=(-7.0, -7.0)))
+        await _protocol(engine).reload(engine, ServedPolicy(policy(0), 0.0), policy(1, logprobs=(-7.0, -7.0)))
     assert engine.orders[-5:] == ["pause abort", "reload 0", "label 0", "reset all", "resume"]
 
 
@@ -43,10 +43,10 @@ async def test_whatever_fails_the_old_weights_come_back(order: str) -> None:
     protocol = _protocol(engine)
     if order in ("reset", "resume"):
         with pytest.raises(EngineBroken):
-            await protocol.reload(engine, Serving(policy(0), 0.0), policy(1))
+            await protocol.reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
         return
     with pytest.raises(VersionRefused, match="engine_error"):
-        await protocol.reload(engine, Serving(policy(0), 0.0), policy(1))
+        await protocol.reload(engine, ServedPolicy(policy(0), 0.0), policy(1))
     assert engine.orders[-4:] == ["reload 0", "label 0", "reset all", "resume"]
 
 

@@ -24,7 +24,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def test_the_span_is_a_child_of_the_announcement(spans: InMemorySpanExporter) -> None:
-    seen = telemetry.KeeperTelemetry("m", "latest")
+    seen = telemetry.SupervisorTelemetry("m", "latest")
     with trace.get_tracer("test").start_as_current_span("process policy.published") as announcement:
         seen.announced(3)
     with seen.reloading(2, target(3)):
@@ -40,7 +40,7 @@ def test_the_span_is_a_child_of_the_announcement(spans: InMemorySpanExporter) ->
 
 
 def test_a_refusal_is_an_error_of_its_kind(spans: InMemorySpanExporter) -> None:
-    seen = telemetry.KeeperTelemetry("m", "latest")
+    seen = telemetry.SupervisorTelemetry("m", "latest")
     why = VersionRefused(FailureKind.CANARY_MISMATCH, "off", may_pass_later=False)
     with pytest.raises(VersionRefused), seen.reloading(2, target(3)):
         raise why
@@ -51,7 +51,7 @@ def test_a_refusal_is_an_error_of_its_kind(spans: InMemorySpanExporter) -> None:
 
 
 def test_only_so_many_announcements_are_remembered() -> None:
-    seen = telemetry.KeeperTelemetry("m", "latest")
+    seen = telemetry.SupervisorTelemetry("m", "latest")
     for version in range(100):
         seen.announced(version)
     assert sorted(seen._contexts) == list(range(68, 100))

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sql_store import Database, migrate
+from sql_store import Database, MigratedDatabase
 from trajectory_store.adapters.sql_index import SqlIndex
 
 
 @pytest.fixture
 async def db(sql_url: str) -> AsyncIterator[Database]:
-    database = Database(sql_url)
+    database = MigratedDatabase(sql_url, "trajectory_store")
     await database.start()
-    await migrate(database, "trajectory_store")
     yield database
     await database.stop()
 
@@ -25,8 +24,7 @@ def index(db: Database) -> SqlIndex:
 
 @pytest.fixture
 async def sqlite_db(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite:///{tmp_path}/store.sqlite")
+    database = MigratedDatabase(f"sqlite:///{tmp_path}/store.sqlite", "trajectory_store")
     await database.start()
-    await migrate(database, "trajectory_store")
     yield database
     await database.stop()

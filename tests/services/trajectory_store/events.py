@@ -6,6 +6,9 @@ from datetime import UTC, datetime, timedelta
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import BlobRef
+from blob_store.ref import to_wire
+from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
+from identities import entities, objects
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed, EpisodeRequested
 from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
@@ -14,7 +17,7 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRec
 
 MODEL = "incident"
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-TRAIN, EVAL = common_pb2.PURPOSE_TRAIN, common_pb2.PURPOSE_EVAL
+TRAIN, EVAL = Purpose.TRAIN, Purpose.EVAL
 
 
 def at(second: float) -> Timestamp:
@@ -24,56 +27,48 @@ def at(second: float) -> Timestamp:
 
 
 def episode_id(number: int, run: str = "run-1") -> str:
-    return f"{run}-g{number // 4:05d}-e{number % 4:03d}-a0"
+    return f"{group_id(number, run)}-e{number % 4:03d}-a0"
 
 
 def group_id(number: int, run: str = "run-1") -> str:
-    return f"{run}-g{number // 4:05d}"
+    return entities.group_id(run, number // 4)
 
 
-def requested(
-    number: int, *, run: str = "run-1", purpose: common_pb2.Purpose.ValueType = TRAIN
-) -> EpisodeRequested:
+def identity(
+    number: int, *, run: str = "run-1", purpose: Purpose = Purpose.TRAIN
+) -> common_pb2.EpisodeIdentity:
+    return identity_to_wire(
+        EpisodeIdentity(
+            episode_id=episode_id(number, run),
+            run_id=run,
+            group_id=group_id(number, run),
+            member=number % 4,
+            group_size=4,
+            model=MODEL,
+            purpose=purpose,
+            split=Split.TRAIN,
+            task_slug=f"task-{number % 3}",
+            task_digest="d" * 64,
+            family="db",
+        )
+    )
+
+
+def requested(number: int, *, run: str = "run-1", purpose: Purpose = TRAIN) -> EpisodeRequested:
     return EpisodeRequested(
-        episode_id=episode_id(number, run),
-        run_id=run,
-        group_id=group_id(number, run),
-        member=number % 4,
-        group_size=4,
-        purpose=purpose,
-        split=common_pb2.SPLIT_TRAIN,
+        episode=identity(number, run=run, purpose=purpose),
         policy=common_pb2.PolicySelector(model=MODEL, channel=common_pb2.CHANNEL_LATEST),
-        task_slug=f"task-{number % 3}",
-        family="db",
         requested_at=at(number),
     )
 
 
-def ref_to_wire(ref: BlobRef) -> common_pb2.BlobRef:
-    return common_pb2.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
-
-
 def recorded(
-    number: int,
-    *,
-    run: str = "run-1",
-    purpose: common_pb2.Purpose.ValueType = TRAIN,
-    body: BlobRef | None = None,
+    number: int, *, run: str = "run-1", purpose: Purpose = TRAIN, body: BlobRef | None = None
 ) -> TrajectoryRecorded:
     name = episode_id(number, run)
     return TrajectoryRecorded(
-        trajectory_id=f"traj-{name}",
-        episode_id=name,
-        run_id=run,
-        group_id=group_id(number, run),
-        member=number % 4,
-        group_size=4,
-        model=MODEL,
-        purpose=purpose,
-        split=common_pb2.SPLIT_TRAIN,
-        task_slug=f"task-{number % 3}",
-        family="db",
-        body=ref_to_wire(body or BlobRef(f"trajectories/{run}/{name}.pb.zst", "00" * 32, 10)),
+        episode=identity(number, run=run, purpose=purpose),
+        body=to_wire(body or BlobRef(objects.trajectory_body(run, name), "00" * 32, 10)),
         sampled_by=common_pb2.VersionSpan(oldest=3, newest=4),
         stop_reason=trajectory_pb2.STOP_REASON_ANSWERED,
         num_turns=2,
@@ -88,23 +83,13 @@ def graded(
     number: int,
     *,
     run: str = "run-1",
-    purpose: common_pb2.Purpose.ValueType = TRAIN,
+    purpose: Purpose = TRAIN,
     reward: float = 0.5,
     body: BlobRef | None = None,
 ) -> TrajectoryGraded:
     record = recorded(number, run=run, purpose=purpose, body=body)
     return TrajectoryGraded(
-        trajectory_id=record.trajectory_id,
-        episode_id=record.episode_id,
-        run_id=run,
-        group_id=record.group_id,
-        member=record.member,
-        group_size=4,
-        model=MODEL,
-        purpose=purpose,
-        split=record.split,
-        task_slug=record.task_slug,
-        family="db",
+        episode=record.episode,
         body=record.body,
         sampled_by=record.sampled_by,
         stop_reason=record.stop_reason,
@@ -117,25 +102,17 @@ def graded(
     )
 
 
-def failed(number: int, kind: str = "timeout", *, run: str = "run-1") -> EpisodeFailed:
+def failed(
+    number: int, kind: str = "timeout", *, run: str = "run-1", purpose: Purpose = TRAIN
+) -> EpisodeFailed:
     return EpisodeFailed(
-        episode_id=episode_id(number, run),
-        run_id=run,
-        group_id=group_id(number, run),
-        member=number % 4,
-        model=MODEL,
-        purpose=TRAIN,
-        kind=kind,
-        failed_at=at(3000 + number),
+        episode=identity(number, run=run, purpose=purpose), kind=kind, failed_at=at(3000 + number)
     )
 
 
-def cancelled(number: int, *, run: str = "run-1") -> EpisodeCancelled:
+def cancelled(number: int, *, run: str = "run-1", purpose: Purpose = TRAIN) -> EpisodeCancelled:
     return EpisodeCancelled(
-        episode_id=episode_id(number, run),
-        run_id=run,
-        group_id=group_id(number, run),
-        model=MODEL,
+        episode=identity(number, run=run, purpose=purpose),
         reason="run reached its target",
         cancelled_at=at(3000 + number),
     )
@@ -150,7 +127,7 @@ def settled(
     run: str = "run-1",
     by: str = "",
 ) -> GroupSettled:
-    """`by`: the training run that drew the group from `run`; empty: the group is `run`'s own."""
+    """by: the training run that drew the group from `run`; empty: the group is `run`'s own."""
     return GroupSettled(
         group_id=group_id(numbers[0], run),
         run_id=by or run,
@@ -165,12 +142,12 @@ def settled(
 
 
 def stepped(numbers: Sequence[int], step: int, *, run: str = "run-1", by: str = "") -> StepCompleted:
-    """`by`: the training run, when it is not the one that planned the episodes."""
+    """by: the training run, when it is not the one that planned the episodes."""
     return StepCompleted(
         run_id=by or run,
         model=MODEL,
         step=step,
         version=step + 1,
-        trajectory_ids=[f"traj-{episode_id(number, run)}" for number in numbers],
+        trajectory_ids=[entities.trajectory_id(episode_id(number, run)) for number in numbers],
         completed_at=at(4000 + step),
     )

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
-from trajectory_store import wire
-from trajectory_store.domain import Episode, Fact, Ledger, State, deltas, fold
+from episodes import EpisodeIdentity
+from trajectory_store.domain.facts import EpisodeFact, LedgerState
+from trajectory_store.domain.ledger import Episode, Ledger, deltas, fold
+from trajectory_store.wire.facts import MalformedFact, facts_of
 
 
-def facts(*messages: Message) -> list[Fact]:
-    return [fact for message in messages for fact in wire.facts_of(message, START, "")]
+def facts(*messages: Message) -> list[EpisodeFact]:
+    return [fact for message in messages for fact in facts_of(message, START, "")]
 
 
 def folded(*messages: Message) -> dict[str, Episode]:
@@ -40,7 +42,7 @@ def test_a_training_episode_goes_from_requested_to_trained_with_its_step() -> No
         events.settled([1], "trained", step=7),
     ]
     states = [only(*path[: length + 1]).state for length in range(len(path))]
-    assert states == [State.REQUESTED, State.RECORDED, State.GRADED, State.TRAINED]
+    assert states == [LedgerState.REQUESTED, LedgerState.RECORDED, LedgerState.GRADED, LedgerState.TRAINED]
     row = only(*path)
     assert (row.label, row.step, row.in_conflict, row.trained_twice) == ("trained", 7, False, False)
 
@@ -49,7 +51,7 @@ def test_an_evaluation_is_settled_by_its_grade() -> None:
     row = only(
         events.requested(1, purpose=EVAL), events.recorded(1, purpose=EVAL), events.graded(1, purpose=EVAL)
     )
-    assert row.state is State.EVALUATED
+    assert row.state is LedgerState.EVALUATED
     assert row.grade is not None
     assert row.grade.reward == 0.5
 
@@ -138,7 +140,8 @@ def test_a_training_run_may_take_one_gradient_on_an_evaluated_episode() -> None:
     row = rows[-1]
     assert (row.identity.run_id, row.trained_by_run, row.step) == ("run-e", "run-t", 2)
     assert (row.in_conflict, row.trained_twice) == (False, False)
-    assert row.identity.purpose == EVAL, "the evaluation stays beside it"
+    assert isinstance(row.identity, EpisodeIdentity)
+    assert row.identity.purpose is EVAL, "the evaluation stays beside it"
     assert row.grade is not None
     assert row.grade.reward == 0.5
 
@@ -208,7 +211,8 @@ def test_the_episodes_own_facts_say_whose_it_is_and_a_settlement_only_fills_the_
         events.requested(5, run="run-e", purpose=EVAL),
         events.recorded(5, run="run-e", purpose=EVAL),
         events.graded(5, run="run-e", purpose=EVAL),
-        events.failed(5, run="run-e"),
+        events.failed(5, run="run-e", purpose=EVAL),
+        events.cancelled(5, run="run-e", purpose=EVAL),
     ):
         assert only(unnamed, own).identity.run_id == only(own, unnamed).identity.run_id == "run-e"
 
@@ -220,26 +224,26 @@ def test_a_row_that_changes_runs_takes_its_counts_and_its_alarms_along() -> None
     first = fold(fold(None, claims[0]), claims[1])
     (request,) = facts(events.requested(5, run="run-e", purpose=EVAL))
     moved = {delta.run_id: delta for delta in deltas([(first, fold(first, request))])}
-    key = (State.TRAINED, "")
+    key = (LedgerState.TRAINED, "")
     assert (moved["run-t"].by_label, moved["run-t"].trained_twice) == ({key: -1}, -1)
     assert (moved["run-e"].by_label, moved["run-e"].trained_twice) == ({key: 1}, 1)
 
 
 def test_a_late_grade_is_indexed_and_leaves_the_state() -> None:
     row = only(events.requested(1), events.recorded(1), events.failed(1), events.graded(1, reward=1.0))
-    assert row.state is State.FAILED
+    assert row.state is LedgerState.FAILED
     assert row.grade is not None
     assert row.grade.success
 
 
 def test_facts_without_an_episode_are_refused_by_name() -> None:
     nameless = events.recorded(1)
-    nameless.episode_id = ""
-    with pytest.raises(wire.MalformedFact, match="TrajectoryRecorded"):
+    nameless.episode.episode_id = ""
+    with pytest.raises(MalformedFact, match="TrajectoryRecorded"):
         facts(nameless)
     odd = events.settled([1], "trained")
     odd.outcome = "eaten"
-    with pytest.raises(wire.MalformedFact, match="eaten"):
+    with pytest.raises(MalformedFact, match="eaten"):
         facts(odd)
 
 
@@ -277,7 +281,7 @@ def test_what_really_happened_is_the_same_ledger_in_any_order(
     story, shuffled = told
     expected = folded(*story)
     rows: dict[str, Episode] = {}
-    counts: dict[str, Counter[tuple[State, str]]] = {}
+    counts: dict[str, Counter[tuple[LedgerState, str]]] = {}
     for batch in _batches(shuffled, sizes):
         before = dict(rows)
         for fact in facts(*batch):
@@ -346,7 +350,7 @@ def test_requested_equals_settled_plus_in_flight_after_every_batch(
     history: list[Message], sizes: list[int]
 ) -> None:
     rows: dict[str, Episode] = {}
-    counts: Counter[tuple[State, str]] = Counter()
+    counts: Counter[tuple[LedgerState, str]] = Counter()
     conflicts = trained_twice = 0
     for batch in _batches(history, sizes):
         before = dict(rows)

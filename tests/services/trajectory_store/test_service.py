@@ -21,6 +21,8 @@ from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, BusTimings, EventBus
 from event_bus.provision import provision
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
+from identities import objects
+from identities.entities import trajectory_id
 from service_kit.groups import S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from sql_store import Database
@@ -29,6 +31,7 @@ from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.app import build_app
 from trajectory_store.handlers import LedgerHandler
 from trajectory_store.settings import StoreSettings
+from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
@@ -43,12 +46,9 @@ FAST = BusTimings(connect_s=5, drain_s=1, close_s=1, first_retry_s=0.05)
 
 
 def body_of(number: int, run: str = "run-1") -> trajectory_pb2.TrajectoryBody:
-    name = events.episode_id(number, run)
     call = trajectory_pb2.ToolCall(call_id="c0", name="search_logs", arguments_json='{"q": "oom"}')
     return trajectory_pb2.TrajectoryBody(
-        trajectory_id=f"traj-{name}",
-        episode_id=name,
-        run_id=run,
+        episode=events.identity(number, run=run),
         prompt=[trajectory_pb2.Message(role="user", content="Why is checkout down?")],
         turns=[
             trajectory_pb2.Turn(
@@ -80,7 +80,8 @@ class Store:
 
     async def keep_body(self, number: int) -> BlobRef:
         body = body_of(number)
-        return await self.blobs.put(f"trajectories/run-1/{body.episode_id}.pb.zst", pack(body))
+        key = objects.trajectory_body("run-1", body.episode.episode_id)
+        return await self.blobs.put(key, pack(body))
 
     async def ledger(self, run: str = "run-1") -> pb.GetLedgerResponse:
         return await self.api.GetLedger(pb.GetLedgerRequest(run_id=run, include_unsettled=True))
@@ -156,7 +157,7 @@ async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> Non
 
     await until(is_settled)
     assert dict((await store.ledger()).by_state) == {"trained": 1, "failed(timeout)": 1}
-    for name in (f"traj-{events.episode_id(0)}", events.episode_id(0)):
+    for name in (trajectory_id(events.episode_id(0)), events.episode_id(0)):
         found = await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=name))
         assert found.body == body_of(0)
         assert found.summary.ledger.step == 9
@@ -184,7 +185,9 @@ async def test_an_evaluated_group_that_trains_shows_who_trained_it(store: Store)
     assert (ledger.requested, ledger.settled, ledger.in_flight) == (8, 8, 0)
     assert (ledger.conflicts, ledger.trained_twice) == (0, 0)
     assert (await store.ledger("run-t")).requested == 0
-    request = pb.ListTrajectoriesRequest(filter=pb.TrajectoryFilter(run_id="run-e", purpose=EVAL))
+    request = pb.ListTrajectoriesRequest(
+        filter=pb.TrajectoryFilter(run_id="run-e", purpose=common_pb2.PURPOSE_EVAL)
+    )
     listed = (await store.api.ListTrajectories(request)).trajectories
     entries = {(one.ledger.state, one.ledger.trained_by_run, one.ledger.step, one.graded) for one in listed}
     assert len(listed) == 8
@@ -261,7 +264,9 @@ async def test_a_watcher_sees_changes_and_resumes_where_it_stopped(store: Store)
     await store.publish(events.recorded(0), events.recorded(1))
     async with asyncio.timeout(10):
         seen = [await watch.read(), await watch.read()]
-    names = [one.trajectory.episode_id for one in seen if isinstance(one, pb.WatchTrajectoriesResponse)]
+    names = [
+        one.trajectory.episode.episode_id for one in seen if isinstance(one, pb.WatchTrajectoriesResponse)
+    ]
     assert names == [events.episode_id(0), events.episode_id(1)]
     watch.cancel()
     await store.publish(events.graded(0))
@@ -272,15 +277,15 @@ async def test_a_watcher_sees_changes_and_resumes_where_it_stopped(store: Store)
         change = await resumed.read()
     assert isinstance(change, pb.WatchTrajectoriesResponse)
     assert change.trajectory.graded
-    assert change.trajectory.episode_id == events.episode_id(0)
+    assert change.trajectory.episode.episode_id == events.episode_id(0)
     resumed.cancel()
 
 
 async def test_a_corrupt_body_is_quarantined_and_never_handed_out(store: Store) -> None:
     good, bad = await store.keep_body(0), await store.keep_body(1)
-    missing = BlobRef("trajectories/run-1/nowhere.pb.zst", "00" * 32, 5)
+    missing = BlobRef("default/trajectories/run-1/nowhere.pb.zst", "00" * 32, 5)
     await store.blobs.put(bad.key, b"flipped bits")
-    garbage = await store.blobs.put("trajectories/run-1/garbage.pb.zst", b"not a body at all")
+    garbage = await store.blobs.put("default/trajectories/run-1/garbage.pb.zst", b"not a body at all")
     await store.publish(
         events.recorded(0, body=good),
         events.recorded(1, body=bad),
@@ -292,7 +297,7 @@ async def test_a_corrupt_body_is_quarantined_and_never_handed_out(store: Store) 
     async def watch() -> None:
         async for delivery in store.bus.replay([TrajectoryQuarantined], after_sequence=0):
             assert isinstance(delivery.message, TrajectoryQuarantined)
-            announced.add(delivery.message.episode_id)
+            announced.add(delivery.message.episode.episode_id)
             if len(announced) == 3:
                 return
 
@@ -309,7 +314,7 @@ async def test_a_corrupt_body_is_quarantined_and_never_handed_out(store: Store) 
 
 async def test_a_poison_fact_goes_to_the_dead_letters_and_the_ledger_goes_on(store: Store) -> None:
     nameless = events.recorded(3)
-    nameless.episode_id = ""
+    nameless.episode.episode_id = ""
     await store.publish(events.requested(0), nameless, events.requested(1, purpose=EVAL))
 
     async def both_requested() -> bool:

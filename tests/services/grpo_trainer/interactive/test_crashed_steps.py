@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.crashes import Fuse, Guarded, Killed
+from tests.services.grpo_trainer.fakes import START
 from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
     Policies,
@@ -17,7 +18,6 @@ from tests.services.grpo_trainer.interactive.trainers import (
     trainer_on,
 )
 from tests.services.grpo_trainer.learners import distance, same
-from tests.services.grpo_trainer.surroundings import START
 
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.errors import InvalidInput, LineageTaken, LostGradients

@@ -38,7 +38,7 @@ RUN = interactive_run_id(MODEL)
 async def asked(trainer: InteractiveTrainer) -> AsyncIterator[TrainingServiceAsyncStub]:
     """The service of a trainer whose components were started; it has no runs."""
     with thread_of(options(1)) as thread:
-        servicer = TrainingServicer(Sessions(trainer.world.tools(thread)), trainer.sessions)
+        servicer = TrainingServicer(Sessions(trainer.world.deps(thread)), trainer.sessions)
         server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
         server.add(add_TrainingServiceServicer_to_server, servicer)
         await trainer.sessions.start()

@@ -57,7 +57,7 @@ def thread() -> Iterator[LearnerThread]:
         (Schedule("cosine", 4, 1, 0.5), [1 / 2, 1, 7 / 8, 5 / 8]),
     ],
 )
-def test_rates_worked_by_hand(schedule: Schedule, expected: list[float]) -> None:
+def test_rates_of_worked_examples(schedule: Schedule, expected: list[float]) -> None:
     assert [schedule.factor(done) for done in range(schedule.steps)] == pytest.approx(expected, abs=1e-12)
 
 
@@ -166,7 +166,7 @@ async def test_a_resumed_run_goes_on_in_its_place_with_the_same_bits(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-async def test_each_step_of_a_run_says_its_rate_whoever_takes_it(tmp_path: Path) -> None:
+async def test_each_step_of_a_run_reports_its_rate_also_after_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.publish_base()
     world.stream.append(submission(steps=3, prompts_per_step=1, lr_schedule="linear", warmup_steps=1))

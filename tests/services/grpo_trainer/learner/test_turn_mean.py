@@ -33,7 +33,7 @@ def group() -> BatchGroup:
     return BatchGroup("g", (BatchMember(plain, 1.0, True), BatchMember(forked, 0.0, False)))
 
 
-def test_weights_by_hand() -> None:
+def test_weights_of_worked_examples() -> None:
     rows = batch_rows([group()], advantage="m_grpo", group_size=2)
     assert [row.trajectory_share for row in rows] == [1.0, 2 / 3, 1 / 3]
     batch = pack(rows)

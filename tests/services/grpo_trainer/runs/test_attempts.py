@@ -26,7 +26,7 @@ from tests.services.grpo_trainer.processes import (
 from event_bus import EventBus
 from grpo_trainer.domain.errors import LostRank, RanksGone
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json, next_attempt
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from service_kit.groups import S3Settings
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -157,9 +157,9 @@ async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(w
     """The batch that was computed is; the one that waited for it never began."""
     error: Exception = RanksGone("rank 1 was gone before")
 
-    def change(tools: Tools) -> Tools:
+    def change(deps: RunDeps) -> RunDeps:
         def new_learner() -> Any:
-            learner = tools.new_learner()
+            learner = deps.new_learner()
 
             async def step(groups: Any) -> Any:
                 raise error
@@ -167,7 +167,7 @@ async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(w
             vars(learner)["step"] = step
             return learner
 
-        return dataclasses.replace(tools, new_learner=new_learner)
+        return dataclasses.replace(deps, new_learner=new_learner)
 
     world.stream.append(submission(prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
@@ -183,8 +183,8 @@ async def test_a_session_whose_turn_comes_after_a_rank_was_lost_is_not_charged(w
 async def test_a_store_that_is_slow_to_note_a_batch_as_done_holds_up_no_other_run(world: World) -> None:
     noting, go_on = asyncio.Event(), asyncio.Event()
 
-    def change(tools: Tools) -> Tools:
-        note = tools.states.note_attempt
+    def change(deps: RunDeps) -> RunDeps:
+        note = deps.states.note_attempt
 
         async def slow(model: str, run_id: str, attempt: Attempt) -> None:
             if run_id == RUN and attempt.done:
@@ -192,8 +192,8 @@ async def test_a_store_that_is_slow_to_note_a_batch_as_done_holds_up_no_other_ru
                 await go_on.wait()
             await note(model, run_id, attempt)
 
-        vars(tools.states)["note_attempt"] = slow
-        return tools
+        vars(deps.states)["note_attempt"] = slow
+        return deps
 
     await world.publish_base(model="other", seed=4)
     world.stream.append(submission(steps=1, prompts_per_step=1))

@@ -20,14 +20,14 @@ from tests.services.grpo_trainer.bench import (
     submission,
 )
 from tests.services.grpo_trainer.crashes import Killed
-from tests.services.grpo_trainer.surroundings import Recorder
+from tests.services.grpo_trainer.fakes import Recorder
 
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.ports import SaidOfRun
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.ports import PublishedEndings
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
@@ -61,7 +61,7 @@ def settled_instead(index: int) -> events.GroupSettled:
     )
 
 
-async def overruled(world: World) -> None:
+async def superseded(world: World) -> None:
     """The planner gives up on the trainer, says so, and ends the run."""
     world.stream.append(cancelled(is_final=True))
     for index in range(2):
@@ -115,10 +115,10 @@ class SlowStore:
         return await self._inner.put_if_absent(key, data)
 
 
-def slowly(gate: Gate) -> Callable[[Tools], Tools]:
-    def change(tools: Tools) -> Tools:
-        vars(tools.states)["_store"] = SlowStore(vars(tools.states)["_store"], gate)
-        return tools
+def slowly(gate: Gate) -> Callable[[RunDeps], RunDeps]:
+    def change(deps: RunDeps) -> RunDeps:
+        vars(deps.states)["_store"] = SlowStore(vars(deps.states)["_store"], gate)
+        return deps
 
     return change
 
@@ -138,9 +138,9 @@ class Silent:
         return await self._inner.publish(event, model=model, event_id=event_id)
 
 
-def silenced(tools: Tools) -> Tools:
-    vars(tools.facts)["_bus"] = Silent(vars(tools.facts)["_bus"])
-    return dataclasses.replace(tools)
+def silenced(deps: RunDeps) -> RunDeps:
+    vars(deps.facts)["_bus"] = Silent(vars(deps.facts)["_bus"])
+    return dataclasses.replace(deps)
 
 
 async def test_a_step_under_way_is_trained_and_nothing_asks_to_be_judged(world: World) -> None:
@@ -162,13 +162,13 @@ async def test_a_step_under_way_is_trained_and_nothing_asks_to_be_judged(world: 
     assert not world.recorder.of(events.CheckpointSaved)
 
 
-async def test_a_step_that_comes_after_the_planners_last_word_is_void(world: World) -> None:
+async def test_a_step_after_the_final_stop_is_void(world: World) -> None:
     gate = Gate()
     await a_run_with_a_batch(world)
     async with Trainer(world, change=slowly(gate)) as trainer:
         await asyncio.wait_for(gate.reached.wait(), 20)
         world.stream.append(cancelled())
-        await overruled(world)
+        await superseded(world)
         gate.open.set()
         await until_closed(world)
         assert trainer.sessions.get(RUN).failure == ""
@@ -176,7 +176,7 @@ async def test_a_step_that_comes_after_the_planners_last_word_is_void(world: Wor
     assert f"default/policies/{MODEL}/v00000001/manifest.json" not in world.store.objects
 
 
-async def test_a_durable_step_that_nobody_heard_of_is_void_after_the_planners_last_word(
+async def test_a_durable_step_that_was_not_announced_is_void_after_the_final_stop(
     world: World,
 ) -> None:
     await a_run_with_a_batch(world)
@@ -184,7 +184,7 @@ async def test_a_durable_step_that_nobody_heard_of_is_void_after_the_planners_la
         assert isinstance(await trainer.death(), Killed)
     assert any(key.endswith(MARKER) for key in world.store.objects)
     world.stream.append(cancelled())
-    await overruled(world)
+    await superseded(world)
     async with Trainer(world):
         await until_closed(world)
     assert_nothing_was_said_of_the_step(world)
@@ -207,7 +207,7 @@ async def test_a_trainer_that_comes_back_in_time_says_what_it_trained(world: Wor
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
 
 
-async def test_the_first_word_in_the_stream_counts(nats_server: NatsFactory) -> None:
+async def test_the_first_group_settled_in_the_stream_stands(nats_server: NatsFactory) -> None:
     """On a real bus: what was settled after a sequence, of this run, in the words that came first."""
     server = nats_server()
     await provision(server.url)
@@ -216,7 +216,7 @@ async def test_the_first_word_in_the_stream_counts(nats_server: NatsFactory) -> 
     try:
         facts = BusFacts(bus, now=lambda: pytest.fail("nothing is said here"))
         spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
-        assert await facts.said_since(spec, 0) == SaidOfRun({}, last_word=False)
+        assert await facts.endings_since(spec, 0) == PublishedEndings({}, final_stop=False)
         before = await bus.publish(settled_instead(7), model=MODEL, event_id="a")
         await bus.publish(settled_instead(0), model=MODEL, event_id="b")
         repeated = settled_instead(0)
@@ -227,10 +227,10 @@ async def test_the_first_word_in_the_stream_counts(nats_server: NatsFactory) -> 
         await bus.publish(of_another, model=MODEL, event_id="d")
         await bus.publish(settled_instead(2), model="other", event_id="e")
         first = await bus.publish(cancelled(), model=MODEL, event_id="f")
-        said = await facts.said_since(spec, before.sequence)
-        assert said == SaidOfRun({f"{RUN}-g00000": "excluded"}, last_word=False)
+        said = await facts.endings_since(spec, before.sequence)
+        assert said == PublishedEndings({f"{RUN}-g00000": "excluded"}, final_stop=False)
         await bus.publish(cancelled(is_final=True), model=MODEL, event_id="g")
-        assert await facts.said_since(spec, first.sequence) == SaidOfRun({}, last_word=True)
-        assert await facts.said_since(spec, first.sequence + 100) == SaidOfRun({}, last_word=False)
+        assert await facts.endings_since(spec, first.sequence) == PublishedEndings({}, final_stop=True)
+        assert await facts.endings_since(spec, first.sequence + 100) == PublishedEndings({}, final_stop=False)
     finally:
         await bus.stop()

@@ -82,7 +82,7 @@ async def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_kill_after_a_write_that_nobody_heard_of_changes_nothing(tmp_path: Path) -> None:
+async def test_a_kill_after_a_write_that_was_not_answered_changes_nothing(tmp_path: Path) -> None:
     whole = await new_world(tmp_path / "whole")
     writes = (await finish(whole)).used
     expected = outcomes(whole)

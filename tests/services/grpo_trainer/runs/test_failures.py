@@ -28,7 +28,7 @@ from grpo_trainer import views
 from grpo_trainer.domain.errors import Diverged, LostRank
 from grpo_trainer.domain.failures import detail_of, kind_of
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
@@ -52,12 +52,12 @@ def holds(world: World, key: str) -> Callable[[], bool]:
     return lambda: key in world.store.objects
 
 
-def dies(of: Exception, *, after: int = 0, method: str = "step") -> Callable[[Tools], Tools]:
+def dies(of: Exception, *, after: int = 0, method: str = "step") -> Callable[[RunDeps], RunDeps]:
     """Learners of RUN's model whose method raises, from call `after` + 1 on."""
 
-    def change(tools: Tools) -> Tools:
+    def change(deps: RunDeps) -> RunDeps:
         def new_learner() -> Any:
-            learner: Any = tools.new_learner()
+            learner: Any = deps.new_learner()
             inner, calls = getattr(learner, method), 0
 
             async def call(*args: Any) -> Any:
@@ -80,13 +80,13 @@ def dies(of: Exception, *, after: int = 0, method: str = "step") -> Callable[[To
             vars(learner).update({method: call, "begin": begun, "resume": resumed})
             return learner
 
-        return dataclasses.replace(tools, new_learner=new_learner)
+        return dataclasses.replace(deps, new_learner=new_learner)
 
     return change
 
 
-def same(tools: Tools) -> Tools:
-    return tools
+def same(deps: RunDeps) -> RunDeps:
+    return deps
 
 
 async def rotten(world: World) -> None:
@@ -95,7 +95,7 @@ async def rotten(world: World) -> None:
             world.store.objects[key] = b"rotten"
 
 
-WAYS: list[tuple[dict[str, Any], Callable[[Tools], Tools], str, str]] = [
+WAYS: list[tuple[dict[str, Any], Callable[[RunDeps], RunDeps], str, str]] = [
     ({"learning_rate": -1.0}, same, "invalid_spec", "learning_rate"),
     ({"loss": "pppo"}, same, "invalid_spec", "did you mean 'ppo'"),
     ({"gate": "gone"}, same, "error", "KeyError"),
@@ -108,7 +108,7 @@ WAYS: list[tuple[dict[str, Any], Callable[[Tools], Tools], str, str]] = [
 
 @pytest.mark.parametrize(("config", "change", "kind", "text"), WAYS)
 async def test_a_session_that_fails_ends_its_run_alone_and_for_good(
-    world: World, config: dict[str, Any], change: Callable[[Tools], Tools], kind: str, text: str
+    world: World, config: dict[str, Any], change: Callable[[RunDeps], RunDeps], kind: str, text: str
 ) -> None:
     await world.publish_base(model="other", seed=4)
     world.stream.append(submission(**{"prompts_per_step": 1, **config}))
@@ -202,9 +202,9 @@ async def test_the_failure_is_said_in_time_though_the_next_batch_computes(world:
         def __init__(self) -> None:
             super().__init__("late")
 
-    def change(tools: Tools) -> Tools:
+    def change(deps: RunDeps) -> RunDeps:
         def new_learner() -> Any:
-            learner: Any = tools.new_learner()
+            learner: Any = deps.new_learner()
 
             async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
                 nonlocal began
@@ -216,7 +216,7 @@ async def test_the_failure_is_said_in_time_though_the_next_batch_computes(world:
             vars(learner)["step"] = step
             return learner
 
-        return dataclasses.replace(tools, new_learner=new_learner)
+        return dataclasses.replace(deps, new_learner=new_learner)
 
     world.stream.append(submission(prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
@@ -240,9 +240,9 @@ class FailingBus:
             raise self._errors[self.tries - 1]
         return await self._world.recorder.publish(*args, **names)
 
-    def change(self, tools: Tools) -> Tools:
-        vars(tools.facts)["_bus"] = self
-        return tools
+    def change(self, deps: RunDeps) -> RunDeps:
+        vars(deps.facts)["_bus"] = self
+        return deps
 
 
 GONE, BUG = Unavailable("gone"), ValueError("a bug in the client")
@@ -305,8 +305,8 @@ async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(w
     """A refused run closes fast; a run that was submitted before it and still loads must survive a kill."""
     opening = asyncio.Event()
 
-    def change(tools: Tools) -> Tools:
-        head = tools.policies.head
+    def change(deps: RunDeps) -> RunDeps:
+        head = deps.policies.head
 
         async def slow(model: str) -> Any:
             if model == MODEL:
@@ -314,8 +314,8 @@ async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(w
                 await asyncio.sleep(600)
             return await head(model)
 
-        vars(tools.policies)["head"] = slow
-        return tools
+        vars(deps.policies)["head"] = slow
+        return deps
 
     world.stream.append(submission(steps=1, prompts_per_step=1))
     world.stream.append(submission(run_id="run-2", model="other", loss="pppo"))
@@ -335,9 +335,9 @@ async def test_a_run_that_was_never_opened_is_found_though_all_others_are_over(w
 async def test_what_breaks_because_the_process_leaves_is_no_failure(world: World) -> None:
     stepping = asyncio.Event()
 
-    def change(tools: Tools) -> Tools:
+    def change(deps: RunDeps) -> RunDeps:
         def new_learner() -> Any:
-            learner = tools.new_learner()
+            learner = deps.new_learner()
 
             async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
                 stepping.set()
@@ -347,7 +347,7 @@ async def test_what_breaks_because_the_process_leaves_is_no_failure(world: World
             vars(learner)["step"] = step
             return learner
 
-        return dataclasses.replace(tools, new_learner=new_learner)
+        return dataclasses.replace(deps, new_learner=new_learner)
 
     world.stream.append(submission(steps=1, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)

@@ -12,7 +12,7 @@ from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, s
 from tests.services.grpo_trainer.runs.test_attempts import FAILED
 
 from grpo_trainer.learner.protocol import BatchGroup, Learner, StepNumbers
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
 
 _FOREVER_S = 3600
@@ -43,12 +43,12 @@ class Life:
         self._world = world
         self._first_is_durable = first_is_durable
 
-    def change(self, tools: Tools) -> Tools:
-        """The tools of this process."""
+    def change(self, deps: RunDeps) -> RunDeps:
+        """The deps of this process."""
         if not self._first_is_durable:
-            states: Any = vars(tools.states)
+            states: Any = vars(deps.states)
             states["_store"] = SlowUpload(states["_store"])
-        return dataclasses.replace(tools, new_learner=lambda: self._killing(tools.new_learner()))
+        return dataclasses.replace(deps, new_learner=lambda: self._killing(deps.new_learner()))
 
     def _killing(self, learner: Learner) -> Learner:
         compute = learner.step

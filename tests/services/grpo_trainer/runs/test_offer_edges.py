@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, World, submission, tiny_policy
 from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation
+from tests.services.grpo_trainer.fakes import START, Policies
 from tests.services.grpo_trainer.learner.test_invariances import gradient, options
-from tests.services.grpo_trainer.surroundings import START, Policies
 
 from blob_store import BlobRef
 from episodes import GroupOutcome

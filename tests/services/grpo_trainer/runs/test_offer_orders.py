@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.crashes import trained_once
 from tests.services.grpo_trainer.evaluations import Evaluation
-from tests.services.grpo_trainer.surroundings import Recorder
+from tests.services.grpo_trainer.fakes import Recorder
 
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.session import Phase
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -79,8 +79,8 @@ class Idle:
         await asyncio.to_thread(shutil.copytree, self._base, directory)
 
 
-def idle(tools: Tools) -> Tools:
-    return dataclasses.replace(tools, new_learner=Idle)
+def idle(deps: RunDeps) -> RunDeps:
+    return dataclasses.replace(deps, new_learner=Idle)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ OPS = st.one_of(
 )
 
 
-class FirstWord(Recorder):
+class KeepsFirst(Recorder):
     """Keeps the first word about each group, as planner and ledger do. A process that is restarted between a
     release and the next durable state may find another reason for it, never another outcome."""
 
@@ -144,11 +144,11 @@ class Play:
                 await asyncio.sleep(0.005)
 
     def _is_quiet(self, trainer: Trainer) -> bool:
-        if not trainer.sessions.all or trainer.sessions.horizon.handled < len(self.world.stream.facts):
+        if not trainer.sessions.all or trainer.sessions.watermark.handled < len(self.world.stream.facts):
             return False
         session = trainer.sessions.get(RUN)
-        waits = session.phase is Phase.WAITING and session.intake.is_drained
-        return session.phase is Phase.FINISHED or (waits and session.intake.cutter.num_ready < 2)
+        waits = session.phase is Phase.WAITING and session.buffer.is_drained
+        return session.phase is Phase.FINISHED or (waits and session.buffer.cutter.num_ready < 2)
 
     async def _own(self, number: int) -> None:
         for fact in await Episodes(self.world, RUN, 2).facts(100 + number, (1.0, 0.0)):
@@ -178,7 +178,7 @@ async def finished(trainer: Trainer) -> None:
 
 
 async def play(folder: Path, ops: Sequence[Op], stop_at: int, steps: int) -> Play:
-    world = World(folder, recorder=FirstWord())
+    world = World(folder, recorder=KeepsFirst())
     await world.publish_base()
     world.held_out["gate-set"] = ("gate-task",)
     world.stream.append(submission(gate="gate-set", steps=steps, group_size=2, max_staleness=9))

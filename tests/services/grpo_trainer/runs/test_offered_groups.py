@@ -18,8 +18,8 @@ from tests.services.grpo_trainer.bench import (
 )
 from tests.services.grpo_trainer.crashes import trained_once
 from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, settled_id
+from tests.services.grpo_trainer.fakes import START
 from tests.services.grpo_trainer.runs.test_cancelled_runs import MARKER, Gate, cancelled, slowly, until_closed
-from tests.services.grpo_trainer.surroundings import START
 
 from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.services.grpo_trainer.surroundings import START
+from tests.services.grpo_trainer.fakes import START
 
 from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason

@@ -13,8 +13,8 @@ from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Train
 
 from grpo_trainer import views
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.patience import Patience
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.errors import Unavailable
 
@@ -41,14 +41,14 @@ class Flaky:
         return call
 
 
-def flaky(tools: Tools) -> Tools:
+def flaky(deps: RunDeps) -> RunDeps:
     """Store and bus often do not answer, and trainers come back soon."""
     away = Unavailable("gone for a moment")
     names = {"put", "put_file", "put_if_absent", "get", "get_file", "read", "list", "delete"}
-    for adapter in (tools.states, tools.bodies):
+    for adapter in (deps.states, deps.bodies):
         vars(adapter)["_store"] = Flaky(vars(adapter)["_store"], away, names)
-    vars(tools.facts)["_bus"] = Flaky(vars(tools.facts)["_bus"], Unavailable("gone too"), {"publish"})
-    return tools
+    vars(deps.facts)["_bus"] = Flaky(vars(deps.facts)["_bus"], Unavailable("gone too"), {"publish"})
+    return deps
 
 
 async def one_step(world: World, *, run_id: str = RUN, model: str = MODEL) -> None:
@@ -89,7 +89,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
             return answers[0]
 
     async with Trainer(
-        world, change=lambda tools: dataclasses.replace(tools, policies=Away(tools.policies))
+        world, change=lambda deps: dataclasses.replace(deps, policies=Away(deps.policies))
     ) as one:
         async with asyncio.timeout(20):
             while (waiting := one.sessions.waiting_for()) is None:
@@ -155,11 +155,16 @@ async def test_an_altered_configuration_in_a_state_is_noticed(world: World) -> N
         assert "another configuration" in await failure_of(trainer, RUN)
 
 
-async def test_patience_ends() -> None:
-    async def never() -> None:
-        raise Unavailable("godot")
+async def test_a_retry_says_what_it_waits_for_and_ends_with_its_budget() -> None:
+    retry = RetryUntilAvailable(budget_s=0.05, first_pause_s=0.01)
+    awaited: list[str | None] = []
 
-    patience = Patience(budget_s=0.05, first_pause_s=0.01)
-    with pytest.raises(Unavailable, match="godot"):
-        await patience.until_done(never)
-    assert patience.waiting_for == "godot"
+    async def never() -> None:
+        awaited.append(retry.waiting_for)
+        raise Unavailable("the registry")
+
+    with pytest.raises(Unavailable, match="the registry"):
+        await retry.until_available(never)
+    assert awaited[0] is None
+    assert set(awaited[1:]) == {"the registry"}
+    assert retry.waiting_for is None

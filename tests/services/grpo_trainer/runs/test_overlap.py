@@ -22,7 +22,7 @@ from tests.services.grpo_trainer.bench import (
 from grpo_trainer.domain.errors import LineageTaken
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
 
 STEPS = 4
@@ -38,9 +38,9 @@ class Door:
         self.steps = 0
         self.failure: Exception | None = None
 
-    def change(self, tools: Tools) -> Tools:
+    def change(self, deps: RunDeps) -> RunDeps:
         """Puts the door in front of commits, and counts the steps that were computed."""
-        commit, new_learner = tools.states.commit, tools.new_learner
+        commit, new_learner = deps.states.commit, deps.new_learner
 
         async def slow(state: SessionState, tensors: Path | None) -> SessionState:
             if state.step:
@@ -64,8 +64,8 @@ class Door:
             vars(learner)["step"] = counted
             return learner
 
-        vars(tools.states)["commit"] = slow
-        return dataclasses.replace(tools, new_learner=counting)
+        vars(deps.states)["commit"] = slow
+        return dataclasses.replace(deps, new_learner=counting)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

@@ -89,8 +89,8 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     await run_of_steps(reference, 3)
     SlowLearner.steps = 0
     thread = LearnerThread(LearnerOptions(num_threads=1))
-    tools = dataclasses.replace(world.tools(thread), new_learner=lambda: SlowLearner(thread))
-    sessions, stop = Sessions(tools, leave_s=0.5), asyncio.Event()
+    deps = dataclasses.replace(world.deps(thread), new_learner=lambda: SlowLearner(thread))
+    sessions, stop = Sessions(deps, leave_s=0.5), asyncio.Event()
     running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
     await world.published(f"policy.published/default/{MODEL}/1")
     async with asyncio.timeout(20):
@@ -110,10 +110,10 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
 
 HANGING = """
 import asyncio, time
-from grpo_trainer.adapters.departure import Departure
+from grpo_trainer.adapters.departure import PreemptionWatch
 
 async def main():
-    departure = Departure({grace}, leave=lambda: None)
+    departure = PreemptionWatch({grace}, leave=lambda: None)
     await departure.start()
     await departure.stop()
     print("leaving", flush=True)

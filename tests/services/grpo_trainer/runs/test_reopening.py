@@ -25,7 +25,7 @@ from tests.services.grpo_trainer.crashes import trained_once
 from grpo_trainer.domain.errors import LineageTaken
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -57,8 +57,8 @@ class Sleeper:
         self.asleep, self.wake = asyncio.Event(), asyncio.Event()
         self._left = step
 
-    def change(self, tools: Tools) -> Tools:
-        new_learner = tools.new_learner
+    def change(self, deps: RunDeps) -> RunDeps:
+        new_learner = deps.new_learner
 
         def sleepy() -> Any:
             learner = new_learner()
@@ -75,7 +75,7 @@ class Sleeper:
             vars(learner)["step"] = slow
             return learner
 
-        return dataclasses.replace(tools, new_learner=sleepy)
+        return dataclasses.replace(deps, new_learner=sleepy)
 
 
 def step_of(trainer: Trainer) -> int:
@@ -118,20 +118,20 @@ async def test_facts_that_arrive_while_the_session_is_opened_again_are_not_lost(
         await sleeper.asleep.wait()
         async with Trainer(world):
             await world.published(f"policy.published/default/{MODEL}/1")
-        recall, recalling, go_on = left.sessions.recall, asyncio.Event(), asyncio.Event()
+        read_again, recalling, go_on = left.sessions.read_again, asyncio.Event(), asyncio.Event()
 
         async def slow(*args: Any) -> Any:
-            found = await recall(*args)
+            found = await read_again(*args)
             recalling.set()
             await go_on.wait()
             return found
 
-        left.sessions.recall = slow
+        left.sessions.read_again = slow
         sleeper.wake.set()
         await recalling.wait()
         await Episodes(world).groups(range(1, STEPS))
         # The reader has them; the session that is gone would have lost them.
-        await until(lambda: left.sessions.horizon.handled == len(world.stream.facts))
+        await until(lambda: left.sessions.watermark.handled == len(world.stream.facts))
         go_on.set()
         await world.published(LAST)
     trained_once(world)
@@ -140,8 +140,8 @@ async def test_facts_that_arrive_while_the_session_is_opened_again_are_not_lost(
 async def test_after_three_losses_in_a_row_the_run_ends(tmp_path: Path) -> None:
     world, tries = await new_world(tmp_path), 0
 
-    def change(tools: Tools) -> Tools:
-        commit = tools.states.commit
+    def change(deps: RunDeps) -> RunDeps:
+        commit = deps.states.commit
 
         async def taken(state: SessionState, tensors: Path | None) -> SessionState:
             nonlocal tries
@@ -150,8 +150,8 @@ async def test_after_three_losses_in_a_row_the_run_ends(tmp_path: Path) -> None:
                 raise LineageTaken("step 2 is already written with another content")
             return await commit(state, tensors)
 
-        vars(tools.states)["commit"] = taken
-        return tools
+        vars(deps.states)["commit"] = taken
+        return deps
 
     await Episodes(world).groups(range(STEPS))
     async with Trainer(world, change=change) as trainer:
@@ -200,9 +200,9 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
 ) -> None:
     world, sleeper = await new_world(tmp_path), Sleeper(1)
 
-    def broken(tools: Tools) -> Tools:
+    def broken(deps: RunDeps) -> RunDeps:
         def new_learner() -> Any:
-            learner = tools.new_learner()
+            learner = deps.new_learner()
 
             async def step(groups: Sequence[BatchGroup]) -> StepNumbers:
                 raise ValueError("a bug")
@@ -210,7 +210,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
             vars(learner)["step"] = step
             return learner
 
-        return dataclasses.replace(tools, new_learner=new_learner)
+        return dataclasses.replace(deps, new_learner=new_learner)
 
     async with Trainer(world, change=sleeper.change) as left:
         await Episodes(world).groups(range(STEPS))

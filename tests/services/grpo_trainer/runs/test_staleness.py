@@ -66,9 +66,9 @@ class Loop(RuleBasedStateMachine):
         """A new trainer with the old one's state replays the whole stream: a burst."""
         self.assembler, self.cutter = GroupAssembler(SPEC, self.settled), BatchCutter(SPEC)
         for fact in self.stream:
-            self.hear(fact)
+            self.receive(fact)
 
-    def hear(self, fact: GradedTrajectory) -> None:
+    def receive(self, fact: GradedTrajectory) -> None:
         done = self.assembler.add(fact)
         if isinstance(done, Settlement):
             self.settle(done.group_id)
@@ -98,7 +98,7 @@ class Loop(RuleBasedStateMachine):
             self.sequence += 1
             group.facts.append(self.fact(group, oldest, float(len(group.facts)) if tied else 1.0))
             self.stream.append(group.facts[-1])
-            self.hear(self.stream[-1])
+            self.receive(self.stream[-1])
 
     def fact(self, group: Group, oldest: int, reward: float) -> GradedTrajectory:
         member = len(group.facts)
@@ -125,7 +125,7 @@ class Loop(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeat(self, data: Any) -> None:
         """The bus may say anything twice."""
-        self.hear(data.draw(st.sampled_from(self.stream)))
+        self.receive(data.draw(st.sampled_from(self.stream)))
 
     @precondition(lambda self: self.cutter.num_ready)
     @rule()

@@ -49,14 +49,14 @@ async def phase_of(trainer: Trainer, run_id: str) -> Phase:
     return trainer.sessions.get(run_id).phase
 
 
-async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: World) -> None:
+async def test_a_run_submitted_during_an_interactive_step_goes_on_from_it(world: World) -> None:
     trainers: list[Trainer] = []
     async with trainer_on(world, busy=lambda model: trainers[0].sessions.trainer_of(model)) as trainer:
         one: InteractiveTrainer = trainer
         async with Trainer(world, by_hand=one.models.is_working_on) as trainer:
             trainers.append(trainer)
             await one.forward_backward("a", batch())
-            gate = Gate(one.models.tools.policies, "publish")
+            gate = Gate(one.models.deps.policies, "publish")
             stepping = asyncio.create_task(one.optim_step("b"))
             await asyncio.wait_for(gate.reached.wait(), 20)
             await one_step(world)
@@ -74,7 +74,7 @@ async def test_a_run_that_comes_during_a_step_by_hand_goes_on_from_it(world: Wor
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
 
 
-async def test_a_call_by_hand_waits_until_it_is_known_which_runs_go_on(world: World) -> None:
+async def test_an_interactive_call_waits_until_it_is_known_which_runs_go_on(world: World) -> None:
     trainer = Trainer(world)
     async with trainer_on(world, busy=trainer.sessions.trainer_of) as trainer:
         asking = asyncio.create_task(trainer.forward_backward("a", batch()))

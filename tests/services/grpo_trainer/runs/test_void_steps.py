@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.services.grpo_trainer.bench import MODEL, RUN, Trainer, World, submission
 from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, settled_id
+from tests.services.grpo_trainer.fakes import Recorder
 from tests.services.grpo_trainer.runs.test_cancelled_runs import Gate, cancelled, until_closed
-from tests.services.grpo_trainer.surroundings import Recorder
 
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.ports import PublishedPolicy
-from grpo_trainer.runs.deps import Tools
+from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -44,16 +44,16 @@ async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world
     world.recorder = FirstWins()
     gate = Gate()
 
-    def slow_upload(tools: Tools) -> Tools:
-        upload = tools.policies.publish
+    def slow_upload(deps: RunDeps) -> RunDeps:
+        upload = deps.policies.publish
 
         async def publish(state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
             if state.last_step is not None:
                 await gate.passed()
             return await upload(state, directory, at=at)
 
-        vars(tools.policies)["publish"] = publish
-        return tools
+        vars(deps.policies)["publish"] = publish
+        return deps
 
     world.stream.append(submission(steps=3, checkpoint_every_steps=1))
     groups = await Evaluation(world).all_offered(range(2))

@@ -14,6 +14,7 @@ def upgrade() -> None:
     op.create_table(
         "api_key",
         sa.Column("key_id", sa.String(32), primary_key=True),
+        sa.Column("tenant", sa.String(64), nullable=False, server_default="default"),
         sa.Column("secret_sha256", sa.String(64), nullable=False),
         sa.Column("name", sa.String(128), nullable=False),
         sa.Column("scopes", sa.JSON, nullable=False),
@@ -24,6 +25,7 @@ def upgrade() -> None:
     op.create_table(
         "usage",
         sa.Column("request_id", sa.String(128), primary_key=True),
+        sa.Column("tenant", sa.String(64), nullable=False, server_default="default"),
         sa.Column("key_id", sa.String(32), nullable=False),
         sa.Column("path", sa.String(64), nullable=False),
         sa.Column("model", sa.String(128), nullable=False),

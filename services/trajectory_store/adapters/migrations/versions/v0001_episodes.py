@@ -19,6 +19,7 @@ def upgrade() -> None:
     _index_episodes()
     op.create_table(
         "ledger_counts",
+        _tenant(primary_key=True),
         sa.Column("run_id", sa.String, primary_key=True),
         sa.Column("state", sa.SmallInteger, primary_key=True),
         sa.Column("reason", sa.String, primary_key=True),
@@ -26,6 +27,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "ledger_alarms",
+        _tenant(primary_key=True),
         sa.Column("run_id", sa.String, primary_key=True),
         _required("conflicts", sa.BigInteger),
         _required("trained_twice", sa.BigInteger),
@@ -49,16 +51,25 @@ def _required(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]
     return sa.Column(name, kind, nullable=False)
 
 
+def _tenant(*, primary_key: bool = False) -> sa.Column[str]:
+    return sa.Column(
+        "tenant", sa.String(64), primary_key=primary_key, nullable=False, server_default="default"
+    )
+
+
 def _ledger_columns() -> list[sa.Column[Any]]:
     return [
         sa.Column("episode_id", sa.String, primary_key=True),
+        _tenant(),
         _required("run_id", sa.String),
         _required("group_id", sa.String),
         _required("member", sa.Integer),
+        _required("group_size", sa.Integer),
         _required("model", sa.String),
         _required("purpose", sa.SmallInteger),
         _required("split", sa.SmallInteger),
         _required("task_slug", sa.String),
+        _required("task_digest", sa.String),
         _required("family", sa.String),
         _required("state", sa.SmallInteger),
         _required("reason", sa.String),
@@ -67,6 +78,7 @@ def _ledger_columns() -> list[sa.Column[Any]]:
         _required("updated_us", sa.BigInteger),
         _required("settled", sa.Boolean),
         _required("trained_step", sa.BigInteger),
+        _required("trained_by_run", sa.String),
         _required("in_conflict", sa.Boolean),
         _required("trained_twice", sa.Boolean),
     ]

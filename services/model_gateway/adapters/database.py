@@ -1,4 +1,4 @@
-"""The database as a component: opened, brought to this program's version, with the bootstrap keys in it."""
+"""The gateway's database, with the bootstrap keys in it."""
 
 import asyncio
 import os
@@ -6,11 +6,13 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from model_gateway.adapters.sql_keys import SqlKeyStore
 from model_gateway.domain.errors import NotAuthenticated
 from model_gateway.domain.keys import SCOPES, ApiKey, format_key, hash_secret, parse_key
 from model_gateway.ports import Clock
-from sql_store import Database, migrate
+from sql_store import MigratedDatabase
 
 SERVICE = "model_gateway"
 
@@ -24,40 +26,28 @@ class BadBootstrapKey(ValueError):
         )
 
 
-class Tables:
-    """Opens and migrates; puts the configured keys in place."""
-
-    name = "sql"
+class GatewayDatabase(MigratedDatabase):
+    """The gateway's tables; starting it also puts the configured keys in place."""
 
     def __init__(
         self,
-        database: Database,
-        keys: SqlKeyStore,
+        url: str | SecretStr,
         *,
-        bootstrap_key: str | None,
-        bootstrap_key_file: Path | None,
+        bootstrap_key: str | None = None,
+        bootstrap_key_file: Path | None = None,
         now: Clock,
     ) -> None:
-        self._database = database
-        self._keys = keys
+        super().__init__(url, SERVICE)
         self._bootstrap_key = bootstrap_key
         self._bootstrap_key_file = bootstrap_key_file
         self._now = now
 
     async def start(self) -> None:
-        """Raises BadBootstrapKey, and what sql_store raises."""
-        await self._database.start()
-        await migrate(self._database, SERVICE)
+        """Open, migrate, put keys. Raises BadBootstrapKey, MigrationFailed, Unavailable, StoreFull."""
+        await super().start()
+        keys = SqlKeyStore(self)
         for source, text in await asyncio.to_thread(self._configured):
-            await self._keys.put(_key(source, text, self._now))
-
-    async def stop(self) -> None:
-        """Closes."""
-        await self._database.stop()
-
-    def ready(self) -> str | None:
-        """Open or not."""
-        return None if self._database.ready() else "closed"
+            await keys.put(_key(source, text, self._now))
 
     def _configured(self) -> Sequence[tuple[str, str]]:
         found = []

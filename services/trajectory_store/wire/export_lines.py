@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 from google.protobuf import json_format
 
-from trajectory_body import turn_messages
-from trajectory_store import wire
-from trajectory_store.domain import Episode
+from trajectory_body import prompt_message, turn_messages
+from trajectory_store.domain.ledger import Episode
+from trajectory_store.wire.views import summary_to_wire
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 
@@ -16,7 +16,7 @@ def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
     grade = episode.grade
     return _line(
         {
-            "prompt": [{"role": message.role, "content": message.content} for message in body.prompt],
+            "prompt": [prompt_message(message) for message in body.prompt],
             "completion": [message for turn in body.turns for message in turn_messages(turn)],
             "reward": None if grade is None else grade.reward,
         }
@@ -25,7 +25,7 @@ def triple_line(episode: Episode, body: TrajectoryBody) -> bytes:
 
 def record_line(episode: Episode, body: TrajectoryBody) -> bytes:
     """`{"summary", "body"}`: both as the API shows them, tokens and log-probabilities included."""
-    return _line({"summary": _plain(wire.summary_to_wire(episode)), "body": _plain(body)})
+    return _line({"summary": _plain(summary_to_wire(episode)), "body": _plain(body)})
 
 
 def _plain(message: Any) -> dict[str, Any]:

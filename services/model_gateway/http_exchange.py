@@ -8,16 +8,17 @@ from datetime import datetime
 from opentelemetry.trace import Span
 
 from model_gateway import telemetry
-from model_gateway.domain.calls import Call
+from model_gateway.adapters.sql_usage import SqlUsageSink
+from model_gateway.domain.calls import CompletionCall
 from model_gateway.domain.errors import GatewayError
-from model_gateway.domain.replies import Usage
-from model_gateway.domain.routing import Weights
-from model_gateway.ports import UsageRow, UsageSink
+from model_gateway.domain.records import UsageRow
+from model_gateway.domain.replies import TokenUsage
+from model_gateway.domain.routing import ServedWeights
 from service_kit.telemetry import mark_failed
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """Mutable on purpose: it is filled in as the request goes on, by one task."""
 
     request_id: str
@@ -25,11 +26,11 @@ class Exchange:
     started_at: datetime
     started: float = field(default_factory=time.perf_counter)
     key_id: str = ""
-    call: Call | None = None
+    call: CompletionCall | None = None
     span: Span | None = None
     trace: dict[str, str] = field(default_factory=dict)
-    weights: Weights | None = None
-    usage: Usage = field(default_factory=Usage)
+    weights: ServedWeights | None = None
+    usage: TokenUsage = field(default_factory=TokenUsage)
     finish_reasons: list[str] = field(default_factory=list)
     engine_s: float = 0.0
     tries: int = 1
@@ -37,7 +38,7 @@ class Exchange:
     error: GatewayError | None = None
     first_byte_s: float | None = None
 
-    def begin(self, call: Call, headers: Mapping[str, str]) -> None:
+    def begin(self, call: CompletionCall, headers: Mapping[str, str]) -> None:
         """The request is understood."""
         self.call = call
         self.span = telemetry.start_span(call, headers, self.request_id)
@@ -59,7 +60,7 @@ class Exchange:
         """Bytes go to the client now."""
         self.first_byte_s = time.perf_counter() - self.started
 
-    def end(self, sink: UsageSink) -> None:
+    def end(self, sink: SqlUsageSink) -> None:
         """Accounts for the request, however it ended."""
         duration_s = time.perf_counter() - self.started
         code = self.error.code if self.error else ""

@@ -70,7 +70,7 @@ def collate(rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return ids, written, real
 
 
-def imitate(
+def sft_step(
     model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row], observation_weight: float
 ) -> float:
     """One optimizer step on a batch; returns the mean nats per token that the policy wrote."""

@@ -1,4 +1,4 @@
-"""The keeper's loop: one engine process, one channel, one proven version at a time.
+"""The supervisor's loop: one engine process, one channel, one proven version at a time.
 
 What it waits for is always named (`ready`). Guarantees: the lease never names a version that is not
 proven in the running process; newest wins, versions in between are skipped; a refused version leaves the
@@ -13,25 +13,24 @@ from dataclasses import dataclass
 from policy_engine.domain import (
     EngineBroken,
     EngineState,
+    EngineTarget,
     FailureKind,
     LeaseFacts,
-    ModelUnknown,
-    PlatformUnavailable,
     Policy,
     Reloaded,
-    Serving,
-    Target,
+    ServedPolicy,
     VersionRefused,
 )
-from policy_engine.ports import Announcer, Clock, Engine, EngineHost, PolicyStore, Telemetry, Versions
-from policy_engine.usecases.pins import Pins
+from policy_engine.ports import Announcer, Clock, EngineControl, EngineHost, PolicyStore, Telemetry, Versions
+from policy_engine.usecases.pins import PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperTimings:
+class SupervisorTimings:
     """Waits, in seconds."""
 
     poll_s: float = 3.0
@@ -43,8 +42,8 @@ class KeeperTimings:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """Everything outside the keeper."""
+class SupervisorDeps:
+    """What an engine supervisor works with."""
 
     host: EngineHost
     store: PolicyStore
@@ -54,56 +53,58 @@ class World:
     clock: Clock
 
 
-class Keeper:
-    """Drives one engine. `run` is its life; `look` may be called at any time."""
+class EngineSupervisor:
+    """Drives one engine. `run` is its life; `look_now` may be called at any time."""
 
-    def __init__(self, world: World, protocol: ReloadProtocol, pins: Pins, timings: KeeperTimings) -> None:
-        self._world = world
+    def __init__(
+        self, deps: SupervisorDeps, protocol: ReloadProtocol, pins: PinnedPolicies, timings: SupervisorTimings
+    ) -> None:
+        self._deps = deps
         self._protocol = protocol
         self._pins = pins
         self._timings = timings
-        self._engine: Engine | None = None
-        self._serving: Serving | None = None
+        self._engine: EngineControl | None = None
+        self._serving: ServedPolicy | None = None
         self._state = EngineState.STARTING
         self._waiting_for = "the first version"
-        self._refusals = Refusals(timings, world.clock)
+        self._refusals = RefusedVersions(timings, deps.clock)
         self._wake = asyncio.Event()
         self._on_change: Callable[[], None] = _nothing
 
     def ready(self) -> str | None:
-        """None while a proven version serves, else what the keeper waits for."""
+        """None while a proven version serves, else what the supervisor waits for."""
         if self._serving is None or self._engine is None:
             return self._waiting_for
         return None
 
     def facts(self) -> LeaseFacts | None:
         """What the lease may say now; None before the engine answers."""
-        if not self._world.host.base_url or self._serving is None:
+        if not self._deps.host.base_url or self._serving is None:
             return None
         return LeaseFacts(
-            self._world.host.base_url, self._state, self._reason(), self._serving, self._pins.held()
+            self._deps.host.base_url, self._state, self._reason(), self._serving, self._pins.held()
         )
 
-    def on_change(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called whenever `facts` changed, so that the lease is not late."""
-        self._on_change = tell
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever `facts` changed, so that the lease is not late."""
+        self._on_change = listener
 
-    def look(self) -> None:
-        """Something moved (the channel, a pin): look now rather than at the next poll."""
+    def look_now(self) -> None:
+        """A fact says that the channel or a pin moved: look now rather than at the next poll."""
         self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the engine and keep it; returns after `stop` is set and the engine is down."""
-        stopper = asyncio.create_task(self._wake_on(stop), name="keeper stop")
+        stopper = asyncio.create_task(self._wake_on(stop), name="supervisor stop")
         try:
             while not stop.is_set():
-                await self._turn(stop)
+                await self._round(stop)
         finally:
             stopper.cancel()
             self._change(EngineState.STOPPING)
-            await self._world.host.stop()
+            await self._deps.host.stop()
 
-    async def _turn(self, stop: asyncio.Event) -> None:
+    async def _round(self, stop: asyncio.Event) -> None:
         """One round: the engine first, then the channel's version, then pins, then wait."""
         self._wake.clear()
         pause_s = self._timings.poll_s
@@ -118,16 +119,16 @@ class Keeper:
             log.error("engine_broken", extra={"why": str(error)})
             await self._lose_engine(str(error))
             pause_s = self._timings.retry_s
-        except (PlatformUnavailable, ModelUnknown) as error:
+        except Unavailable as error:
             self._waiting_for = str(error)
-            log.warning("keeper_waits", extra={"why": str(error)})
+            log.warning("supervisor_waits", extra={"why": str(error)})
             pause_s = self._timings.retry_s
         await self._pause(stop, pause_s)
 
     async def _start(self) -> None:
         """Start on what served last, else on what the channel wants, else on what that falls back to."""
         served = [self._serving.policy.target] if self._serving else []
-        for target in served or await self._world.versions.current():
+        for target in served or await self._deps.versions.current():
             if self._refusals.holds(target):
                 continue
             self._waiting_for = f"v{target.version} to be fetched, loaded and proven"
@@ -135,35 +136,35 @@ class Keeper:
                 self._engine = await self._start_on(target)
             except VersionRefused as error:
                 await self._refuse(target, error)
-                await self._world.host.stop()
+                await self._deps.host.stop()
                 continue
             return
         self._waiting_for = "a version of the channel that can be proven"
-        raise PlatformUnavailable(self._waiting_for)
+        raise Unavailable(self._waiting_for)
 
-    async def _start_on(self, target: Target) -> Engine:
-        policy = await self._world.store.fetch(target)
+    async def _start_on(self, target: EngineTarget) -> EngineControl:
+        policy = await self._deps.store.fetch(target)
         try:
-            engine = await self._world.host.start(policy)
+            engine = await self._deps.host.start(policy)
             self._serving = await self._protocol.adopt(engine, policy)
         except EngineBroken as error:
             raise VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True) from error
         self._pins.forget_engine()
         self._change(EngineState.READY)
-        self._world.telemetry.serves(target.version)
-        await self._world.announcer.ready(self._serving)
+        self._deps.telemetry.serves(target.version)
+        await self._deps.announcer.ready(self._serving)
         return engine
 
     async def _follow(self) -> None:
         """Reload when the channel wants another version than the one that serves."""
-        target, serving = (await self._world.versions.current())[0], self._serving
+        target, serving = (await self._deps.versions.current())[0], self._serving
         if serving is None or self._engine is None:
             return
         same = target.version == serving.version and target.digest == serving.policy.target.digest
         if same or self._refusals.holds(target):
             return
         try:
-            with self._world.telemetry.reloading(serving.version, target):
+            with self._deps.telemetry.reloading(serving.version, target):
                 await self._reload(self._engine, serving, target)
         except VersionRefused as error:
             await self._refuse(target, error)
@@ -174,38 +175,38 @@ class Keeper:
             await self._refuse(target, why)
             raise
 
-    async def _reload(self, engine: Engine, serving: Serving, target: Target) -> None:
-        started_s = self._world.clock()
-        policy = await self._world.store.fetch(target)
-        fetched_s = self._world.clock()
+    async def _reload(self, engine: EngineControl, serving: ServedPolicy, target: EngineTarget) -> None:
+        started_s = self._deps.clock()
+        policy = await self._deps.store.fetch(target)
+        fetched_s = self._deps.clock()
         self._change(EngineState.RELOADING)
         self._serving, paused_s = await self._protocol.reload(engine, serving, policy)
         self._change(EngineState.READY)
         done = Reloaded(serving.version, self._serving, fetched_s - started_s, paused_s)
-        self._world.telemetry.count_reload(done)
+        self._deps.telemetry.count_reload(done)
         log.info(
             "reloaded",
             extra={"from": done.from_version, "version": target.version, "paused_s": round(paused_s, 4)},
         )
-        await self._world.announcer.reloaded(done)
-        await self._world.store.prune(self._in_use(self._serving.policy))
+        await self._deps.announcer.reloaded(done)
+        await self._deps.store.prune(self._in_use(self._serving.policy))
 
     def _in_use(self, policy: Policy) -> list[Policy]:
         return [policy, *self._pins.policies()]
 
-    async def _refuse(self, target: Target, why: VersionRefused) -> None:
+    async def _refuse(self, target: EngineTarget, why: VersionRefused) -> None:
         log.error(
             "version_refused", extra={"version": target.version, "kind": why.kind.value, "why": why.detail}
         )
         self._refusals.add(target, why)
-        self._world.telemetry.count_refusal(why)
-        await self._world.announcer.reload_failed(self._serving, target, why)
+        self._deps.telemetry.count_refusal(why)
+        await self._deps.announcer.reload_failed(self._serving, target.version, why)
 
     async def _lose_engine(self, why: str) -> None:
         self._engine = None
         self._waiting_for = f"the engine to be started again: {why}"
         self._change(EngineState.FAILED)
-        await self._world.host.stop()
+        await self._deps.host.stop()
 
     def _reason(self) -> str:
         return self._waiting_for if self._state is EngineState.FAILED else ""
@@ -222,13 +223,13 @@ class Keeper:
         """Until something is wanted, the engine died, or `seconds` passed."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._woken())}
         if self._engine is not None:
-            waits.add(asyncio.create_task(self._world.host.died()))
+            waits.add(asyncio.create_task(self._deps.host.died()))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        if self._engine is not None and not stop.is_set() and (why := self._world.host.failure()):
+        if self._engine is not None and not stop.is_set() and (why := self._deps.host.failure()):
             log.error("engine_died", extra={"why": why})
             await self._lose_engine(why)
 
@@ -236,16 +237,16 @@ class Keeper:
         await self._wake.wait()
 
 
-class Refusals:
+class RefusedVersions:
     """Versions that were refused: for good when the version itself is bad, else for a growing while."""
 
-    def __init__(self, timings: KeeperTimings, clock: Clock) -> None:
+    def __init__(self, timings: SupervisorTimings, clock: Clock) -> None:
         self._timings = timings
         self._clock = clock
         self._for_good: set[str] = set()
         self._until: dict[str, tuple[float, float]] = {}
 
-    def add(self, target: Target, why: VersionRefused) -> None:
+    def add(self, target: EngineTarget, why: VersionRefused) -> None:
         """Remember a refusal."""
         if not why.may_pass_later:
             self._for_good.add(target.digest)
@@ -254,7 +255,7 @@ class Refusals:
         delay_s = min(delay_s * 2, self._timings.max_refused_s)
         self._until[target.digest] = (self._clock() + delay_s, delay_s)
 
-    def holds(self, target: Target) -> bool:
+    def holds(self, target: EngineTarget) -> bool:
         """Whether the version should be left alone now."""
         if target.digest in self._for_good:
             return True
@@ -263,4 +264,4 @@ class Refusals:
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Until a listener is set."""

@@ -1,0 +1,1 @@
+"""The ledger and what may be asked of it. Pure."""

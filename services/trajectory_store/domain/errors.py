@@ -1,0 +1,9 @@
+"""How reading a trajectory fails, beside `upcycle.errors.Unavailable`: one class per reaction."""
+
+
+class UnknownTrajectory(Exception):
+    """No episode of that id was ever requested, or none with a recorded trajectory."""
+
+
+class BodyCorrupt(Exception):
+    """The stored bytes are missing, are not what the record promised, or are no trajectory."""

@@ -1,0 +1,37 @@
+"""What may be asked of the index, and what it answers beside episodes."""
+
+from dataclasses import dataclass
+
+from episodes import Purpose
+from trajectory_store.domain.facts import LedgerState
+from trajectory_store.domain.ledger import Episode
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFilter:
+    """Which trajectories; None and empty mean any."""
+
+    run_id: str = ""
+    model: str = ""
+    group_id: str = ""
+    task_slug: str = ""
+    purpose: Purpose | None = None
+    min_reward: float | None = None
+    success: bool | None = None
+    state: LedgerState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PageKey:
+    """Where a page ended: newest first, ties by id."""
+
+    recorded_us: int
+    episode_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeedChange:
+    """A trajectory as it is after a change, and the change's position in the feed."""
+
+    position: int
+    episode: Episode

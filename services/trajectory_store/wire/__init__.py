@@ -1,0 +1,1 @@
+"""protobuf <-> domain, nothing else: facts in, views and lines of JSON out."""

@@ -1,4 +1,4 @@
-"""Measures of the planner and the fleet; names carry their unit."""
+"""Metrics of the planner and the fleet."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,9 @@ ENVIRONMENTS_ALIVE = Gauge(
     "upcycle_environments_alive", "Environment processes that run or are being started."
 )
 ENVIRONMENTS_STARTED = Counter("upcycle_environments_started", "Environments opened.")
-LEASES_LAPSED = Counter("upcycle_leases_lapsed", "Environments that ended because nobody closed them.")
+LEASES_LAPSED = Counter(
+    "upcycle_leases_lapsed", "Environments that ended because their lease ended before a Close."
+)
 CALL_S = Histogram(
     "upcycle_environment_call_seconds",
     "EnvironmentService calls, failed ones included.",
@@ -21,7 +23,8 @@ CALL_S = Histogram(
 )
 GROUPS_PLANNED = Counter("upcycle_groups_planned", "Groups planned.", ["purpose"])
 GROUPS_OFFERED = Counter(
-    "upcycle_groups_drawn", "Groups of evaluations that were offered to training runs, or left out."
+    "upcycle_source_groups_looked_at",
+    "Groups of evaluations that were offered to training runs, or left out.",
 )
 PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)
 EPISODES_IN_FLIGHT = Gauge("upcycle_episodes_in_flight", "Planned or graded, not settled.", ["run_id"])

@@ -18,7 +18,7 @@ from scenario_runner.domain.environments import (
 from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ControlChannel
 
-# Between a channel's end and the word of the process's.
+# How long the exit status may come after the end of the channel.
 EXIT_WAIT_S = 2.0
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# `why` answers within a second, whoever does not.
+# `why` answers within a second, also when a peer does not.
 ASK_TIMEOUT_S: Final = 0.6
 SAMPLERS: Final[Mapping[Purpose, ConsumerSpec]] = {
     Purpose.TRAIN: ROLLOUT_SAMPLER_TRAIN,
@@ -184,7 +184,7 @@ async def _quiet(error: Exception) -> None:
 
 
 async def _answered(call: Awaitable[T]) -> T | None:
-    """The reply; None when nobody answers in time. Raises RemoteNotFound, RemoteRefused."""
+    """The reply; None when the service does not answer in time. Raises RemoteNotFound, RemoteRefused."""
     try:
         with remote_errors("ask"):
             return await call

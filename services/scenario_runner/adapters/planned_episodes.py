@@ -1,4 +1,4 @@
-"""Which episode plays what, read from the plan's tables; written to only to note what was opened."""
+"""What each planned episode plays, read from the tables of the plan."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -37,7 +37,7 @@ class SqlPlannedEpisodes:
         if row is None:
             raise EpisodeNotOpen(f"episode {episode_id!r} was never planned")
         if row.state != EpisodeState.PLANNED.value:
-            raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: nobody waits for it")
+            raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: no run waits for it")
         source, timeouts = self._parse(row.source, row.spec)
         return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, self._now() + timeouts)
 

@@ -190,7 +190,7 @@ class PlanUnit(SqlTasksets):
         return own + sum(self.source_groups.released_since(run_id, since_step).values())
 
     def has_step_under_way(self, run_id: str, since_step: int) -> bool:
-        """Whether groups were settled as trained by a step whose `step.completed` was not heard yet."""
+        """Whether groups were settled as trained by a step whose `step.completed` was not delivered yet."""
         self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
         own = bool(self._sql.execute(statements.TRAINED_SINCE, wanted).scalar_one())

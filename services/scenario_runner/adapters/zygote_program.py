@@ -71,13 +71,13 @@ class Zygote:
             pid = os.fork()
         except OSError as error:
             os.close(descriptor)
-            self._tell({"unforked": token, "error": str(error)})
+            self._send({"unforked": token, "error": str(error)})
             return
         if pid == 0:
             self._become_episode(folder, descriptor)
         os.close(descriptor)
         self._episodes.add(pid)
-        self._tell({"forked": token, "pid": pid})
+        self._send({"forked": token, "pid": pid})
 
     def _become_episode(self, folder: str, descriptor: int) -> NoReturn:
         status = 1
@@ -108,7 +108,7 @@ class Zygote:
             if dead.si_pid in self._episodes:
                 self._episodes.discard(dead.si_pid)
                 code = dead.si_status if dead.si_code == os.CLD_EXITED else -dead.si_status
-                self._tell({"exited": dead.si_pid, "status": code})
+                self._send({"exited": dead.si_pid, "status": code})
         self._sweep_orphans()
 
     def _sweep_orphans(self) -> None:
@@ -135,7 +135,7 @@ class Zygote:
             except (ProcessLookupError, PermissionError):
                 continue
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             self._control.send(json.dumps(message).encode())
         except BrokenPipeError:

@@ -269,4 +269,4 @@ def _settle(future: "asyncio.Future[Any] | None", value: Any) -> None:
 def _fail(future: "asyncio.Future[Any] | None", error: Exception) -> None:
     if future is not None and not future.done():
         future.set_exception(error)
-        future.exception()  # read here: nobody may be waiting
+        future.exception()  # read here: otherwise asyncio logs it when no caller waits

@@ -47,7 +47,7 @@ class UnknownLease(EpisodeError):
 
 
 class EpisodeNotOpen(EpisodeError):
-    """The episode is not planned, or it is settled already: nobody waits for it."""
+    """The episode is not planned, or has a result already: no run waits for it."""
 
     failure_kind = "not_planned"
 

@@ -1,6 +1,6 @@
-"""What a run waits for: from facts gathered across services to causes with their owners. Pure.
+"""What a run waits for: from facts of several services to causes, each with the service that must act. Pure.
 
-A fact that is None could not be learnt (its service did not answer in time), which is an answer too.
+A fact is None when its service did not answer in time; `why` names that too.
 """
 
 from collections import Counter
@@ -102,8 +102,8 @@ class SessionFact:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Of a training run: evaluations under way whose groups it may draw, its group slots, and how long the
-    oldest offer waits for the trainer, in seconds."""
+    """Of a training run: evaluations under way whose groups it may train on, its group slots, and how long
+    the oldest offer waits for the trainer, in seconds."""
 
     evaluations: Sequence[str] = ()
     slots: int = 0
@@ -111,7 +111,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RunFacts:
     """Everything gathered for one run."""
 
     view: RunView
@@ -128,15 +128,15 @@ class World:
     supply: Supply = Supply()
 
 
-def explain(world: World) -> tuple[list[WaitReason], str]:
+def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     """(causes, most episodes first; one sentence)."""
-    run = world.view.run
+    run = facts.view.run
     if run.state in FINAL_RUN_STATES:
         why = f": {run.failure}" if run.failure else ""
         return [], f"run {run.run_id} is {run.state.value}{why}"
-    reasons = [*_paused(world), *sorted(_reasons(world), key=lambda reason: -reason.episodes)]
+    reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
-        counts = world.view.counts
+        counts = facts.view.counts
         return [], f"nothing is stuck: {counts.in_flight} in flight, {counts.settled} settled"
     first = reasons[0]
     if not first.episodes:
@@ -144,26 +144,26 @@ def explain(world: World) -> tuple[list[WaitReason], str]:
     return reasons, f"{first.episodes} episodes wait for {first.owner}: {first.what}"
 
 
-def _reasons(world: World) -> Iterator[WaitReason]:
-    yield from _bus(world)
-    yield from _sampling(world)
-    yield from _grading(world)
-    yield from _training(world)
-    yield from _supply(world)
-    yield from _failing(world)
-    yield from _learning_nothing(world)
-    yield from _alarming(world)
+def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
+    yield from _bus(facts)
+    yield from _sampling(facts)
+    yield from _grading(facts)
+    yield from _training(facts)
+    yield from _supply(facts)
+    yield from _failing(facts)
+    yield from _learning_nothing(facts)
+    yield from _alarming(facts)
 
 
-def _paused(world: World) -> Iterator[WaitReason]:
-    run = world.view.run
+def _paused(facts: RunFacts) -> Iterator[WaitReason]:
+    run = facts.view.run
     if run.state is RunState.PAUSED:
         what = f"run {run.run_id} is paused: nothing new is dispatched"
         yield WaitReason("you", what, 0, 0.0, f"resume it: upcycle runs resume {run.run_id}")
 
 
-def _learning_nothing(world: World) -> Iterator[WaitReason]:
-    run, without = world.view.run, world.waits.without_step
+def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
+    run, without = facts.view.run, facts.waits.without_step
     training = run.spec.training
     if training is None or run.state not in OPEN_RUN_STATES:
         return
@@ -179,67 +179,67 @@ def _learning_nothing(world: World) -> Iterator[WaitReason]:
     yield WaitReason("you", f"alarm: {alarm(without, run.step)}", 0, 0.0, remedy)
 
 
-def _alarming(world: World) -> Iterator[WaitReason]:
-    for one in world.session.alarms if world.session is not None else ():
+def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
+    for one in facts.session.alarms if facts.session is not None else ():
         yield WaitReason("grpo_trainer", f"alarm: {one}", 0, 0.0, "look at the run's curves, or stop it")
 
 
-def _bus(world: World) -> Iterator[WaitReason]:
-    in_flight, waits = world.view.counts.in_flight, world.waits
+def _bus(facts: RunFacts) -> Iterator[WaitReason]:
+    in_flight, waits = facts.view.counts.in_flight, facts.waits
     oldest_s = max(waits.queued_s, waits.opened_s, waits.graded_s)
-    if world.sampler is None and world.grader is None and world.planner is None:
+    if facts.sampler is None and facts.grader is None and facts.planner is None:
         what = "the bus cannot be reached"
         yield WaitReason("nats", what, in_flight, oldest_s, "start nats-server, or see UPCYCLE_BUS_URL")
-    elif world.planner is not None and world.planner.num_pending > 1000:
-        what = f"the planner is {world.planner.num_pending} events behind"
+    elif facts.planner is not None and facts.planner.num_pending > 1000:
+        what = f"the planner is {facts.planner.num_pending} events behind"
         yield WaitReason("scenario_runner", what, in_flight, oldest_s, "see its log and its database")
-    if world.outbox_waiting > 100:
-        what = f"{world.outbox_waiting} announcements are not published yet"
+    if facts.outbox_waiting > 100:
+        what = f"{facts.outbox_waiting} announcements are not published yet"
         yield WaitReason(
             "scenario_runner", what, waits.queued, waits.queued_s, "see whether the bus takes them"
         )
 
 
-def _sampling(world: World) -> Iterator[WaitReason]:
-    waits = world.waits
-    num_recorded = (world.ledger or {}).get("recorded", 0)
+def _sampling(facts: RunFacts) -> Iterator[WaitReason]:
+    waits = facts.waits
+    num_recorded = (facts.ledger or {}).get("recorded", 0)
     unsampled = waits.queued + max(0, waits.opened - num_recorded)
     if not unsampled:
         return
     oldest_s = max(waits.queued_s, waits.opened_s)
-    engine_problem = _engine_problem(world)
+    engine_problem = _engine_problem(facts)
     if engine_problem is not None:
         what, remedy = engine_problem
         yield WaitReason("policy_engine", what, unsampled, oldest_s, remedy)
-    elif world.sampler is not None and world.sampler.is_abandoned and world.sampler.num_pending:
-        what = f"{world.sampler.num_pending} commands are queued and no sampler pulls them"
+    elif facts.sampler is not None and facts.sampler.is_abandoned and facts.sampler.num_pending:
+        what = f"{facts.sampler.num_pending} commands are queued and no sampler pulls them"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "start rollout_sampler")
-    elif world.sampler is not None and not world.sampler.num_pulling and waits.queued_s > SILENCE_S:
+    elif facts.sampler is not None and not facts.sampler.num_pulling and waits.queued_s > SILENCE_S:
         what = f"{waits.queued} episodes are queued, and every sampler slot is busy or gone"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "add samplers, or see their logs")
-    elif world.fleet_alive >= world.fleet_capacity:
-        what = f"fleet full: {world.fleet_alive} environments are alive, limit {world.fleet_capacity}"
+    elif facts.fleet_alive >= facts.fleet_capacity:
+        what = f"fleet full: {facts.fleet_alive} environments are alive, limit {facts.fleet_capacity}"
         remedy = "raise SCENARIO_RUNNER_MAX_ENVIRONMENTS or add a fleet replica"
         yield WaitReason("scenario_runner", what, waits.queued, oldest_s, remedy)
 
 
-def _engine_problem(world: World) -> tuple[str, str] | None:
-    policy = world.view.run.spec.policy
-    if world.engines is None:
+def _engine_problem(facts: RunFacts) -> tuple[str, str] | None:
+    policy = facts.view.run.spec.policy
+    if facts.engines is None:
         return "checkpoint_registry does not answer, so no engine can be found", "start checkpoint_registry"
     if policy.pinned_version is not None:
         where = f"version {policy.pinned_version}"
         fitting = [
             engine
-            for engine in world.engines
+            for engine in facts.engines
             if policy.pinned_version in (engine.version, *engine.held_versions)
             or engine.channel == Channel.CANDIDATE.value
         ]
     else:
         where = f"channel {policy.channel.value if policy.channel else 'latest'}"
-        fitting = [engine for engine in world.engines if engine.channel == where.removeprefix("channel ")]
+        fitting = [engine for engine in facts.engines if engine.channel == where.removeprefix("channel ")]
     if not fitting:
-        others = ", ".join(f"{engine.engine_id} ({engine.channel})" for engine in world.engines) or "none"
+        others = ", ".join(f"{engine.engine_id} ({engine.channel})" for engine in facts.engines) or "none"
         return (
             f"no engine serves {policy.model} on {where}",
             f"start a policy_engine for it; alive are {others}",
@@ -253,35 +253,35 @@ def _engine_problem(world: World) -> tuple[str, str] | None:
     return None
 
 
-def _grading(world: World) -> Iterator[WaitReason]:
-    num_recorded = (world.ledger or {}).get("recorded", 0)
-    if world.ledger is None and world.waits.opened:
+def _grading(facts: RunFacts) -> Iterator[WaitReason]:
+    num_recorded = (facts.ledger or {}).get("recorded", 0)
+    if facts.ledger is None and facts.waits.opened:
         what = "trajectory_store does not answer, so it is unknown which episodes are recorded"
         yield WaitReason(
-            "trajectory_store", what, world.waits.opened, world.waits.opened_s, "start trajectory_store"
+            "trajectory_store", what, facts.waits.opened, facts.waits.opened_s, "start trajectory_store"
         )
-    grader = world.grader
+    grader = facts.grader
     if grader is None or grader.num_pulling:
         return
-    waiting = max(num_recorded, grader.num_pending if world.waits.opened else 0)
+    waiting = max(num_recorded, grader.num_pending if facts.waits.opened else 0)
     if waiting and grader.is_abandoned:
         what = f"{waiting} trajectories are recorded and ungraded, and no grader pulls them"
-        yield WaitReason("reward_grader", what, waiting, world.waits.opened_s, "start reward_grader")
-    elif waiting and world.waits.opened_s > SILENCE_S:
+        yield WaitReason("reward_grader", what, waiting, facts.waits.opened_s, "start reward_grader")
+    elif waiting and facts.waits.opened_s > SILENCE_S:
         # What a killed grader held stays unacknowledged: from outside it looks like one that is busy.
         what = (
             f"{waiting} recorded trajectories are ungraded; {grader.num_unacknowledged} are with a grader "
             "that is busy or gone, and none asks for more"
         )
         remedy = "start reward_grader, or see its log"
-        yield WaitReason("reward_grader", what, waiting, world.waits.opened_s, remedy)
+        yield WaitReason("reward_grader", what, waiting, facts.waits.opened_s, remedy)
 
 
-def _training(world: World) -> Iterator[WaitReason]:
-    run, waits = world.view.run, world.waits
+def _training(facts: RunFacts) -> Iterator[WaitReason]:
+    run, waits = facts.view.run, facts.waits
     if run.spec.purpose is not Purpose.TRAIN or not waits.graded:
         return
-    session = world.session
+    session = facts.session
     if session is None:
         what = "the trainer does not answer, and graded groups wait for it"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "start grpo_trainer")
@@ -292,42 +292,42 @@ def _training(world: World) -> Iterator[WaitReason]:
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
 
 
-def _supply(world: World) -> Iterator[WaitReason]:
-    """Of a training run that draws groups of evaluations."""
-    run, supply, training = world.view.run, world.supply, world.view.run.spec.training
+def _supply(facts: RunFacts) -> Iterator[WaitReason]:
+    """Of a training run that trains on groups of evaluations."""
+    run, supply, training = facts.view.run, facts.supply, facts.view.run.spec.training
     if training is None:
         return
-    offered = sum(report.offered for report in world.view.sources)
-    waiting = sum(report.waiting for report in world.view.sources)
-    if offered and (world.session is None or world.session.failure):
-        problem = world.session.failure if world.session is not None else "the trainer does not answer"
+    offered = sum(report.offered for report in facts.view.sources)
+    waiting = sum(report.waiting for report in facts.view.sources)
+    if offered and (facts.session is None or facts.session.failure):
+        problem = facts.session.failure if facts.session is not None else "the trainer does not answer"
         what = f"{offered} groups of evaluations are on offer to the trainer: {problem}"
-        remedy = "see its log" if world.session is not None else "start grpo_trainer"
+        remedy = "see its log" if facts.session is not None else "start grpo_trainer"
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     elif waiting and run.state is RunState.RUNNING:
-        taken = world.view.counts.groups_open + offered
+        taken = facts.view.counts.groups_open + offered
         what = f"{waiting} groups of evaluations wait for a slot: {taken} of {supply.slots} are taken"
         remedy = "none: each group that the trainer settles frees a slot"
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
-    yield from _none_trained(world)
+    yield from _none_trained(facts)
     if run.spec.no_sampling and not waiting and offered < training.prompts_per_step:
-        yield from _unfed(world, offered, training.prompts_per_step)
+        yield from _unfed(facts, offered, training.prompts_per_step)
 
 
-def _none_trained(world: World) -> Iterator[WaitReason]:
-    """Nothing that the run was to draw fits it."""
+def _none_trained(facts: RunFacts) -> Iterator[WaitReason]:
+    """No group of its evaluations fits the run."""
     left_out: Counter[str] = Counter()
-    for report in world.view.sources:
+    for report in facts.view.sources:
         if report.offered or report.waiting or report.trained:
             return
         left_out.update(report.left_out)
-    if left_out and world.view.run.state in OPEN_RUN_STATES:
+    if left_out and facts.view.run.state in OPEN_RUN_STATES:
         what = f"none of {left_out.total()} groups of evaluations trained: {in_words(left_out)}"
-        yield WaitReason("you", what, 0, 0.0, remedy_of_left_out(left_out) or "draw from other evaluations")
+        yield WaitReason("you", what, 0, 0.0, remedy_of_left_out(left_out) or "name other evaluations")
 
 
-def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:
-    run, evaluations = world.view.run, world.supply.evaluations
+def _unfed(facts: RunFacts, offered: int, prompts: int) -> Iterator[WaitReason]:
+    run, evaluations = facts.view.run, facts.supply.evaluations
     if run.state is not RunState.RUNNING:
         return
     need = f"a step takes {prompts} groups, the trainer has {offered}, and the run plans none itself"
@@ -341,14 +341,14 @@ def _unfed(world: World, offered: int, prompts: int) -> Iterator[WaitReason]:
         yield WaitReason("you", what, 0, 0.0, remedy)
 
 
-def _failing(world: World) -> Iterator[WaitReason]:
-    failures = world.waits.failures
+def _failing(facts: RunFacts) -> Iterator[WaitReason]:
+    failures = facts.waits.failures
     num_failed = sum(failures.values())
-    num_graded = world.view.counts.requested - num_failed - world.waits.queued - world.waits.opened
+    num_graded = facts.view.counts.requested - num_failed - facts.waits.queued - facts.waits.opened
     if not failures or num_failed <= num_graded:
         return
     kind = max(failures, key=lambda one: failures[one])
-    what = f"{failures[kind]} episodes failed with {kind}; the newest: {world.waits.last_failure[:300]}"
+    what = f"{failures[kind]} episodes failed with {kind}; the newest: {facts.waits.last_failure[:300]}"
     is_scenario = kind in _OF_ENVIRONMENT
     owner = "environment" if is_scenario else "platform"
     remedy = (

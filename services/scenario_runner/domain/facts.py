@@ -1,4 +1,4 @@
-"""What the planner hears from the stream about runs, groups and episodes."""
+"""Facts about runs, groups and episodes that the planner reads from the stream."""
 
 from dataclasses import dataclass
 
@@ -55,10 +55,10 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Fact: the run is to end before its last step. The planner publishes it itself: its place in the stream
-    divides the grades that the trainer settles from those that it ignores.
+    """Fact: the run is to end before its last step. The planner publishes it itself: its position in the
+    stream divides the grades that the trainer settles from those that it ignores.
 
-    is_final: the trainer was waited for long enough; what it has not said before this, it will not say."""
+    is_final: the trainer missed its deadline; what it publishes about the run after this is void."""
 
     run_id: str
     is_final: bool = False

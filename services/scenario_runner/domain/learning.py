@@ -1,4 +1,4 @@
-"""Nothing to learn: what became of the groups that a training run settled without a step. Pure."""
+"""Groups that a training run settled without a step: why, with which rewards, and what may help. Pure."""
 
 import math
 from collections import Counter

@@ -30,18 +30,18 @@ def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
     return max(1, eval_episodes_in_flight // run.spec.group_size)
 
 
-def groups_wanted(run: RunRecord, num_open: int, slots: int, drawn: SourceLoad = NO_SOURCES) -> int:
+def groups_wanted(run: RunRecord, num_open: int, slots: int, sources: SourceLoad = NO_SOURCES) -> int:
     """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task.
 
     A training run plans none while evaluations bring it enough: their groups wait, or fill a batch.
     """
     if run.state is not RunState.RUNNING:
         return 0
-    free = max(0, slots - num_open - drawn.offered)
+    free = max(0, slots - num_open - sources.offered)
     training = run.spec.training
     if training is None:
         return min(free, run.num_tasks - run.next_position)
-    has_enough = drawn.is_waiting or drawn.offered >= training.prompts_per_step
+    has_enough = sources.is_waiting or sources.offered >= training.prompts_per_step
     return 0 if run.spec.no_sampling or has_enough else free
 
 
@@ -87,7 +87,7 @@ class Shorten:
 
 
 def after_failure(attempt: int, run_state: RunState, *, group_is_open: bool) -> Refill | Shorten | None:
-    """What a failed attempt leads to; None when nobody waits for the group any more."""
+    """What a failed attempt leads to; None when its run or group is over."""
     if run_state not in OPEN_RUN_STATES or not group_is_open:
         return None
     return Refill(attempt + 1) if attempt + 1 < MAX_ATTEMPTS else Shorten()

@@ -40,7 +40,7 @@ class EpisodeState(StrEnum):
 
 
 OPEN_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
-"""States of a run whose groups are still waited for."""
+"""States of a run that takes the results of its groups."""
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
 
@@ -73,10 +73,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run and its progress. step, policy_version: newest that the trainer told of.
+    """A run and its progress. step, policy_version: newest that the trainer published.
 
-    taskset: key of the revision that new groups are drawn from; with digest, number of tasks and revision it
-    changes only in a training run without a step limit."""
+    taskset: key of the revision that new groups take their tasks from; with digest, number of tasks and
+    revision it changes only in a training run without a step limit."""
 
     run_id: str
     request_id: str
@@ -122,7 +122,7 @@ class RunRecord:
 
     @property
     def awaits_trainer(self) -> bool:
-        """A training run that ends before its last step, so that its trainer may have more to say."""
+        """A training run that ends before its last step: its trainer may still settle groups."""
         training = self.spec.training
         return self.ending is not None and training is not None and not training.reached(self.step)
 

@@ -1,4 +1,4 @@
-"""Which groups of evaluations a training run may draw, and what is said about the others. Pure."""
+"""Which groups of evaluations a training run may train on, and why not the others. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +135,7 @@ def _report(run_id: str, counted: Counter[tuple[SourceGroupState, str]]) -> Sour
 
 
 def outcomes(tallies: Iterable[SourceTally]) -> dict[str, int]:
-    """Drawn groups that are settled, by how: `trained`, `released(zero_spread)`."""
+    """Offered groups that are settled, by how: `trained`, `released(zero_spread)`."""
     counted: Counter[str] = Counter()
     for tally in tallies:
         if tally.state is SourceGroupState.TRAINED:

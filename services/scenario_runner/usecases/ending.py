@@ -1,10 +1,11 @@
 """How runs end: with their last step, early, cancelled, or failed.
 
-A trainer may be in the middle of a step when its run is to end. So the end is a word in the stream
-(`run.stopping`): what is graded before it is the trainer's to settle, what is not never trains. To a trainer
-that does not answer in time `run.stopping` is sent again, with `last_word`; what the trainer has not settled
-before that, the planner settles, under the ids that the trainer would use. The stream keeps the first of two
-messages with one id, so the planner and the trainer hear the same of each group.
+A trainer may be in the middle of a step when its run is to end. So the planner publishes `run.stopping`, and
+its position in the stream is the cutoff: episodes graded before it are settled by the trainer, episodes
+graded after it never train. If the trainer misses the planner's deadline, the planner publishes the final
+`run.stopping` (`is_final`), and then `group.settled` itself for every group that the trainer has not settled
+before it. Both use the same event ids, and the stream keeps the first of two messages with one id: so planner
+and trainer read the same outcome of each group.
 """
 
 import logging
@@ -36,14 +37,15 @@ _NO_ANSWER = "the trainer did not answer in time"
 
 
 def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, failure: str = "") -> None:
-    """Plan nothing more, and see to what is unsettled.
+    """Plan nothing more, and settle what is unsettled.
 
-    Where a trainer may still have a word to say, it is waited for; else all is cancelled at once: of an
-    evaluation, and of a run whose trainer completed its last step, which says everything before that. A run
-    that was stopped may be cancelled on top, which shortens the wait. reason: why episodes are cancelled.
+    A training run before its last step waits for its trainer, up to a deadline. Anything else is cancelled at
+    once: an evaluation has no trainer, and a trainer publishes all its settlements before its last step. A
+    run that was stopped may be cancelled as well, which shortens the wait. reason: why episodes are
+    cancelled.
     """
-    gives_up_waiting = run.ends_early and ending is not RunState.COMPLETED
-    if run.state in FINAL_RUN_STATES or (run.ending is not None and not gives_up_waiting):
+    shortens_wait = run.ends_early and ending is not RunState.COMPLETED
+    if run.state in FINAL_RUN_STATES or (run.ending is not None and not shortens_wait):
         return
     ended = replace(run, state=RunState.DRAINING, ending=ending, ending_since=unit.now, failure=failure)
     unit.update_run(ended)
@@ -55,9 +57,9 @@ def end_run(unit: PlanUnit, run: RunRecord, ending: RunState, reason: str, *, fa
 
 
 def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = False) -> None:
-    """End a training run as COMPLETED before its last step: plan nothing more, and say so.
+    """End a training run as COMPLETED before its last step, and publish `run.stopping`.
 
-    kept: the run keeps the reason, as it ends by itself.
+    kept: the run ends by itself, so the reason becomes its `failure`.
     """
     if run.ending is not None or run.state in FINAL_RUN_STATES:
         return
@@ -73,10 +75,11 @@ def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = Fals
 
 
 def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
-    """The planner's own `run.stopping` came back: the trainer ignores every grade behind it in the stream.
+    """The planner's own `run.stopping` is delivered: its position is the cutoff, later grades never train.
 
-    The one with `last_word` settles what is graded: in the stream first, and here when it comes back from
-    there, because an answer of the trainer may be on its way between the two.
+    What is not graded by then is cancelled. After the final one the planner publishes `group.settled` for all
+    graded groups. Its tables change only when these events are delivered back: a `group.settled` of the
+    trainer may stand before them in the stream.
     """
     if run.ending is None or not run.awaits_trainer or run.state in FINAL_RUN_STATES:
         return
@@ -91,18 +94,18 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
             graded.setdefault(row.group_id, []).append(row.episode_id)
     num_offers = announce_released(unit, run)
     log.warning(
-        "trainer_overruled", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
+        "settled_without_trainer", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
     )
     for group_id, episode_ids in sorted(graded.items()):
         unit.announce_settled(run, group_id, sorted(episode_ids))
 
 
 def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
-    """The trainer says that it will not go on with the run: end it now, as FAILED unless it ends already.
+    """The trainer published `session.failed`: end the run now, as FAILED unless it was ending already.
 
-    It ends as after a grace period, without the period: by `run.stopping` with `last_word`. So a second
-    trainer of the run, if there is one, hears it too, and what it said before stands. A run that is over, or
-    that has no trainer, stays as it is.
+    The planner publishes the final `run.stopping` at once, without a grace period. A second trainer of the
+    run, if there is one, reads it too, and its earlier settlements count. A run that is over, or that has no
+    trainer, does not change.
     """
     if run.state in FINAL_RUN_STATES or run.spec.training is None:
         return
@@ -112,13 +115,13 @@ def end_without_trainer(unit: PlanUnit, run: RunRecord, failure: str) -> None:
     ended = replace(run, failure=known)
     if run.ending is None:
         ended = replace(ended, state=RunState.DRAINING, ending=RunState.FAILED, ending_since=unit.now)
-    log.warning("trainer_gave_up", extra={"run_id": run.run_id, "failure": failure})
+    log.warning("session_failed", extra={"run_id": run.run_id, "failure": failure})
     unit.update_run(ended)
     unit.announce_stopping(ended, failure, is_final=True)
 
 
 def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:
-    """What ends has ended long enough; repeated until it is over, it changes nothing."""
+    """The grace period is over: stop waiting for the trainer. Called again, this changes nothing."""
     if run.state in FINAL_RUN_STATES:
         return
     if run.awaits_trainer:
@@ -129,7 +132,7 @@ def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:
 
 
 def conclude(unit: PlanUnit, run_id: str) -> bool:
-    """End the run if nothing is left to wait for; returns whether it is over."""
+    """End the run if every episode and every offer is settled; returns whether it is over."""
     run = unit.run(run_id)
     if run is None or run.state in FINAL_RUN_STATES:
         return True
@@ -164,7 +167,7 @@ def cancel(unit: PlanUnit, run: RunRecord, episodes: Sequence[EpisodeRow], reaso
 
 
 def call_off(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, reason: str) -> None:
-    """Cancel one episode, whatever becomes of its group."""
+    """Cancel one episode; its group stays open."""
     settle(unit, episode, EpisodeState.CANCELLED, reason)
     unit.announce_cancelled(run, episode, reason)
 

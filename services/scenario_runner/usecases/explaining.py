@@ -1,4 +1,4 @@
-"""`why`: gather what everyone knows about a run at once, within a second, and say what it waits for."""
+"""`why`: ask all services about a run at once, within a second, and name what it waits for."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import replace
 from episodes import Purpose
 from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
-from scenario_runner.domain.explain import PlanWaits, Supply, WaitReason, World, explain
+from scenario_runner.domain.explain import PlanWaits, RunFacts, Supply, WaitReason, explain
 from scenario_runner.domain.runs import RunView
 from scenario_runner.usecases.supply import supply_of
 from scenario_runner.usecases.views import find_run, view_of
@@ -18,19 +18,19 @@ class ExplainRun:
 
     def __init__(self, plan: SqlPlan, peer_facts: PeerFacts, *, fleet: Callable[[], tuple[int, int]]) -> None:
         self._plan = plan
-        self._surroundings = peer_facts
+        self._peer_facts = peer_facts
         self._fleet = fleet
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
         view, waits, supply, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
-        around = self._surroundings
+        around = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
             around.engines(model), around.ledger(run_id), around.session(run_id), around.durables(purpose)
         )
         alive, capacity = self._fleet()
-        world = World(
+        facts = RunFacts(
             view=view,
             waits=waits,
             fleet_alive=alive,
@@ -44,7 +44,7 @@ class ExplainRun:
             session=session,
             supply=supply,
         )
-        return view, *explain(world)
+        return view, *explain(facts)
 
 
 def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply, int]:

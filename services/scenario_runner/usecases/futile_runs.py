@@ -1,4 +1,4 @@
-"""Which training runs end by themselves because they can only go on in vain, and with what reason."""
+"""Training runs that end by themselves, because every episode fails or no group has a gradient."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
 
 
 def end_if_only_failures(unit: PlanUnit, run_id: str) -> None:
-    """A training run of which nothing can be graded would otherwise plan for ever."""
+    """End a training run whose last groups all failed: it would plan for ever."""
     run = unit.run(run_id)
     if run is None or run.spec.training is None or run.state not in OPEN_RUN_STATES:
         return
@@ -32,11 +32,10 @@ def settled_without_step(facts: Iterable[Fact]) -> set[str]:
 
 
 def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
-    """A training run with a step limit that it never comes nearer to would sample for ever.
+    """End a training run with a step limit after too many groups in a row without a step.
 
-    Before its first step it fails. After one it ends early, with what it has learnt as its final checkpoint:
-    it may have solved its tasks. Looked at after a whole batch of facts: a step that the batch completes
-    counts.
+    Before its first step it fails. After one it ends early, with a final checkpoint: it may have solved its
+    tasks. Called after a whole batch of facts, so that a step which the batch completes counts.
     """
     run = unit.run(run_id)
     if run is None or run.state not in OPEN_RUN_STATES:

@@ -1,9 +1,9 @@
 """Leases on live environments: who may use which process, for how long, and what a repeated call gets.
 
-Every call is idempotent: a tool call by its call id, a grade by its lease. An environment ends when it was
-graded, closed, or when its lease lapses; its grade stays readable until then. An episode may be opened twice
-(its sampler died): the older lease stays usable, because its trajectory may be stored already; a third one
-ends the oldest.
+Every call is idempotent: a tool call by its call id, a grade by its lease. An environment ends with its
+grade, its close, or the end of its lease; the grade can be read until the lease ends. An episode may be
+opened twice, because its sampler died: the older lease stays usable, since a trajectory with it may be stored
+already. A third `Open` ends the oldest lease.
 """
 
 import asyncio

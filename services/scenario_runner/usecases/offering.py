@@ -1,8 +1,9 @@
-"""Training runs draw groups of evaluations: a group is offered, and settled or released.
+"""Offers: groups of evaluations that a training run may train on are offered to its trainer, which settles
+them.
 
-Only the planner decides which run may draw a group, so a group is with one trainer at a time and trains at
-most once. The evaluation's own rows and counts never change by it: what became of a drawn group is a row of
-its own.
+Only the planner decides to which run a group is offered, so at most one trainer has it, and it trains at most
+once. The rows and counts of the evaluation do not change: what became of an offered group is a row of
+`source_group`.
 """
 
 import logging
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def add_waiting(unit: PlanUnit, source: RunRecord, group: GroupRow) -> None:
-    """An evaluation is done with a group: it waits for the training run that may draw it, if there is one."""
+    """An evaluation is done with a group: queue it for the training run that may train on it, if any."""
     if not source.spec.trainable:
         return
     unit.source_groups.add(
@@ -44,20 +45,20 @@ def offer(unit: PlanUnit, run: RunRecord, free: int, limit: int) -> int:
     waiting = unit.source_groups.waiting(run.run_id, min(free, limit))
     if not waiting:
         return 0
-    group_ids = [draw.group_id for draw in waiting]
+    group_ids = [candidate.group_id for candidate in waiting]
     taken = unit.source_groups.taken(group_ids)
     unit.prefetch(group_ids)
     looked_at = []
-    for draw in waiting:
-        reason = GroupReason.ALREADY_TRAINED if draw.group_id in taken else _offer_one(unit, run, draw)
+    for candidate in waiting:
+        is_taken = candidate.group_id in taken
+        reason = GroupReason.ALREADY_TRAINED if is_taken else _offer_one(unit, run, candidate)
         if reason:
-            looked_at.append(
-                replace(draw, state=SourceGroupState.LEFT_OUT, reason=reason, settled_at=unit.now)
-            )
+            left_out = SourceGroupState.LEFT_OUT
+            looked_at.append(replace(candidate, state=left_out, reason=reason, settled_at=unit.now))
         else:
-            looked_at.append(replace(draw, state=SourceGroupState.OFFERED, offered_at=unit.now))
+            looked_at.append(replace(candidate, state=SourceGroupState.OFFERED, offered_at=unit.now))
     unit.source_groups.update(looked_at)
-    num_offered = sum(draw.state is SourceGroupState.OFFERED for draw in looked_at)
+    num_offered = sum(one.state is SourceGroupState.OFFERED for one in looked_at)
     log.info(
         "groups_offered",
         extra={"run_id": run.run_id, "offered": num_offered, "left_out": len(looked_at) - num_offered},
@@ -65,13 +66,13 @@ def offer(unit: PlanUnit, run: RunRecord, free: int, limit: int) -> int:
     return len(looked_at)
 
 
-def _offer_one(unit: PlanUnit, run: RunRecord, draw: SourceGroup) -> str:
+def _offer_one(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> str:
     """Announce the offer; returns why the group may not train, else nothing."""
-    source, group = unit.source_groups.source_run(draw.source_run_id), unit.group(draw.group_id)
+    source, group = unit.source_groups.source_run(candidate.source_run_id), unit.group(candidate.group_id)
     if source is None or group is None:
         return GroupReason.INCOMPLETE_GROUP
-    members = rewarded(unit.members(draw.group_id))
-    ended = ended_group(EndedGroup(draw.group_id, draw.ended_at, group.outcome, 0), members)
+    members = rewarded(unit.members(candidate.group_id))
+    ended = ended_group(EndedGroup(candidate.group_id, candidate.ended_at, group.outcome, 0), members)
     is_before_start = source.run_id in run.spec.source_runs
     task = unit.tasks(group.taskset, [group.task_position])[group.task_position]
     # A task may have been claimed since the evaluation was submitted, so its side is looked up now.
@@ -100,28 +101,29 @@ def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -
 
 
 def settle_offer(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
-    """The trainer's answer to an offer. It frees the slot; the evaluation's rows stay as they are.
+    """Apply the trainer's `group.settled` for an offer. It frees the slot; the evaluation's rows do not
+    change.
 
-    `trained` counts even after the planner released the group itself, as the gradient was taken: so the group
-    is never offered again. In every other case the first answer stands.
+    `trained` counts even after the planner released the group itself: the gradient was taken, so the group
+    must not be offered again. In every other case the first `group.settled` counts.
     """
-    draw = unit.source_groups.one(run.run_id, fact.group_id)
-    if draw is None or draw.source_run_id != fact.source_run_id:
+    group = unit.source_groups.one(run.run_id, fact.group_id)
+    if group is None or group.source_run_id != fact.source_run_id:
         return
     is_trained = fact.outcome == GroupOutcome.TRAINED
-    if draw.state is SourceGroupState.RELEASED and is_trained and unit.source_groups.taken([draw.group_id]):
-        log.error("trained_after_release", extra={"run_id": run.run_id, "group_id": draw.group_id})
+    is_released = group.state is SourceGroupState.RELEASED
+    if is_released and is_trained and unit.source_groups.taken([group.group_id]):
+        log.error("trained_after_release", extra={"run_id": run.run_id, "group_id": group.group_id})
         return
-    if draw.state is SourceGroupState.OFFERED or (draw.state is SourceGroupState.RELEASED and is_trained):
-        unit.source_groups.update([_answered(unit, run, draw, fact)])
+    if group.state is SourceGroupState.OFFERED or (is_released and is_trained):
+        unit.source_groups.update([_settled(unit, run, group, fact)])
 
 
-def _answered(unit: PlanUnit, run: RunRecord, draw: SourceGroup, fact: GroupSettled) -> SourceGroup:
+def _settled(unit: PlanUnit, run: RunRecord, group: SourceGroup, fact: GroupSettled) -> SourceGroup:
+    settled = replace(group, settled_at=unit.now)
     if fact.outcome == GroupOutcome.TRAINED:
-        return replace(draw, state=SourceGroupState.TRAINED, reason="", step=fact.step, settled_at=unit.now)
-    return replace(
-        draw, state=SourceGroupState.RELEASED, reason=fact.reason, step=run.step, settled_at=unit.now
-    )
+        return replace(settled, state=SourceGroupState.TRAINED, reason="", step=fact.step)
+    return replace(settled, state=SourceGroupState.RELEASED, reason=fact.reason, step=run.step)
 
 
 def announce_released(unit: PlanUnit, run: RunRecord) -> int:
@@ -133,8 +135,8 @@ def announce_released(unit: PlanUnit, run: RunRecord) -> int:
     if run.spec.training is None:
         return 0
     offered = unit.source_groups.offered(run.run_id)
-    unit.prefetch([draw.group_id for draw in offered])
-    for draw in offered:
-        members = [row.episode_id for row in rewarded(unit.members(draw.group_id))]
-        unit.announce_settled(run, draw.group_id, members, draw.source_run_id)
+    unit.prefetch([candidate.group_id for candidate in offered])
+    for candidate in offered:
+        members = [row.episode_id for row in rewarded(unit.members(candidate.group_id))]
+        unit.announce_settled(run, candidate.group_id, members, candidate.source_run_id)
     return len(offered)

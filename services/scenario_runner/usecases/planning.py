@@ -1,7 +1,7 @@
-"""The planner: keeps runs supplied with episodes, follows what becomes of them, ends runs.
+"""The planner: plans episodes of runs, applies what the stream reports about them, ends runs.
 
-Every function runs in one transaction (a PlanUnit), so that requested = settled + in flight holds at each
-instant that anyone can see.
+Every function runs in one transaction (a PlanUnit), so each committed state satisfies
+requested = settled + in flight.
 """
 
 import logging
@@ -51,8 +51,8 @@ OVERDUE = EpisodeFailure.TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """eval_episodes_in_flight: bound of one evaluation. groups_per_transaction: how long a transaction gets.
-    ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer, which
+    """eval_episodes_in_flight: limit of one evaluation. groups_per_transaction: bounds a transaction's
+    length. ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer, which
     finishes a step; stop_grace_s: the same for a run that ends early, whose trainer also saves it."""
 
     eval_episodes_in_flight: int = 256
@@ -67,8 +67,8 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if run is None:
         return 0
     slots = plan.group_slots(run, rules.eval_episodes_in_flight)
-    drawn = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
-    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, drawn)
+    sources = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
+    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, sources)
     count = min(wanted, rules.groups_per_transaction)
     if count:
         _add_groups(unit, take_revision(unit, run), count)
@@ -76,8 +76,8 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
 
 
 def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
-    """Take in what happened, in order. A fact heard twice, or late, changes nothing. Returns the runs
-    touched.
+    """Apply facts in stream order. One that is delivered again, or too late, changes nothing. Returns the
+    runs touched.
     """
     facts = list(facts)
     for run_id in sorted({fact.run_id for fact in facts}):
@@ -117,7 +117,7 @@ def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
 
 
 def pause(unit: PlanUnit, run: RunRecord) -> None:
-    """Dispatch nothing new. Refills that become due meanwhile are planned, and held back."""
+    """Dispatch nothing new. Refills that become due are planned and held back until `resume`."""
     if run.state is RunState.RUNNING:
         unit.update_run(replace(run, state=RunState.PAUSED))
 
@@ -134,7 +134,7 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
 
 
 def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
-    """Deal with what did not happen in time: fail by name, dispatch again, end the grace period."""
+    """Handle what is overdue: fail episodes by name, dispatch lost ones again, end the grace period."""
     run = unit.run(run_id)
     if run is None:
         return
@@ -149,7 +149,7 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
 
 
 def _close_left_open(unit: PlanUnit, run_id: str) -> None:
-    """A group without unsettled members holds its slot in vain. None should be there; if one is, end it."""
+    """Close open groups without unsettled members. There should be none; each would block a slot for ever."""
     for left_open in unit.left_open(run_id):
         log.warning("group_was_left_open", extra={"group_id": left_open})
         _close_if_empty(unit, run_id, left_open)
@@ -157,8 +157,8 @@ def _close_left_open(unit: PlanUnit, run_id: str) -> None:
 
 def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
     """Returns the run as it is then: one more failure may have ended it, and an ended run is not refilled."""
-    timeouts = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.overdue(run.run_id, unit.now - timeouts):
+    deadline = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.overdue(run.run_id, unit.now - deadline):
         detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
         unit.announce_failed(run, episode, OVERDUE, detail)
         _fail(unit, run, episode, OVERDUE, detail)
@@ -167,8 +167,8 @@ def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
 
 
 def _dispatch_lost(unit: PlanUnit, run: RunRecord) -> None:
-    timeouts = timedelta(seconds=run.spec.episode_deadline_s)
-    for episode in unit.never_opened(run.run_id, unit.now - timeouts):
+    deadline = timedelta(seconds=run.spec.episode_deadline_s)
+    for episode in unit.never_opened(run.run_id, unit.now - deadline):
         if episode.num_dispatches == 0 and run.state is RunState.PAUSED:
             continue  # held back until the run is resumed
         log.warning("episode_dispatched_again", extra={"episode_id": episode.episode_id})
@@ -242,9 +242,9 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
 
 
 def _on_graded_too_late(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) -> None:
-    """Graded before the planner's `episode.failed` reached the stream, which keeps the first of the two.
+    """The grade was stored before the planner's timeout event, so the grade counts: both have one event id.
 
-    So for all others it is graded. While its group is open it counts, and its replacement is called off.
+    While the group is open, the reward counts and the replacement of the episode is cancelled.
     """
     group = unit.group(episode.group_id)
     is_waited_for = run.state in OPEN_RUN_STATES or run.awaits_trainer

@@ -19,10 +19,10 @@ def take_sources(unit: PlanUnit, run: RunRecord, head_version: int) -> None:
     """
     for source_run_id in run.spec.source_runs:
         source = check_source(unit, run.spec, source_run_id)
-        draws = _draws(unit, run, source, head_version)
-        if not any(draw.state is SourceGroupState.WAITING for draw in draws):
-            raise Refused(_nothing_fits(unit, run, source, draws, head_version))
-        unit.source_groups.add(draws)
+        candidates = _candidates(unit, run, source, head_version)
+        if not any(candidate.state is SourceGroupState.WAITING for candidate in candidates):
+            raise Refused(_nothing_fits(unit, run, source, candidates, head_version))
+        unit.source_groups.add(candidates)
 
 
 def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord:
@@ -71,14 +71,14 @@ def _check_split(unit: PlanUnit, source: RunRecord) -> None:
         raise Refused(f"source run {source.run_id} played taskset {taskset!r}, whose tasks are {way_out}")
 
 
-def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[SourceGroup]:
+def _candidates(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int) -> list[SourceGroup]:
     splits = unit.source_groups.splits_of_source(source.run_id)
     of_split = {
         split: replace(rules_for(unit, run, source, split), head_version=head_version)
         for split in set(splits.values())
     }
     taken = unit.source_groups.taken_of_source(source.run_id)
-    draws = []
+    candidates = []
     for group in unit.source_groups.ended_groups(source.run_id):
         reason = (
             GroupReason.ALREADY_TRAINED
@@ -87,7 +87,7 @@ def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int)
         )
         state = SourceGroupState.LEFT_OUT if reason else SourceGroupState.WAITING
         settled_at = unit.now if reason else None
-        draws.append(
+        candidates.append(
             SourceGroup(
                 group.group_id,
                 run.run_id,
@@ -98,16 +98,16 @@ def _draws(unit: PlanUnit, run: RunRecord, source: RunRecord, head_version: int)
                 settled_at=settled_at,
             )
         )
-    return draws
+    return candidates
 
 
 def _nothing_fits(
-    unit: PlanUnit, run: RunRecord, source: RunRecord, draws: list[SourceGroup], head_version: int
+    unit: PlanUnit, run: RunRecord, source: RunRecord, candidates: list[SourceGroup], head_version: int
 ) -> str:
-    if not draws:
+    if not candidates:
         return f"source run {source.run_id} has no group that ended; evaluate the taskset again"
-    counts = Counter(draw.reason for draw in draws)
-    text = f"source run {source.run_id} has no group to train on: of {len(draws)}, {in_words(counts)}"
+    counts = Counter(candidate.reason for candidate in candidates)
+    text = f"source run {source.run_id} has no group to train on: of {len(candidates)}, {in_words(counts)}"
     if counts[GroupReason.ALREADY_TRAINED]:
         runs = sorted(set(unit.source_groups.taken_of_source(source.run_id).values()))
         text += f"; already trained by {', '.join(runs)}, and a group trains once"

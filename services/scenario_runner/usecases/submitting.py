@@ -40,7 +40,7 @@ class TraceContext:
 
 
 class SubmitRun:
-    """Accept a run, once per request id. `wake` tells the planner that there is work."""
+    """Accept a run, once per request id. wake: called when there is something to plan."""
 
     def __init__(
         self,

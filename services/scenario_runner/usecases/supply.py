@@ -1,5 +1,5 @@
-"""Training runs are fed by evaluations: groups are offered while there are slots, and a run that lives on
-evaluations alone ends when they are used up.
+"""Groups of evaluations for training runs: offered while there are slots. A run that trains on evaluations
+only ends when they are used up.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ STOPPED_BECAUSE = "its evaluations are used up"
 
 def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     """Offer the next groups of evaluations to a run, a few at a time; returns how many were offered or left
-    out, 0 when nothing can be drawn now."""
+    out, 0 when nothing can be offered now."""
     run = unit.run(run_id)
     if run is None or run.spec.training is None or run.state is not RunState.RUNNING:
         return 0
@@ -54,11 +54,11 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
     conclude(unit, run.run_id)
 
 
-def _why_no_step(run: RunRecord, drawn: Sequence[SourceReport]) -> str:
+def _why_no_step(run: RunRecord, sources: Sequence[SourceReport]) -> str:
     left_out: Counter[str] = Counter()
-    for report in drawn:
+    for report in sources:
         left_out.update(report.left_out)
-    num_groups, num_offered = sum(one.groups for one in drawn), sum(one.offered for one in drawn)
+    num_groups, num_offered = sum(one.groups for one in sources), sum(one.offered for one in sources)
     prompts = run.spec.training.prompts_per_step if run.spec.training is not None else 0
     remedy = remedy_of_left_out(left_out)
     return (
@@ -69,7 +69,7 @@ def _why_no_step(run: RunRecord, drawn: Sequence[SourceReport]) -> str:
 
 
 def evaluations_under_way(unit: PlanUnit, run: RunRecord) -> list[str]:
-    """Evaluations that are not over and whose groups the run may draw."""
+    """Evaluations that are not over and whose groups the run may train on."""
     evaluations = unit.source_groups.open_runs(run.spec.policy.model, Purpose.EVAL)
     return [one.run_id for one in evaluations if may_train_on(run, one)]
 
@@ -81,9 +81,9 @@ def source_reports(run: RunRecord, tallies: Sequence[SourceTally]) -> tuple[Sour
 
 
 def with_offers(counts: Counts, tallies: Sequence[SourceTally]) -> Counts:
-    """The counts of a training run, the groups that it drew and its trainer settled among the outcomes."""
-    drawn = Counter(outcomes(tallies))
-    return replace(counts, groups_by_outcome=dict(drawn + Counter(counts.groups_by_outcome)))
+    """The counts of a training run, with the offered groups that its trainer settled among the outcomes."""
+    offered_groups = Counter(outcomes(tallies))
+    return replace(counts, groups_by_outcome=dict(offered_groups + Counter(counts.groups_by_outcome)))
 
 
 def supply_of(unit: PlanUnit, run: RunRecord) -> Supply:

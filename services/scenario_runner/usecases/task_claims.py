@@ -1,4 +1,4 @@
-"""Which side of the line a task is on: a task is claimed once, for training or as held out, and stays there.
+"""Claims: a task is claimed once, as training data or as held out, and the claim is never taken back.
 
 Claims are made in the transaction that registers a taskset, and before an interactive pass takes a gradient.
 """

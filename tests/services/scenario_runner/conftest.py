@@ -10,8 +10,8 @@ import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from tests.services.scenario_runner.planning import World, open_database
-from tests.services.scenario_runner.source_runs import Sources
+from tests.services.scenario_runner.planning import PlannerHarness, open_database
+from tests.services.scenario_runner.source_runs import SourcesHarness
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
@@ -108,17 +108,17 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def world(sql_url: str) -> AsyncIterator[World]:
+async def planner(sql_url: str) -> AsyncIterator[PlannerHarness]:
     """A plan in a database: SQLite, and Postgres where this machine has it."""
     database = await open_database(sql_url)
-    yield World(database)
+    yield PlannerHarness(database)
     await database.stop()
 
 
 @pytest.fixture
-async def sources(world: World) -> Sources:
+async def sources(planner: PlannerHarness) -> SourcesHarness:
     """A plan with one taskset of six tasks."""
-    made = Sources(world)
+    made = SourcesHarness(planner)
     await made.register()
     return made
 

@@ -28,7 +28,7 @@ RULES = PlanRules(eval_episodes_in_flight=6, groups_per_transaction=3, ending_gr
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class World:
+class PlannerHarness:
     """A plan on SQLite, a clock, and what the outside knows of the run."""
 
     def __init__(self, database: Database) -> None:
@@ -177,16 +177,16 @@ def eval_spec(group_size: int = 2) -> RunSpec:
     return RunSpec("ts", Purpose.EVAL, PolicyChoice("m"), group_size)
 
 
-async def check_conservation(world: World) -> None:
-    run = await world.run()
-    episodes = await world.episodes()
-    counts = await world.do(lambda unit: unit.counts(world.run_id))
+async def check_conservation(planner: PlannerHarness) -> None:
+    run = await planner.run()
+    episodes = await planner.episodes()
+    counts = await planner.do(lambda unit: unit.counts(planner.run_id))
     assert counts.requested == counts.settled + counts.in_flight == len(episodes)
     assert counts.groups_open == len({row.group_id for row in episodes if row.is_unsettled})
     assert counts.groups_settled == sum(counts.groups_by_outcome.values())
     slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
     assert counts.groups_open <= slots
-    announced = await world.announced()
+    announced = await planner.announced()
     assert all(count == 1 for count in announced.values())
     assert sum(key.startswith("episode.requested/") and key.count("/") == 1 for key in announced) == len(
         episodes
@@ -201,4 +201,4 @@ async def check_conservation(world: World) -> None:
         assert len(superseded) >= len(rows) - 1
     if run.state in FINAL_RUN_STATES:
         assert counts.in_flight == 0
-        assert announced[f"run.finished/{world.run_id}"] == 1
+        assert announced[f"run.finished/{planner.run_id}"] == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from google.protobuf import json_format
-from tests.services.scenario_runner.planning import RULES, World
+from tests.services.scenario_runner.planning import RULES, PlannerHarness
 
 from blob_store import BlobRef
 from episodes import Purpose, Split
@@ -47,17 +47,17 @@ class Registry:
         return self.head
 
 
-class Sources:
+class SourcesHarness:
     """Several runs on one plan."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, planner: PlannerHarness) -> None:
+        self.planner = planner
         self.registry = Registry()
         self.numbers = itertools.count(1)
 
     @property
     def database(self) -> Database:
-        return self.world.database
+        return self.planner.database
 
     async def register(
         self,
@@ -75,13 +75,13 @@ class Sources:
         )
         source = PythonEnvironment(environment, "/e.py")
         taskset = RegisteredTaskset(name, start.rjust(64, "0"), split, source, num_tasks, tasks)
-        await self.world.do(lambda unit: store(unit, taskset))
+        await self.planner.do(lambda unit: store(unit, taskset))
 
     async def submit(self, spec: RunSpec) -> str:
         """Through the use case; one second passes, so that runs have an order."""
-        self.world.now += timedelta(seconds=1)
+        self.planner.now += timedelta(seconds=1)
         submit = SubmitRun(
-            self.world.plan,
+            self.planner.plan,
             self.registry,
             new_id=lambda kind: f"{kind}-{next(self.numbers):04d}",
             wake=lambda: None,
@@ -92,8 +92,8 @@ class Sources:
     async def submit_unchecked(self, spec: RunSpec) -> str:
         """Without the limits of a spec."""
         run_id = f"run-{next(self.numbers):04d}"
-        self.world.now += timedelta(seconds=1)
-        now = self.world.now
+        self.planner.now += timedelta(seconds=1)
+        now = self.planner.now
 
         def add(unit: PlanUnit) -> None:
             taskset = unit.taskset(spec.taskset)
@@ -103,7 +103,7 @@ class Sources:
             unit.add_run(run)
             take_sources(unit, run, self.registry.head)
 
-        await self.world.do(add)
+        await self.planner.do(add)
         return run_id
 
     async def evaluation(self, **grade: Any) -> str:
@@ -125,33 +125,33 @@ class Sources:
         return played
 
     async def next_group(self, run_id: str) -> str | None:
-        rows = await self.world.do(lambda unit: unit.unsettled(run_id))
+        rows = await self.planner.do(lambda unit: unit.unsettled(run_id))
         return min((row.group_id for row in rows), default=None)
 
     async def grade(
         self, run_id: str, group_id: str, versions: Sequence[int] = (4, 4), body: BlobRef | None = BODY
     ) -> None:
         """Two members: one succeeds. A second passes."""
-        self.world.now += timedelta(seconds=1)
+        self.planner.now += timedelta(seconds=1)
         facts = [
             replace(graded(run_id, f"{group_id}-e{member:03d}-a0", version, float(member)), body=body)
             for member, version in enumerate(versions)
         ]
-        await self.world.apply(*facts)
+        await self.planner.apply(*facts)
 
     async def plan(self, run_id: str) -> int:
         """All that may be planned or offered, as the planner's loop does; returns how many groups."""
         count = 0
         for work in (offer_more, plan_more):
-            while more := await self.world.do(_planned(work, run_id)):
+            while more := await self.planner.do(_planned(work, run_id)):
                 count += more
         return count
 
     async def sweep(self, run_id: str) -> None:
-        await self.world.do(lambda unit: sweep(unit, run_id, RULES, queue_is_idle=False))
+        await self.planner.do(lambda unit: sweep(unit, run_id, RULES, queue_is_idle=False))
 
     async def view(self, run_id: str) -> RunView:
-        return await self.world.do(lambda unit: view_of(unit, find_run(unit, run_id)))
+        return await self.planner.do(lambda unit: view_of(unit, find_run(unit, run_id)))
 
     async def run(self, run_id: str) -> RunRecord:
         return (await self.view(run_id)).run
@@ -161,10 +161,10 @@ class Sources:
         return next(report for report in view.sources if report.run_id == source_run_id)
 
     async def change(self, run_id: str, work: Callable[[PlanUnit, RunRecord], None]) -> None:
-        await self.world.do(lambda unit: work(unit, find_run(unit, run_id)))
+        await self.planner.do(lambda unit: work(unit, find_run(unit, run_id)))
 
     async def episodes(self, run_id: str) -> list[EpisodeRow]:
-        return await self.world.do(lambda unit: unit.results(run_id))
+        return await self.planner.do(lambda unit: unit.results(run_id))
 
     async def offers(self, run_id: str) -> list[taskset_events.GroupOffered]:
         """Every group.offered for a run, in order."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from tests.services.scenario_runner.conftest import Runner, Start
 from tests.services.scenario_runner.planning import (
-    World,
+    PlannerHarness,
     check_conservation,
     eval_spec,
     train_spec,
@@ -32,135 +32,145 @@ from upcycle.api.training.v1 import events_pb2 as training_events
 TRAINING = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=1, max_staleness=0)
 
 
-async def with_a_graded_group(world: World) -> list[str]:
-    await world.begin(train_spec(), num_tasks=3)
-    members = world.members(1)
-    await world.apply(*map(world.graded, members))
+async def with_a_graded_group(planner: PlannerHarness) -> list[str]:
+    await planner.begin(train_spec(), num_tasks=3)
+    members = planner.members(1)
+    await planner.apply(*map(planner.graded, members))
     return members
 
 
-async def states(world: World) -> dict[str, EpisodeState]:
-    return {row.episode_id: row.state for row in await world.episodes()}
+async def states(planner: PlannerHarness) -> dict[str, EpisodeState]:
+    return {row.episode_id: row.state for row in await planner.episodes()}
 
 
-async def test_what_a_step_holds_while_its_run_is_cancelled_is_trained(world: World) -> None:
-    members = await with_a_graded_group(world)
-    await world.cancel()
-    run = await world.run()
+async def test_what_a_step_holds_while_its_run_is_cancelled_is_trained(planner: PlannerHarness) -> None:
+    members = await with_a_graded_group(planner)
+    await planner.cancel()
+    run = await planner.run()
     assert (run.state, run.ending) == (RunState.DRAINING, RunState.CANCELLED)
-    assert await world.plan_all() == 0
-    await world.sweep()
-    assert {member: (await states(world))[member] for member in members} == dict.fromkeys(
+    assert await planner.plan_all() == 0
+    await planner.sweep()
+    assert {member: (await states(planner))[member] for member in members} == dict.fromkeys(
         members, EpisodeState.GRADED
     )
-    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
-    run = await world.run()
+    await planner.apply(planner.settled(planner.group_id(1), members), Advanced(planner.run_id, 1, 1))
+    run = await planner.run()
     assert (run.state, run.step) == (RunState.CANCELLED, 1)
-    assert (await states(world))[members[0]] is EpisodeState.TRAINED
-    announced = await world.announced()
-    assert not [key for key in announced if key.startswith("episode.cancelled/") and world.group_id(1) in key]
-    await check_conservation(world)
+    assert (await states(planner))[members[0]] is EpisodeState.TRAINED
+    announced = await planner.announced()
+    assert not [
+        key for key in announced if key.startswith("episode.cancelled/") and planner.group_id(1) in key
+    ]
+    await check_conservation(planner)
 
 
-async def test_a_grade_on_its_way_when_the_run_is_cancelled_is_the_trainers(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    members = world.members(1)
-    await world.cancel(is_delivered=False)
-    assert not [key for key in await world.announced() if key.startswith("episode.cancelled/")]
-    await world.apply(*map(world.graded, members), Stopping(world.run_id))
-    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
-    run = await world.run()
+async def test_a_grade_on_its_way_when_the_run_is_cancelled_is_the_trainers(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    members = planner.members(1)
+    await planner.cancel(is_delivered=False)
+    assert not [key for key in await planner.announced() if key.startswith("episode.cancelled/")]
+    await planner.apply(*map(planner.graded, members), Stopping(planner.run_id))
+    await planner.apply(planner.settled(planner.group_id(1), members), Advanced(planner.run_id, 1, 1))
+    run = await planner.run()
     assert run.state is RunState.CANCELLED
-    assert (await states(world))[members[0]] is EpisodeState.TRAINED
-    await check_conservation(world)
+    assert (await states(planner))[members[0]] is EpisodeState.TRAINED
+    await check_conservation(planner)
 
 
-async def test_a_trainer_that_is_silent_is_spoken_for_and_both_hear_the_same(world: World) -> None:
-    members = await with_a_graded_group(world)
-    await world.cancel()
-    world.now += timedelta(seconds=19)
-    await world.sweep()
-    assert f"run.stopping/{world.run_id}/final" not in await world.announced()
-    world.now += timedelta(seconds=2)
-    await world.sweep()
-    await world.sweep()
-    assert (await world.announced())[f"run.stopping/{world.run_id}/final"] == 1
-    assert await world.settled_by_planner() == []  # a word of the trainer may lie before ours
-    await world.apply(Stopping(world.run_id, is_final=True), Stopping(world.run_id, is_final=True))
-    (said,) = await world.settled_by_planner()
-    assert (said.group_id, said.outcome, said.reason) == (world.group_id(1), "excluded", "run_over")
+async def test_the_planner_settles_groups_itself_after_the_deadline_and_waits_for_its_own_event(
+    planner: PlannerHarness,
+) -> None:
+    members = await with_a_graded_group(planner)
+    await planner.cancel()
+    planner.now += timedelta(seconds=19)
+    await planner.sweep()
+    assert f"run.stopping/{planner.run_id}/final" not in await planner.announced()
+    planner.now += timedelta(seconds=2)
+    await planner.sweep()
+    await planner.sweep()
+    assert (await planner.announced())[f"run.stopping/{planner.run_id}/final"] == 1
+    assert await planner.settled_by_planner() == []  # a word of the trainer may lie before ours
+    await planner.apply(Stopping(planner.run_id, is_final=True), Stopping(planner.run_id, is_final=True))
+    (said,) = await planner.settled_by_planner()
+    assert (said.group_id, said.outcome, said.reason) == (planner.group_id(1), "excluded", "run_over")
     assert said.episode_ids == tuple(members)
-    assert (await world.run()).state is RunState.DRAINING  # until the stream says which of the two it keeps
-    await world.apply(said)
-    assert (await world.run()).state is RunState.CANCELLED
-    assert (await states(world))[members[0]] is EpisodeState.EXCLUDED
-    await check_conservation(world)
+    assert (await planner.run()).state is RunState.DRAINING  # until the stream says which of the two it keeps
+    await planner.apply(said)
+    assert (await planner.run()).state is RunState.CANCELLED
+    assert (await states(planner))[members[0]] is EpisodeState.EXCLUDED
+    await check_conservation(planner)
 
 
-async def test_a_word_of_the_trainer_just_before_ours_wins(world: World) -> None:
-    members = await with_a_graded_group(world)
-    await world.cancel()
-    world.now += timedelta(seconds=21)
-    await world.sweep()
-    await world.apply(Stopping(world.run_id, is_final=True))
-    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
-    run = await world.run()
+async def test_a_settlement_of_the_trainer_before_the_final_stop_wins(planner: PlannerHarness) -> None:
+    members = await with_a_graded_group(planner)
+    await planner.cancel()
+    planner.now += timedelta(seconds=21)
+    await planner.sweep()
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    await planner.apply(planner.settled(planner.group_id(1), members), Advanced(planner.run_id, 1, 1))
+    run = await planner.run()
     assert (run.state, run.step) == (RunState.CANCELLED, 1)
-    assert (await states(world))[members[0]] is EpisodeState.TRAINED
-    await check_conservation(world)
+    assert (await states(planner))[members[0]] is EpisodeState.TRAINED
+    await check_conservation(planner)
 
 
-async def test_a_planner_that_was_away_hears_everything_before_it_gives_up(world: World) -> None:
-    members = await with_a_graded_group(world)
-    await world.cancel()
-    world.now += timedelta(hours=2)  # the trainer answered within a second; nobody read it
-    await world.sweep()
-    await world.apply(world.settled(world.group_id(1), members), Stopping(world.run_id, is_final=True))
-    assert await world.settled_by_planner() == []
-    assert (await world.run()).state is RunState.CANCELLED
-    assert (await states(world))[members[0]] is EpisodeState.TRAINED
+async def test_a_planner_that_was_down_reads_all_answers_before_its_final_stop(
+    planner: PlannerHarness,
+) -> None:
+    members = await with_a_graded_group(planner)
+    await planner.cancel()
+    planner.now += timedelta(hours=2)  # the trainer answered within a second; nobody read it
+    await planner.sweep()
+    await planner.apply(
+        planner.settled(planner.group_id(1), members), Stopping(planner.run_id, is_final=True)
+    )
+    assert await planner.settled_by_planner() == []
+    assert (await planner.run()).state is RunState.CANCELLED
+    assert (await states(planner))[members[0]] is EpisodeState.TRAINED
 
 
-async def test_a_run_without_a_grade_is_over_when_its_own_word_comes_back(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.cancel()
-    run = await world.run()
-    counts = await world.do(lambda unit: unit.counts(world.run_id))
+async def test_a_run_without_a_grade_is_over_when_its_run_stopping_is_delivered(
+    planner: PlannerHarness,
+) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.cancel()
+    run = await planner.run()
+    counts = await planner.do(lambda unit: unit.counts(planner.run_id))
     assert run.state is RunState.CANCELLED
     assert (counts.requested, counts.settled, counts.in_flight, counts.groups_open) == (8, 8, 0, 0)
 
 
-async def test_an_evaluation_is_cancelled_at_once(world: World) -> None:
-    await world.begin(eval_spec(), num_tasks=3)
-    await world.cancel(is_delivered=False)
-    assert (await world.run()).state is RunState.CANCELLED
-    assert f"run.stopping/{world.run_id}" not in await world.announced()
-    await check_conservation(world)
+async def test_an_evaluation_is_cancelled_at_once(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(), num_tasks=3)
+    await planner.cancel(is_delivered=False)
+    assert (await planner.run()).state is RunState.CANCELLED
+    assert f"run.stopping/{planner.run_id}" not in await planner.announced()
+    await check_conservation(planner)
 
 
-async def test_cancelling_a_run_that_stops_shortens_the_wait(world: World) -> None:
-    await with_a_graded_group(world)
-    await world.stop()
-    await world.cancel(is_delivered=False)
-    world.now += timedelta(seconds=21)
-    await world.sweep()
-    await world.apply(Stopping(world.run_id, is_final=True))
-    await world.apply(*await world.settled_by_planner())
-    assert (await world.run()).state is RunState.CANCELLED
-    await check_conservation(world)
+async def test_cancelling_a_run_that_stops_shortens_the_wait(planner: PlannerHarness) -> None:
+    await with_a_graded_group(planner)
+    await planner.stop()
+    await planner.cancel(is_delivered=False)
+    planner.now += timedelta(seconds=21)
+    await planner.sweep()
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    await planner.apply(*await planner.settled_by_planner())
+    assert (await planner.run()).state is RunState.CANCELLED
+    await check_conservation(planner)
 
 
-async def test_the_last_step_under_way_ends_a_cancelled_run(world: World) -> None:
-    await world.begin(train_spec(steps=1), num_tasks=3)
-    members = world.members(1)
-    await world.apply(*map(world.graded, [*members, *world.members(2)]))
-    await world.cancel()
-    await world.apply(world.settled(world.group_id(1), members), Advanced(world.run_id, 1, 1))
-    assert (await world.run()).state is RunState.CANCELLED
-    found = await states(world)
+async def test_the_last_step_under_way_ends_a_cancelled_run(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(steps=1), num_tasks=3)
+    members = planner.members(1)
+    await planner.apply(*map(planner.graded, [*members, *planner.members(2)]))
+    await planner.cancel()
+    await planner.apply(planner.settled(planner.group_id(1), members), Advanced(planner.run_id, 1, 1))
+    assert (await planner.run()).state is RunState.CANCELLED
+    found = await states(planner)
     assert found[members[0]] is EpisodeState.TRAINED
-    assert found[world.members(2)[0]] is EpisodeState.CANCELLED
-    await check_conservation(world)
+    assert found[planner.members(2)[0]] is EpisodeState.CANCELLED
+    await check_conservation(planner)
 
 
 async def graded_run(runner: Runner) -> taskset_pb2.Run:
@@ -190,7 +200,7 @@ async def facts_of(runner: Runner, *kinds: type) -> list[object]:
     return [delivery.message for delivery in await runner.bus.stored(kinds, after_sequence=0)]
 
 
-async def test_a_step_that_ends_after_the_cancellation_contradicts_nobody(runner: Runner) -> None:
+async def test_a_step_that_ends_after_the_cancellation_still_trains_its_group(runner: Runner) -> None:
     run = await graded_run(runner)
     await asyncio.sleep(1.0)
     assert (await get(runner, run.run_id)).run.state == taskset_pb2.RUN_STATE_DRAINING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.services.scenario_runner.planning import (
-    World,
+    PlannerHarness,
     check_conservation,
     eval_spec,
     open_database,
@@ -42,90 +42,92 @@ def test_conservation_whatever_happens(
 
 
 async def _play(folder: Path, purpose: Purpose, actions: list[tuple[str, int]]) -> None:
-    world = World(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
+    planner = PlannerHarness(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
     try:
-        await world.begin(train_spec(steps=5) if purpose is Purpose.TRAIN else eval_spec(), num_tasks=4)
+        await planner.begin(train_spec(steps=5) if purpose is Purpose.TRAIN else eval_spec(), num_tasks=4)
         for action, pick in actions:
-            await _act(world, action, pick)
-            await check_conservation(world)
-        await _drain(world)
+            await _act(planner, action, pick)
+            await check_conservation(planner)
+        await _drain(planner)
     finally:
-        await world.database.stop()
+        await planner.database.stop()
 
 
-async def _act(world: World, action: str, pick: int) -> None:
+async def _act(planner: PlannerHarness, action: str, pick: int) -> None:
     if action == "plan":
-        await world.plan_all()
-        waiting = [row for row in await world.episodes() if row.is_unsettled]
-        assert waiting or (await world.run()).state is not RunState.RUNNING
+        await planner.plan_all()
+        waiting = [row for row in await planner.episodes() if row.is_unsettled]
+        assert waiting or (await planner.run()).state is not RunState.RUNNING
     elif action == "time_out":
-        await _time_out(world)
+        await _time_out(planner)
     elif action == "tick":
-        world.now += timedelta(seconds=pick % 200)
+        planner.now += timedelta(seconds=pick % 200)
     elif action == "sweep":
-        await world.sweep(queue_is_idle=bool(pick % 2))
+        await planner.sweep(queue_is_idle=bool(pick % 2))
     elif action in LIFE:
-        await _steer(world, action)
+        await _steer(planner, action)
     elif action == "stray":
         unknown = Failed("x-e000-a0", "run-other", "engine_error", "")
-        await world.apply(world.graded(f"{world.run_id}-g99999-e000-a0"), unknown)
+        await planner.apply(planner.graded(f"{planner.run_id}-g99999-e000-a0"), unknown)
     else:
-        await _act_on_an_episode(world, action, pick)
+        await _act_on_an_episode(planner, action, pick)
 
 
-async def _time_out(world: World) -> None:
+async def _time_out(planner: PlannerHarness) -> None:
     """Everything that was dispatched is opened, and hangs."""
-    waiting = [row.episode_id for row in await world.episodes() if row.state is EpisodeState.PLANNED]
-    await world.do(lambda unit: unit.note_opened(waiting))
-    world.now += timedelta(seconds=121)
-    await world.sweep()
+    waiting = [row.episode_id for row in await planner.episodes() if row.state is EpisodeState.PLANNED]
+    await planner.do(lambda unit: unit.note_opened(waiting))
+    planner.now += timedelta(seconds=121)
+    await planner.sweep()
 
 
-async def _steer(world: World, action: str) -> None:
+async def _steer(planner: PlannerHarness, action: str) -> None:
     if action in ("pause", "resume"):
-        await {"pause": world.pause, "resume": world.resume}[action]()
+        await {"pause": planner.pause, "resume": planner.resume}[action]()
     elif action in ("give_up", "fall_silent"):
-        await world.give_up(is_delivered=action == "give_up")
-    elif (await world.run()).spec.purpose is Purpose.TRAIN:
-        await world.stop(is_delivered=action == "stop")
+        await planner.give_up(is_delivered=action == "give_up")
+    elif (await planner.run()).spec.purpose is Purpose.TRAIN:
+        await planner.stop(is_delivered=action == "stop")
 
 
-async def _act_on_an_episode(world: World, action: str, pick: int) -> None:
-    episodes = await world.episodes()
+async def _act_on_an_episode(planner: PlannerHarness, action: str, pick: int) -> None:
+    episodes = await planner.episodes()
     if action in ("settle", "exclude"):
         graded = [row for row in episodes if row.state is EpisodeState.GRADED]
         if graded:
             group = graded[pick % len(graded)].group_id
             members = [row.episode_id for row in graded if row.group_id == group]
-            await world.apply(world.settled(group, members, "trained" if action == "settle" else "excluded"))
-            await world.apply(Advanced(world.run_id, pick % 3, pick % 3))
+            await planner.apply(
+                planner.settled(group, members, "trained" if action == "settle" else "excluded")
+            )
+            await planner.apply(Advanced(planner.run_id, pick % 3, pick % 3))
         return
     candidates = [row for row in episodes if action == "late" or row.state is EpisodeState.PLANNED]
     if not candidates:
         return
     chosen = candidates[pick % len(candidates)].episode_id
     if action == "open":
-        await world.do(lambda unit: unit.note_opened([chosen]))
+        await planner.do(lambda unit: unit.note_opened([chosen]))
         return
-    facts: list[Fact] = [world.graded(chosen, 0.5), world.failed(chosen)]
+    facts: list[Fact] = [planner.graded(chosen, 0.5), planner.failed(chosen)]
     wanted = {"grade": facts[:1], "fail": facts[1:], "late": facts if pick % 2 else facts[::-1]}
-    await world.apply(*wanted[action])
+    await planner.apply(*wanted[action])
 
 
-async def _drain(world: World) -> None:
+async def _drain(planner: PlannerHarness) -> None:
     """From wherever it is, the run can be brought to its end."""
-    await world.resume()
-    if (await world.run()).spec.purpose is Purpose.TRAIN:
-        await world.apply(Advanced(world.run_id, 5, 5))
-        world.now += timedelta(seconds=60)
-        await world.sweep()
+    await planner.resume()
+    if (await planner.run()).spec.purpose is Purpose.TRAIN:
+        await planner.apply(Advanced(planner.run_id, 5, 5))
+        planner.now += timedelta(seconds=60)
+        await planner.sweep()
     for _ in range(100):
-        run = await world.run()
+        run = await planner.run()
         if run.state not in (RunState.RUNNING, RunState.DRAINING):
             break
-        await world.plan_all()
-        waiting = [row.episode_id for row in await world.episodes() if row.is_unsettled]
-        await world.apply(*(world.graded(episode_id) for episode_id in waiting))
-        await world.sweep()
-    await check_conservation(world)
-    assert (await world.run()).state in (RunState.COMPLETED, RunState.FAILED)
+        await planner.plan_all()
+        waiting = [row.episode_id for row in await planner.episodes() if row.is_unsettled]
+        await planner.apply(*(planner.graded(episode_id) for episode_id in waiting))
+        await planner.sweep()
+    await check_conservation(planner)
+    assert (await planner.run()).state in (RunState.COMPLETED, RunState.FAILED)

@@ -11,8 +11,8 @@ from scenario_runner.domain.explain import (
     DurableFact,
     EngineFact,
     PlanWaits,
+    RunFacts,
     SessionFact,
-    World,
     explain,
 )
 from scenario_runner.domain.learning import WithoutStep
@@ -25,7 +25,7 @@ BUSY_OR_GONE = DurableFact(num_pending=40, num_unacknowledged=8, num_pulling=0)
 ENGINE = EngineFact("e1", "latest", 3, (), True, "ready")
 
 
-def world(purpose: Purpose = Purpose.TRAIN, policy: PolicyChoice | None = None, **facts: Any) -> World:
+def run_facts(purpose: Purpose = Purpose.TRAIN, policy: PolicyChoice | None = None, **facts: Any) -> RunFacts:
     """A healthy run in the middle of its work, apart from the given facts."""
     training = Training() if purpose is Purpose.TRAIN else None
     spec = RunSpec("ts", purpose, policy or PolicyChoice("incident"), 8, training=training)
@@ -44,11 +44,11 @@ def world(purpose: Purpose = Purpose.TRAIN, policy: PolicyChoice | None = None, 
         "ledger": {"recorded": 2, "graded": 20},
         "session": SessionFact("waiting", "", 1.0, 2),
     }
-    return World(**{**healthy, **facts})
+    return RunFacts(**{**healthy, **facts})
 
 
 def test_a_healthy_run_waits_for_nothing() -> None:
-    reasons, summary = explain(world())
+    reasons, summary = explain(run_facts())
     assert reasons == []
     assert summary == "nothing is stuck: 80 in flight, 100 settled"
 
@@ -110,7 +110,7 @@ def test_a_healthy_run_waits_for_nothing() -> None:
     ],
 )
 def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episodes: int) -> None:
-    reasons, summary = explain(world(**facts))
+    reasons, summary = explain(run_facts(**facts))
     found = [reason for reason in reasons if reason.owner == owner and text in reason.what]
     assert found, reasons
     assert found[0].episodes == episodes
@@ -121,7 +121,7 @@ def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episo
 
 def test_an_engine_that_failed_to_reload_still_serves() -> None:
     failed = replace(ENGINE, state="failed", reason="canary mismatch")
-    assert explain(world(engines=[failed]))[0] == []
+    assert explain(run_facts(engines=[failed]))[0] == []
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def test_an_engine_that_failed_to_reload_still_serves() -> None:
 )
 def test_a_pinned_version_needs_an_engine_that_holds_it(engine: EngineFact, is_served: bool) -> None:
     pinned = PolicyChoice("incident", None, 12)
-    reasons, _ = explain(world(Purpose.EVAL, pinned, engines=[engine]))
+    reasons, _ = explain(run_facts(Purpose.EVAL, pinned, engines=[engine]))
     named = [reason for reason in reasons if "version 12" in reason.what]
     assert bool(named) is not is_served
 
 
 def test_an_evaluation_does_not_wait_for_the_trainer() -> None:
-    assert explain(world(Purpose.EVAL, session=None))[0] == []
+    assert explain(run_facts(Purpose.EVAL, session=None))[0] == []
 
 
 def test_a_run_that_is_over_says_how() -> None:
-    healthy = world()
+    healthy = run_facts()
     run = replace(healthy.view.run, state=RunState.FAILED, failure="the last 8 groups had no graded episode")
     reasons, summary = explain(replace(healthy, view=RunView(run, healthy.view.counts)))
     assert reasons == []
@@ -154,13 +154,13 @@ def test_a_run_that_is_over_says_how() -> None:
 
 def test_the_head_channel_is_asked_for_by_name() -> None:
     head = PolicyChoice("incident", Channel.HEAD)
-    reasons, _ = explain(world(Purpose.EVAL, head))
+    reasons, _ = explain(run_facts(Purpose.EVAL, head))
     assert reasons[0].what == "no engine serves incident on channel head"
     assert "e1 (latest)" in reasons[0].remedy
 
 
 def test_a_paused_run_waits_for_its_user_first() -> None:
-    healthy = world(engines=[])
+    healthy = run_facts(engines=[])
     paused = replace(healthy.view, run=replace(healthy.view.run, state=RunState.PAUSED))
     reasons, summary = explain(replace(healthy, view=paused))
     assert [reason.owner for reason in reasons] == ["you", "policy_engine"]
@@ -168,18 +168,18 @@ def test_a_paused_run_waits_for_its_user_first() -> None:
     assert summary == "you: run run-1 is paused: nothing new is dispatched"
 
 
-def test_an_alarm_of_the_trainer_is_told_last() -> None:
+def test_an_alarm_of_the_trainer_comes_last() -> None:
     session = SessionFact("waiting", "", 1.0, 2, alarms=("mismatch KL 0.2 is above 0.1 for 9 updates",))
-    reasons, summary = explain(world(session=session))
+    reasons, summary = explain(run_facts(session=session))
     assert [(reason.owner, reason.episodes) for reason in reasons] == [("grpo_trainer", 0)]
     assert summary == "grpo_trainer: alarm: mismatch KL 0.2 is above 0.1 for 9 updates"
-    stuck, _ = explain(world(session=session, engines=[]))
+    stuck, _ = explain(run_facts(session=session, engines=[]))
     assert [reason.owner for reason in stuck] == ["policy_engine", "grpo_trainer"]
 
 
 def test_a_run_that_learns_nothing_is_named_before_it_fails() -> None:
     all_zero = WithoutStep({"excluded(zero_spread)": 50}, {"excluded(zero_spread)": {0.0: 400}})
-    healthy = world(waits=PlanWaits(without_step=all_zero), ledger={})
+    healthy = run_facts(waits=PlanWaits(without_step=all_zero), ledger={})
     (reason,), summary = explain(healthy)
     assert (reason.owner, reason.episodes) == ("you", 0)
     assert summary == "you: alarm: no step yet: 50 of 50 groups had no spread: every reward was 0.000"
@@ -202,7 +202,7 @@ def test_an_alarm_comes_after_two_steps_worth_of_groups(
     num_groups: int, training: Training, is_named: bool
 ) -> None:
     without = WithoutStep({"excluded(stale)": num_groups}, {"excluded(stale)": {0.5: 8}})
-    healthy = world(waits=PlanWaits(without_step=without), ledger={})
+    healthy = run_facts(waits=PlanWaits(without_step=without), ledger={})
     run = replace(healthy.view.run, spec=replace(healthy.view.run.spec, training=training), step=4)
     reasons, _ = explain(replace(healthy, view=replace(healthy.view, run=run)))
     what = f"alarm: no step since step 4: {num_groups} of {num_groups} groups were excluded(stale)"

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.services.scenario_runner.planning import (
-    World,
+    PlannerHarness,
     check_conservation,
     open_database,
     train_spec,
@@ -114,7 +114,7 @@ class Trainer:
         if self.announced < len(self.durable) and not self.is_void:
             group_id = self.durable[self.announced]
             if self.confirmed_at is None or now - self.confirmed_at > timedelta(minutes=2):
-                self.is_void, self.confirmed_at = self._is_overruled(group_id), now
+                self.is_void, self.confirmed_at = self._is_superseded(group_id), now
                 return
             self._say(group_id, "trained", now)
             step = training_events.StepCompleted(run_id=self.run_id, step=self.announced + 1, version=1)
@@ -125,7 +125,7 @@ class Trainer:
                 self._say(group_id, "excluded", now)
                 self.settled.add(group_id)
 
-    def _is_overruled(self, group_id: str) -> bool:
+    def _is_superseded(self, group_id: str) -> bool:
         for fact in self.stream.facts:
             if isinstance(fact, training_events.GroupSettled) and fact.group_id == group_id:
                 return fact.outcome != "trained"
@@ -143,24 +143,24 @@ class Trainer:
 class Platform:
     """All of them, and the moves that they may make in any order."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, planner: PlannerHarness) -> None:
+        self.planner = planner
         self.stream = Stream()
-        self.trainer = Trainer(world.run_id, self.stream)
+        self.trainer = Trainer(planner.run_id, self.stream)
         self.relayed = 0
         self.applied = 0
 
     async def grade(self, pick: int) -> None:
-        waiting = [row for row in await self.world.episodes() if row.state is EpisodeState.PLANNED]
+        waiting = [row for row in await self.planner.episodes() if row.state is EpisodeState.PLANNED]
         if waiting:
             episode_id = waiting[pick % len(waiting)].episode_id
-            episode = EpisodeIdentity(episode_id=episode_id, run_id=self.world.run_id)
+            episode = EpisodeIdentity(episode_id=episode_id, run_id=self.planner.run_id)
             fact = trajectory_events.TrajectoryGraded(episode=episode)
-            self.stream.publish(f"episode.outcome/{episode_id}", fact, self.world.now)
+            self.stream.publish(f"episode.outcome/{episode_id}", fact, self.planner.now)
 
     async def relay(self) -> None:
         """The planner's outbox goes on the bus."""
-        rows = await self.world.database.run(
+        rows = await self.planner.database.run(
             lambda sql: sql.execute(
                 sa.text("SELECT id, event_id, schema, payload FROM outbox WHERE id > :after ORDER BY id"),
                 {"after": self.relayed},
@@ -171,12 +171,12 @@ class Platform:
             for kind in KINDS:
                 if kind.DESCRIPTOR.full_name == row.schema:
                     fact = json_format.Parse(row.payload, kind())
-                    self.stream.publish(row.event_id, fact, self.world.now)
+                    self.stream.publish(row.event_id, fact, self.planner.now)
 
     async def apply(self, pick: int) -> None:
         batch = self.stream.facts[self.applied : self.applied + 1 + pick % 5]
         facts = [fact_from(one) for one in batch]
-        await self.world.apply(*(fact for fact in facts if fact is not None))
+        await self.planner.apply(*(fact for fact in facts if fact is not None))
         self.applied += len(batch)
 
     async def read(self, pick: int) -> None:
@@ -184,30 +184,30 @@ class Platform:
             self.trainer.read()
 
     async def tick(self, pick: int) -> None:
-        self.world.now += timedelta(seconds=pick % 60)
+        self.planner.now += timedelta(seconds=pick % 60)
 
     async def wait(self, pick: int) -> None:
         """Long enough for any deadline. What was decided before is on the bus by then."""
         await self.relay()
-        self.world.now += timedelta(seconds=pick % 3000)
+        self.planner.now += timedelta(seconds=pick % 3000)
 
     def give_up(self) -> None:
         """A second trainer of the run fails for good, while this one goes on."""
-        fact = training_events.SessionFailed(run_id=self.world.run_id, kind="lineage_taken", detail="two")
-        self.stream.publish(f"session.failed/{self.world.run_id}", fact, self.world.now)
+        fact = training_events.SessionFailed(run_id=self.planner.run_id, kind="lineage_taken", detail="two")
+        self.stream.publish(f"session.failed/{self.planner.run_id}", fact, self.planner.now)
 
     async def act(self, action: str, pick: int) -> None:
-        world = self.world
+        planner = self.planner
         if action in ("step", "land", "die"):
             getattr(self.trainer, action)()
         elif action == "announce":
-            self.trainer.announce(world.now)
+            self.trainer.announce(planner.now)
         elif action == "give_up":
             self.give_up()
         elif action in ("cancel", "stop"):
-            await {"cancel": world.cancel, "stop": world.stop}[action](is_delivered=False)
+            await {"cancel": planner.cancel, "stop": planner.stop}[action](is_delivered=False)
         elif action in ("relay", "sweep"):
-            await {"relay": self.relay, "sweep": world.sweep}[action]()
+            await {"relay": self.relay, "sweep": planner.sweep}[action]()
         else:
             await getattr(self, action)(pick)
 
@@ -215,16 +215,16 @@ class Platform:
         for _ in range(60):
             for action in ("relay", "apply", "read", "step", "land", "announce", "announce", "sweep"):
                 await self.act(action, 4)
-            if (await self.world.run()).state in FINAL_RUN_STATES:
+            if (await self.planner.run()).state in FINAL_RUN_STATES:
                 break
-            self.world.now += timedelta(seconds=30)
+            self.planner.now += timedelta(seconds=30)
         for action in ("relay", "die", *["read"] * 40, "announce", "announce", "announce", "apply", "apply"):
             await self.act(action, 4)
 
     async def check(self) -> None:
         """The ledger's view: the first end of an episode in the stream is never denied by a later one."""
-        assert (await self.world.run()).state in (RunState.CANCELLED, RunState.COMPLETED, RunState.FAILED)
-        await check_conservation(self.world)
+        assert (await self.planner.run()).state in (RunState.CANCELLED, RunState.COMPLETED, RunState.FAILED)
+        await check_conservation(self.planner)
         ends: dict[str, str] = {}
         for fact in self.stream.facts:
             if isinstance(fact, taskset_events.EpisodeCancelled):
@@ -234,7 +234,7 @@ class Platform:
                     end = ends.setdefault(episode_id, fact.outcome)
                     assert fact.outcome != "trained" or end == "trained", f"{episode_id}: {end}, then trained"
                     assert fact.outcome == "trained" or end != "trained", f"{episode_id}: trained, then not"
-        planned = {row.episode_id: row.state.value for row in await self.world.episodes()}
+        planned = {row.episode_id: row.state.value for row in await self.planner.episodes()}
         trained = {episode_id for episode_id, end in ends.items() if end == "trained"}
         assert {episode_id for episode_id, state in planned.items() if state == "trained"} == trained
         said = {group_of_episode(episode_id) for episode_id in trained}
@@ -249,7 +249,7 @@ class Platform:
     ending=st.lists(st.sampled_from(["cancel", "stop", "give_up"]), min_size=1, max_size=2),
     after=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 10_000)), max_size=40),
 )
-def test_all_agree_whatever_the_order(
+def test_planner_trainer_and_ledger_agree_in_any_order_of_events(
     tmp_path_factory: pytest.TempPathFactory,
     reached: int,
     before: list[tuple[str, int]],
@@ -261,14 +261,14 @@ def test_all_agree_whatever_the_order(
 
 
 async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:
-    world = World(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
+    planner = PlannerHarness(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
     try:
-        await world.begin(train_spec(steps=50), num_tasks=3)
-        platform = Platform(world)
+        await planner.begin(train_spec(steps=50), num_tasks=3)
+        platform = Platform(planner)
         for action, pick in moves:
             await platform.act(action, pick)
-            await check_conservation(world)
+            await check_conservation(planner)
         await platform.come_to_an_end()
         await platform.check()
     finally:
-        await world.database.stop()
+        await planner.database.stop()

@@ -267,7 +267,7 @@ async def test_a_tool_that_ends_the_process_is_the_scenarios_fault(fleet: Fleet)
     assert await fleet.works()
 
 
-async def test_a_scenario_that_forks_leaves_nobody_behind(fleet: Fleet, tmp_path: Path) -> None:
+async def test_a_scenario_that_forks_leaves_no_process_behind(fleet: Fleet, tmp_path: Path) -> None:
     noted = tmp_path / "pids"
     opened = await fleet.open("forks", f'{{"pid_file": "{noted}"}}')
     async with asyncio.timeout(5):

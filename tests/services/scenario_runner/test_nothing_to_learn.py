@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning import World, check_conservation, train_spec
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, train_spec
 from tests.services.scenario_runner.support import (
     TRAIN,
     announce_graded,
@@ -32,35 +32,37 @@ from upcycle.run_config import Training
 ZERO = "excluded(zero_spread)"
 
 
-async def settle(world: World, group: int, rewards: tuple[float, float], reason: str = "zero_spread") -> None:
+async def settle(
+    planner: PlannerHarness, group: int, rewards: tuple[float, float], reason: str = "zero_spread"
+) -> None:
     """Grade a group of two, and let the trainer exclude it; then fill the slot."""
-    members = world.members(group)
-    grades = [world.graded(member, reward) for member, reward in zip(members, rewards, strict=True)]
-    word = GroupSettled(world.group_id(group), world.run_id, "excluded", reason, 0, tuple(members))
-    await world.apply(*grades, word)
-    await world.plan_all()
+    members = planner.members(group)
+    grades = [planner.graded(member, reward) for member, reward in zip(members, rewards, strict=True)]
+    word = GroupSettled(planner.group_id(group), planner.run_id, "excluded", reason, 0, tuple(members))
+    await planner.apply(*grades, word)
+    await planner.plan_all()
 
 
-async def train(world: World, group: int, step: int) -> None:
-    members = world.members(group)
-    await world.apply(*map(world.graded, members), world.settled(world.group_id(group), members))
-    await world.apply(Advanced(world.run_id, step, step))
-    await world.plan_all()
+async def train(planner: PlannerHarness, group: int, step: int) -> None:
+    members = planner.members(group)
+    await planner.apply(*map(planner.graded, members), planner.settled(planner.group_id(group), members))
+    await planner.apply(Advanced(planner.run_id, step, step))
+    await planner.plan_all()
 
 
-async def without_step(world: World) -> WithoutStep:
-    _, waits, _, _ = await world.do(lambda unit: _own_facts(unit, world.run_id))
+async def without_step(planner: PlannerHarness) -> WithoutStep:
+    _, waits, _, _ = await planner.do(lambda unit: _own_facts(unit, planner.run_id))
     return waits.without_step
 
 
-async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=4), num_tasks=3)
+async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=4), num_tasks=3)
     for group in range(2):
-        await settle(world, group, (0.0, 0.0))
-    await settle(world, 2, (0.0, 1.0), "stale")
-    assert (await world.run()).state is RunState.RUNNING
-    await settle(world, 3, (0.0, 0.0))
-    run = await world.run()
+        await settle(planner, group, (0.0, 0.0))
+    await settle(planner, 2, (0.0, 1.0), "stale")
+    assert (await planner.run()).state is RunState.RUNNING
+    await settle(planner, 3, (0.0, 0.0))
+    run = await planner.run()
     assert (run.state, run.ending) == (RunState.DRAINING, RunState.FAILED)
     assert run.failure == (
         "nothing to learn: 4 groups in a row were settled without a step: "
@@ -70,112 +72,118 @@ async def test_a_run_that_never_makes_a_step_fails_with_outcomes_and_rewards(wor
         "(upcycle train --sft); raise max_staleness, or sample fewer groups at once, "
         "or a higher no_step_groups"
     )
-    assert (await world.announced())[f"run.stopping/{world.run_id}"] == 1
-    await check_conservation(world)
+    assert (await planner.announced())[f"run.stopping/{planner.run_id}"] == 1
+    await check_conservation(planner)
 
 
-async def test_a_step_begins_the_count_again_and_the_reason_names_it(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=3), num_tasks=3)
+async def test_a_step_begins_the_count_again_and_the_reason_names_it(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=3), num_tasks=3)
     for group in (0, 1):
-        await settle(world, group, (1.0, 1.0))
-    await train(world, 2, step=1)
+        await settle(planner, group, (1.0, 1.0))
+    await train(planner, 2, step=1)
     for group in (3, 4):
-        await settle(world, group, (1.0, 1.0))
-    assert (await world.run()).state is RunState.RUNNING
-    assert dict((await without_step(world)).groups) == {ZERO: 2}
-    await settle(world, 5, (1.0, 1.0))
-    run = await world.run()
+        await settle(planner, group, (1.0, 1.0))
+    assert (await planner.run()).state is RunState.RUNNING
+    assert dict((await without_step(planner)).groups) == {ZERO: 2}
+    await settle(planner, 5, (1.0, 1.0))
+    run = await planner.run()
     assert (run.state, run.ending, run.ends_early) == (RunState.DRAINING, RunState.COMPLETED, True)
     assert "3 groups in a row were settled without a step after step 1: 3 had no spread" in run.failure
     assert "what may help: harder tasks: these are solved" in run.failure
-    assert (await world.announced())[f"run.stopping/{world.run_id}"] == 1
-    await world.apply(Stopping(world.run_id))
-    assert (await world.run()).state is RunState.COMPLETED
-    assert (await world.run()).failure == run.failure
-    await check_conservation(world)
+    assert (await planner.announced())[f"run.stopping/{planner.run_id}"] == 1
+    await planner.apply(Stopping(planner.run_id))
+    assert (await planner.run()).state is RunState.COMPLETED
+    assert (await planner.run()).failure == run.failure
+    await check_conservation(planner)
 
 
-async def test_what_a_person_should_know_is_a_notice_while_the_run_goes_on(world: World) -> None:
-    await world.begin(train_spec(prompts=2, no_step_groups=5), num_tasks=3)
+async def test_what_a_person_should_know_is_a_notice_while_the_run_goes_on(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(prompts=2, no_step_groups=5), num_tasks=3)
 
     async def notice() -> str:
-        return run_to_wire(await world.do(lambda unit: view_of(unit, find_run(unit, world.run_id)))).notice
+        return run_to_wire(
+            await planner.do(lambda unit: view_of(unit, find_run(unit, planner.run_id)))
+        ).notice
 
     for group in range(3):
-        await settle(world, group, (0.0, 0.0))
+        await settle(planner, group, (0.0, 0.0))
     assert await notice() == ""
-    await settle(world, 3, (0.0, 0.0))  # min(no_step_groups, 2 * prompts_per_step) is 4
+    await settle(planner, 3, (0.0, 0.0))  # min(no_step_groups, 2 * prompts_per_step) is 4
     assert await notice() == "no step yet: 4 of 4 groups had no spread: every reward was 0.000"
-    await settle(world, 4, (0.0, 0.0))
-    assert (await world.run()).ending is RunState.FAILED
+    await settle(planner, 4, (0.0, 0.0))
+    assert (await planner.run()).ending is RunState.FAILED
     assert await notice() == ""
 
 
-async def test_a_step_that_arrives_with_the_last_group_counts(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
-    words = [world.settled(world.group_id(group), world.members(group), "excluded") for group in (0, 1)]
-    await world.apply(*words, Advanced(world.run_id, 1, 1))
-    assert (await world.run()).state is RunState.RUNNING
+async def test_a_step_that_arrives_with_the_last_group_counts(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=2), num_tasks=3)
+    words = [planner.settled(planner.group_id(group), planner.members(group), "excluded") for group in (0, 1)]
+    await planner.apply(*words, Advanced(planner.run_id, 1, 1))
+    assert (await planner.run()).state is RunState.RUNNING
 
 
-async def test_a_run_of_held_out_tasks_ends_too(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
+async def test_a_run_of_held_out_tasks_ends_too(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=2), num_tasks=3)
     for group in (0, 1):
-        await settle(world, group, (0.0, 1.0), "held_out")
-    failure = (await world.run()).failure
+        await settle(planner, group, (0.0, 1.0), "held_out")
+    failure = (await planner.run()).failure
     assert "2 excluded(held_out); rewards of 4 episodes: 0.000 x 2, 1.000 x 2" in failure
     assert "train on tasks that are not held out" in failure
 
 
-async def test_groups_that_wait_for_a_batch_are_told(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
-    await world.apply(*map(world.graded, world.members(3)), world.graded(world.members(2)[0]))
+async def test_the_failure_counts_groups_that_wait_for_a_batch(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await planner.apply(*map(planner.graded, planner.members(3)), planner.graded(planner.members(2)[0]))
     for group in (0, 1):
-        await settle(world, group, (0.5, 0.5))
-    assert "; groups that are graded and not settled: 1; rewards of" in (await world.run()).failure
+        await settle(planner, group, (0.5, 0.5))
+    assert "; groups that are graded and not settled: 1; rewards of" in (await planner.run()).failure
 
 
-async def test_failed_and_cancelled_groups_do_not_count(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
-    await settle(world, 0, (0.0, 0.0))
-    group = world.group_id(1)
-    await world.apply(*(world.failed(f"{group}-e{member:03d}-a{n}") for n in range(3) for member in (0, 1)))
-    counts = await world.do(lambda unit: unit.counts(world.run_id))
+async def test_failed_and_cancelled_groups_do_not_count(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await settle(planner, 0, (0.0, 0.0))
+    group = planner.group_id(1)
+    await planner.apply(
+        *(planner.failed(f"{group}-e{member:03d}-a{n}") for n in range(3) for member in (0, 1))
+    )
+    counts = await planner.do(lambda unit: unit.counts(planner.run_id))
     assert dict(counts.groups_by_outcome) == {ZERO: 1, "failed": 1}
-    assert (await world.run()).state is RunState.RUNNING
-    await world.cancel()
-    assert dict((await without_step(world)).groups) == {ZERO: 1}
+    assert (await planner.run()).state is RunState.RUNNING
+    await planner.cancel()
+    assert dict((await without_step(planner)).groups) == {ZERO: 1}
 
 
-async def test_a_paused_run_with_nothing_to_learn_ends(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=2), num_tasks=3)
-    await world.pause()
+async def test_a_paused_run_with_nothing_to_learn_ends(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(no_step_groups=2), num_tasks=3)
+    await planner.pause()
     for group in (0, 1):
-        await settle(world, group, (0.0, 0.0))
-    assert (await world.run()).ending is RunState.FAILED
+        await settle(planner, group, (0.0, 0.0))
+    assert (await planner.run()).ending is RunState.FAILED
 
 
-async def test_a_run_that_is_stopped_is_not_failed_by_what_its_trainer_excludes(world: World) -> None:
-    await world.begin(train_spec(no_step_groups=1), num_tasks=3)
-    await world.apply(*map(world.graded, world.members(0)))
-    await world.stop()
-    await world.apply(world.settled(world.group_id(0), world.members(0), "excluded"))
-    assert ((await world.run()).state, (await world.run()).failure) == (RunState.COMPLETED, "")
+async def test_a_run_that_is_stopped_is_not_failed_by_what_its_trainer_excludes(
+    planner: PlannerHarness,
+) -> None:
+    await planner.begin(train_spec(no_step_groups=1), num_tasks=3)
+    await planner.apply(*map(planner.graded, planner.members(0)))
+    await planner.stop()
+    await planner.apply(planner.settled(planner.group_id(0), planner.members(0), "excluded"))
+    assert ((await planner.run()).state, (await planner.run()).failure) == (RunState.COMPLETED, "")
 
 
-async def test_a_run_without_a_limit_goes_on_for_ever(world: World) -> None:
-    await world.begin(train_spec(steps=0, no_step_groups=2), num_tasks=3)
+async def test_a_run_without_a_limit_goes_on_for_ever(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(steps=0, no_step_groups=2), num_tasks=3)
     for group in range(70):
-        await settle(world, group, (0.0, 0.0))
-    await train(world, 70, step=1_000_000)
-    run = await world.run()
+        await settle(planner, group, (0.0, 0.0))
+    await train(planner, 70, step=1_000_000)
+    run = await planner.run()
     assert (run.state, run.step) == (RunState.RUNNING, 1_000_000)
-    await world.apply(*map(world.graded, world.members(71)))
-    await world.stop()
-    assert (await world.run()).state is RunState.DRAINING  # its trainer may still have a step under way
-    await world.apply(world.settled(world.group_id(71), world.members(71), "excluded"))
-    assert (await world.run()).state is RunState.COMPLETED
-    await check_conservation(world)
+    await planner.apply(*map(planner.graded, planner.members(71)))
+    await planner.stop()
+    assert (await planner.run()).state is RunState.DRAINING  # its trainer may still have a step under way
+    await planner.apply(planner.settled(planner.group_id(71), planner.members(71), "excluded"))
+    assert (await planner.run()).state is RunState.COMPLETED
+    await check_conservation(planner)
 
 
 def test_limits_of_groups_without_a_step() -> None:
@@ -213,7 +221,7 @@ def test_a_histogram_is_exact_for_few_values_and_has_ten_bins_for_many(
     assert histogram(rewards) == shown
 
 
-def test_groups_without_spread_of_several_rewards_are_told_apart() -> None:
+def test_groups_without_spread_are_listed_by_their_rewards() -> None:
     without = WithoutStep(
         {ZERO: 3, "excluded(stale)": 1}, {ZERO: {0.0: 8, 1.0: 16}, "excluded(stale)": {0.5: 4}}
     )

@@ -58,7 +58,7 @@ def _bad_url(taskset: taskset_pb2.Taskset) -> None:
     taskset.environment.tcp.url = "http://127.0.0.1:1"
 
 
-def _nobody_there(taskset: taskset_pb2.Taskset) -> None:
+def _nothing_there(taskset: taskset_pb2.Taskset) -> None:
     taskset.environment.tcp.url = "tcp://127.0.0.1:9"
 
 
@@ -109,7 +109,7 @@ BAD_TASKSETS: list[tuple[Spoil, str]] = [
     (_path(str(ENVIRONMENTS / "missing.py")), "not a Python file"),
     (_no_source, "no source"),
     (_bad_url, "use tcp://host:port"),
-    (_nobody_there, "no environment answers at tcp://127.0.0.1:9"),
+    (_nothing_there, "no environment answers at tcp://127.0.0.1:9"),
     (_other_name, "declares no environment 'hostile'"),
     (_no_split, "taskset.split"),
     (_wrong_digest, "its content has"),

@@ -17,14 +17,14 @@ from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeout
 from scenario_runner.ports import EpisodeTimeouts
 
-NOBODY = 65534
-PATIENCE = EpisodeTimeouts(start_s=20, tool_s=20, grade_s=20)
+UNPRIVILEGED_UID = 65534
+TIMEOUTS = EpisodeTimeouts(start_s=20, tool_s=20, grade_s=20)
 
 
 @asynccontextmanager
 async def fleet_with(limits: Limits, max_children: int = 8) -> AsyncIterator[Fleet]:
     options = ZygoteOptions(limits, max_children, start_timeout_s=30, fork_timeout_s=10)
-    hosts = Hosts(ForkedHost(options, PATIENCE), TcpHost(PATIENCE))
+    hosts = Hosts(ForkedHost(options, TIMEOUTS), TcpHost(TIMEOUTS))
     fleet = Fleet(hosts, capacity=8)
     try:
         yield fleet
@@ -46,7 +46,7 @@ def processes_of(uid: int) -> int:
 
 async def test_a_flood_of_forks_is_stopped_and_swept_away() -> None:
     # The kernel does not bound root's processes, so a root runner gives its episodes another user.
-    uid = NOBODY if os.getuid() == 0 else 0
+    uid = UNPRIVILEGED_UID if os.getuid() == 0 else 0
     before = processes_of(uid or os.getuid())
     async with fleet_with(Limits(extra_processes=16, uid=uid)) as fleet:
         opened = await fleet.open()
@@ -61,7 +61,7 @@ async def test_a_flood_of_forks_is_stopped_and_swept_away() -> None:
 
 
 async def test_an_episode_can_be_another_user_in_a_folder_of_its_own() -> None:
-    uid = NOBODY if os.getuid() == 0 else 0
+    uid = UNPRIVILEGED_UID if os.getuid() == 0 else 0
     async with fleet_with(Limits(uid=uid)) as fleet:
         expected = uid or os.getuid()
         assert (await fleet.call(await fleet.open(), "identity")).content == f"{expected} 0o700 {expected}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.planning import (
-    World,
+    PlannerHarness,
     check_conservation,
     eval_spec,
     train_spec,
@@ -35,144 +35,148 @@ from upcycle.api.training.v1 import events_pb2 as training_events
 TEXT = "the trainer gave up (out_of_memory): a batch of one row does not fit"
 
 
-async def states(world: World) -> dict[str, EpisodeState]:
-    return {row.episode_id: row.state for row in await world.episodes()}
+async def states(planner: PlannerHarness) -> dict[str, EpisodeState]:
+    return {row.episode_id: row.state for row in await planner.episodes()}
 
 
-def failed_session(world: World) -> SessionFailed:
-    return SessionFailed(world.run_id, "out_of_memory", "a batch of one row does not fit")
+def failed_session(planner: PlannerHarness) -> SessionFailed:
+    return SessionFailed(planner.run_id, "out_of_memory", "a batch of one row does not fit")
 
 
-async def test_a_run_without_a_grade_fails_when_the_last_word_comes_back(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.give_up(is_delivered=False)
-    assert (await world.run()).ending is RunState.FAILED
-    await world.apply(Stopping(world.run_id, is_final=True))
-    run = await world.run()
+async def test_a_run_without_a_grade_fails_when_the_final_stop_is_delivered(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.give_up(is_delivered=False)
+    assert (await planner.run()).ending is RunState.FAILED
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    run = await planner.run()
     assert (run.state, run.failure) == (RunState.FAILED, TEXT)
-    assert set((await states(world)).values()) == {EpisodeState.CANCELLED}
-    announced = await world.announced()
-    assert announced[f"run.finished/{world.run_id}"] == 1
-    assert announced[f"run.stopping/{world.run_id}/final"] == 1  # another trainer of the run stops too
-    await check_conservation(world)
+    assert set((await states(planner)).values()) == {EpisodeState.CANCELLED}
+    announced = await planner.announced()
+    assert announced[f"run.finished/{planner.run_id}"] == 1
+    assert announced[f"run.stopping/{planner.run_id}/final"] == 1  # another trainer of the run stops too
+    await check_conservation(planner)
 
 
-async def test_what_is_graded_ends_when_the_last_word_comes_back(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    members = world.members(1)
-    await world.apply(*map(world.graded, members))
-    await world.give_up(is_delivered=False)
-    run = await world.run()
+async def test_graded_groups_are_settled_when_the_final_stop_is_delivered(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    members = planner.members(1)
+    await planner.apply(*map(planner.graded, members))
+    await planner.give_up(is_delivered=False)
+    run = await planner.run()
     assert (run.state, run.ending, run.failure) == (RunState.DRAINING, RunState.FAILED, TEXT)
-    assert await world.plan_all() == 0
-    await world.apply(Stopping(world.run_id, is_final=True))
-    (said,) = await world.settled_by_planner()
+    assert await planner.plan_all() == 0
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    (said,) = await planner.settled_by_planner()
     assert (said.outcome, said.reason, said.episode_ids) == ("excluded", "run_over", tuple(members))
-    await world.apply(said)
-    assert (await world.run()).state is RunState.FAILED
-    found = await states(world)
+    await planner.apply(said)
+    assert (await planner.run()).state is RunState.FAILED
+    found = await states(planner)
     assert {found.pop(member) for member in members} == {EpisodeState.EXCLUDED}
     assert set(found.values()) == {EpisodeState.CANCELLED}
-    await check_conservation(world)
+    await check_conservation(planner)
 
 
-async def test_a_grade_that_follows_the_failure_may_still_be_trained_by_another_trainer(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    members = world.members(1)
-    grades = map(world.graded, members)
-    await world.apply(failed_session(world), *grades, world.settled(world.group_id(1), members))
-    await world.apply(Stopping(world.run_id, is_final=True))
-    assert (await world.run()).state is RunState.FAILED
-    assert (await states(world))[members[0]] is EpisodeState.TRAINED
-    await check_conservation(world)
+async def test_a_grade_that_follows_the_failure_may_still_be_trained_by_another_trainer(
+    planner: PlannerHarness,
+) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    members = planner.members(1)
+    grades = map(planner.graded, members)
+    await planner.apply(failed_session(planner), *grades, planner.settled(planner.group_id(1), members))
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    assert (await planner.run()).state is RunState.FAILED
+    assert (await states(planner))[members[0]] is EpisodeState.TRAINED
+    await check_conservation(planner)
 
 
 @pytest.mark.parametrize("is_same_batch", [True, False])
 async def test_a_settlement_that_follows_the_failure_in_the_stream_stands(
-    world: World, is_same_batch: bool
+    planner: PlannerHarness, is_same_batch: bool
 ) -> None:
     """Of two trainers one may give up while the step of the other is on its way."""
-    await world.begin(train_spec(), num_tasks=3)
-    members = world.members(1)
-    await world.apply(*map(world.graded, [*members, *world.members(2)]))
+    await planner.begin(train_spec(), num_tasks=3)
+    members = planner.members(1)
+    await planner.apply(*map(planner.graded, [*members, *planner.members(2)]))
     facts: list[Fact] = [
-        failed_session(world),
-        world.settled(world.group_id(1), members),
-        Advanced(world.run_id, 1, 1),
+        failed_session(planner),
+        planner.settled(planner.group_id(1), members),
+        Advanced(planner.run_id, 1, 1),
     ]
     for batch in [facts] if is_same_batch else [[fact] for fact in facts]:
-        await world.apply(*batch)
-    await world.apply(Stopping(world.run_id, is_final=True))
-    await world.apply(*await world.settled_by_planner())
-    run, found = await world.run(), await states(world)
+        await planner.apply(*batch)
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    await planner.apply(*await planner.settled_by_planner())
+    run, found = await planner.run(), await states(planner)
     assert (run.state, run.step) == (RunState.FAILED, 1)
     assert found[members[0]] is EpisodeState.TRAINED
-    assert found[world.members(2)[0]] is EpisodeState.EXCLUDED
-    await check_conservation(world)
+    assert found[planner.members(2)[0]] is EpisodeState.EXCLUDED
+    await check_conservation(planner)
 
 
-async def test_a_failure_that_is_told_again_changes_nothing(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.apply(*map(world.graded, world.members(1)))
-    await world.apply(failed_session(world), failed_session(world))
-    await world.give_up()
-    before = await world.episodes(), await world.run(), await world.announced()
-    await world.apply(SessionFailed(world.run_id, "error", "another text"))
-    assert (await world.episodes(), await world.run(), await world.announced()) == before
+async def test_a_session_failure_delivered_again_changes_nothing(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.apply(*map(planner.graded, planner.members(1)))
+    await planner.apply(failed_session(planner), failed_session(planner))
+    await planner.give_up()
+    before = await planner.episodes(), await planner.run(), await planner.announced()
+    await planner.apply(SessionFailed(planner.run_id, "error", "another text"))
+    assert (await planner.episodes(), await planner.run(), await planner.announced()) == before
     assert before[1].failure == TEXT
 
 
-async def test_a_paused_run_fails_with_its_refills_held_back(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.pause()
-    await world.apply(world.failed(world.members(0)[0]))
-    await world.give_up()
-    assert (await world.run()).state is RunState.FAILED
-    await world.resume()
-    assert (await world.run()).state is RunState.FAILED
-    await check_conservation(world)
+async def test_a_paused_run_fails_with_its_refills_held_back(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.pause()
+    await planner.apply(planner.failed(planner.members(0)[0]))
+    await planner.give_up()
+    assert (await planner.run()).state is RunState.FAILED
+    await planner.resume()
+    assert (await planner.run()).state is RunState.FAILED
+    await check_conservation(planner)
 
 
 @pytest.mark.parametrize("how", ["cancel", "stop"])
-@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("is_delivered", [True, False])
 async def test_a_run_that_ends_already_keeps_its_ending_and_stops_waiting(
-    world: World, how: str, heard: bool
+    planner: PlannerHarness, how: str, is_delivered: bool
 ) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.apply(*map(world.graded, world.members(1)))
-    await {"cancel": world.cancel, "stop": world.stop}[how](is_delivered=heard)
-    assert (await world.run()).state is RunState.DRAINING
-    await world.give_up()  # no time passes
-    run = await world.run()
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.apply(*map(planner.graded, planner.members(1)))
+    await {"cancel": planner.cancel, "stop": planner.stop}[how](is_delivered=is_delivered)
+    assert (await planner.run()).state is RunState.DRAINING
+    await planner.give_up()  # no time passes
+    run = await planner.run()
     assert run.state is {"cancel": RunState.CANCELLED, "stop": RunState.COMPLETED}[how]
     assert run.failure == TEXT
-    await check_conservation(world)
+    await check_conservation(planner)
 
 
-async def test_cancelling_a_run_that_fails_keeps_the_failure(world: World) -> None:
-    await world.begin(train_spec(), num_tasks=3)
-    await world.apply(*map(world.graded, world.members(1)))
-    await world.give_up(is_delivered=False)
-    await world.cancel()
-    await world.apply(Stopping(world.run_id, is_final=True))
-    await world.apply(*await world.settled_by_planner())
-    assert (await world.run()).state is RunState.FAILED
+async def test_cancelling_a_run_that_fails_keeps_the_failure(planner: PlannerHarness) -> None:
+    await planner.begin(train_spec(), num_tasks=3)
+    await planner.apply(*map(planner.graded, planner.members(1)))
+    await planner.give_up(is_delivered=False)
+    await planner.cancel()
+    await planner.apply(Stopping(planner.run_id, is_final=True))
+    await planner.apply(*await planner.settled_by_planner())
+    assert (await planner.run()).state is RunState.FAILED
 
 
-async def test_a_run_that_is_over_or_has_no_trainer_hears_nothing(world: World) -> None:
-    await world.begin(train_spec(steps=1), num_tasks=3)
-    await world.apply(Advanced(world.run_id, 1, 1))
-    before = await world.run(), await world.announced()
-    await world.give_up()
-    assert (await world.run(), await world.announced()) == before
+async def test_a_run_that_is_over_or_has_no_trainer_ignores_a_session_failure(
+    planner: PlannerHarness,
+) -> None:
+    await planner.begin(train_spec(steps=1), num_tasks=3)
+    await planner.apply(Advanced(planner.run_id, 1, 1))
+    before = await planner.run(), await planner.announced()
+    await planner.give_up()
+    assert (await planner.run(), await planner.announced()) == before
     assert before[0].state is RunState.COMPLETED
 
 
-async def test_an_evaluation_has_no_session_that_fails(world: World) -> None:
-    await world.begin(eval_spec(), num_tasks=3)
-    before = await world.episodes(), await world.run(), await world.announced()
-    await world.give_up()
-    assert (await world.episodes(), await world.run(), await world.announced()) == before
+async def test_an_evaluation_has_no_session_that_fails(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(), num_tasks=3)
+    before = await planner.episodes(), await planner.run(), await planner.announced()
+    await planner.give_up()
+    assert (await planner.episodes(), await planner.run(), await planner.announced()) == before
 
 
 async def graded_run(runner: Runner) -> taskset_pb2.Run:

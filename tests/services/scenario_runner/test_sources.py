@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.source_runs import Sources, eval_spec, graded, settled, train_spec
+from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, graded, settled, train_spec
 
 from blob_store import BlobRef
 from episodes import Purpose, Split
@@ -62,7 +62,7 @@ def test_each_reason_that_leaves_a_group_out(group: EndedGroup, rules: OfferRule
     assert why_unfit(group, rules) == reason
 
 
-async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sources: Sources) -> None:
+async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation))
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 0, 0, 6)
@@ -79,7 +79,7 @@ async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sourc
         True,
     )
     assert first.split == common_pb2.SPLIT_TRAIN
-    tasks = await sources.world.do(lambda unit: unit.tasks("ts"))
+    tasks = await sources.planner.do(lambda unit: unit.tasks("ts"))
     played = {row.group_id: tasks[row.task_position].digest for row in await sources.episodes(evaluation)}
     assert [offer.task_digest for offer in offers] == [played[offer.group_id] for offer in offers]
     assert [(one.trajectory_id, one.member, one.reward, one.success) for one in first.members] == [
@@ -96,19 +96,19 @@ async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sourc
     assert member.stop_reason == trajectory_pb2.STOP_REASON_ANSWERED
 
 
-async def test_own_groups_follow_once_the_sources_no_longer_fill_a_batch(sources: Sources) -> None:
+async def test_own_groups_follow_once_the_sources_no_longer_fill_a_batch(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation))
     await sources.plan(run_id)
     for number in range(4):
-        await sources.world.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
+        await sources.planner.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
         await sources.plan(run_id)
         view = await sources.view(run_id)
         (report,) = view.sources
         assert view.counts.groups_open + report.offered <= 4
         # After 4 answers the last two are on offer, which is a batch: no own group until one is answered.
         assert view.counts.groups_open == 0
-    await sources.world.apply(
+    await sources.planner.apply(
         settled(run_id, f"{evaluation}-g00004", "released", "zero_spread", source=evaluation)
     )
     await sources.plan(run_id)
@@ -117,7 +117,7 @@ async def test_own_groups_follow_once_the_sources_no_longer_fill_a_batch(sources
     assert view.sources[0] == SourceReport(evaluation, 6, 1, 4, 0, {"zero_spread": 1})
 
 
-async def test_what_does_not_fit_is_listed_with_its_reason(sources: Sources) -> None:
+async def test_what_does_not_fit_is_listed_with_its_reason(sources: SourcesHarness) -> None:
     evaluation = await sources.submit(eval_spec())
     await sources.play(evaluation, num_groups=1)
     await sources.play(evaluation, num_groups=1, versions=(2, 2))
@@ -127,8 +127,8 @@ async def test_what_does_not_fit_is_listed_with_its_reason(sources: Sources) -> 
     group = await sources.next_group(evaluation)
     for attempt in range(3):
         fact = Failed(f"{group}-e000-a{attempt}", evaluation, "scenario_error", "")
-        await sources.world.apply(fact)
-    await sources.world.apply(graded(evaluation, f"{group}-e001-a0"))
+        await sources.planner.apply(fact)
+    await sources.planner.apply(graded(evaluation, f"{group}-e001-a0"))
     await sources.play(evaluation)
     assert (await sources.run(evaluation)).state is RunState.COMPLETED
     run_id = await sources.submit(train_spec(evaluation))
@@ -138,16 +138,16 @@ async def test_what_does_not_fit_is_listed_with_its_reason(sources: Sources) -> 
     assert len(await sources.offers(run_id)) == 3
 
 
-async def _refused(sources: Sources, spec: RunSpec) -> RunnerError:
-    before = await sources.world.do(lambda unit: len(unit.runs(100, "")))
+async def _refused(sources: SourcesHarness, spec: RunSpec) -> RunnerError:
+    before = await sources.planner.do(lambda unit: len(unit.runs(100, "")))
     with pytest.raises(RunnerError) as caught:
         await sources.submit(spec)
-    assert await sources.world.do(lambda unit: len(unit.runs(100, ""))) == before
-    assert not await sources.world.do(lambda unit: unit.source_groups.load("run-0000").offered)
+    assert await sources.planner.do(lambda unit: len(unit.runs(100, ""))) == before
+    assert not await sources.planner.do(lambda unit: unit.source_groups.load("run-0000").offered)
     return caught.value
 
 
-async def test_a_source_that_cannot_train_is_refused_by_name(sources: Sources) -> None:
+async def test_a_source_that_cannot_train_is_refused_by_name(sources: SourcesHarness) -> None:
     known = await sources.evaluation()
     error = await _refused(sources, train_spec("run-nope"))
     assert isinstance(error, NotFound)
@@ -170,7 +170,7 @@ async def test_a_source_that_cannot_train_is_refused_by_name(sources: Sources) -
     assert "name an evaluation" in str(error)
 
 
-async def test_a_source_of_which_nothing_fits_is_refused_with_the_counts(sources: Sources) -> None:
+async def test_a_source_of_which_nothing_fits_is_refused_with_the_counts(sources: SourcesHarness) -> None:
     await sources.register("elsewhere", environment="f")
     other = await sources.submit(eval_spec("elsewhere"))
     await sources.play(other)
@@ -185,31 +185,31 @@ async def test_a_source_of_which_nothing_fits_is_refused_with_the_counts(sources
     assert "evaluate 'm' as it is now" in error
 
 
-async def test_a_group_trains_in_one_run_only(sources: Sources) -> None:
+async def test_a_group_trains_in_one_run_only(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     first = await sources.submit(train_spec(evaluation, steps=3))
     while await sources.plan(first):
         for offer in (await sources.offers(first))[:6]:
-            await sources.world.apply(settled(first, offer.group_id, source=evaluation))
+            await sources.planner.apply(settled(first, offer.group_id, source=evaluation))
     assert (await sources.report(first, evaluation)).trained == 6
-    await sources.world.apply(Advanced(first, 3, 7))
+    await sources.planner.apply(Advanced(first, 3, 7))
     assert (await sources.run(first)).state is RunState.COMPLETED
     error = str(await _refused(sources, train_spec(evaluation)))
     assert f"of 6, 6 already_trained; already trained by {first}, and a group trains once" in error
 
 
-async def test_released_groups_go_to_a_later_run(sources: Sources) -> None:
+async def test_released_groups_go_to_a_later_run(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     first = await sources.submit(train_spec(evaluation, steps=1))
     await sources.plan(first)
-    await sources.world.apply(
+    await sources.planner.apply(
         settled(first, f"{evaluation}-g00000", source=evaluation),
         settled(first, f"{evaluation}-g00001", source=evaluation),
         Advanced(first, 1, 5),
     )
     # The last step is done: the planner releases the two on offer itself, and two were never offered.
     assert (await sources.run(first)).state is RunState.DRAINING
-    await sources.world.apply(*(fact for fact in await sources.settled_by_planner() if fact is not None))
+    await sources.planner.apply(*(fact for fact in await sources.settled_by_planner() if fact is not None))
     assert (await sources.run(first)).state is RunState.COMPLETED
     report = await sources.report(first, evaluation)
     assert report == SourceReport(evaluation, 6, 0, 2, 0, {"run_over": 4})
@@ -222,7 +222,9 @@ async def test_released_groups_go_to_a_later_run(sources: Sources) -> None:
     assert (await sources.report(second, evaluation)).left_out == {"already_trained": 2}
 
 
-async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(sources: Sources) -> None:
+async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(
+    sources: SourcesHarness,
+) -> None:
     for spec, text in (
         (eval_spec(group_size=1, online=True), "spec.trainable needs spec.group_size of 2 or more"),
         (
@@ -242,7 +244,7 @@ async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(s
     assert "'held' is held out: its episodes never train" in str(error)
 
 
-async def test_a_cancelled_evaluation_gives_the_groups_that_ended(sources: Sources) -> None:
+async def test_a_cancelled_evaluation_gives_the_groups_that_ended(sources: SourcesHarness) -> None:
     evaluation = await sources.submit(eval_spec())
     await sources.play(evaluation, num_groups=2)
     await sources.plan(evaluation)
@@ -256,17 +258,17 @@ async def test_a_cancelled_evaluation_gives_the_groups_that_ended(sources: Sourc
     assert (report.waiting, report.left_out) == (2, {"incomplete_group": 3})
 
 
-async def test_an_evaluation_of_before_this_version_has_no_tokens(sources: Sources) -> None:
+async def test_an_evaluation_of_before_this_version_has_no_tokens(sources: SourcesHarness) -> None:
     evaluation = await sources.submit(eval_spec())
     await sources.play(evaluation, body=BlobRef("", "", 0))
     assert "6 no_tokens" in str(await _refused(sources, train_spec(evaluation)))
 
 
-async def test_only_evaluations_keep_where_their_bodies_are(sources: Sources) -> None:
+async def test_only_evaluations_keep_where_their_bodies_are(sources: SourcesHarness) -> None:
     run_id = await sources.submit(train_spec())
     await sources.plan(run_id)
     group = await sources.next_group(run_id)
-    await sources.world.apply(graded(run_id, f"{group}-e000-a0"))
+    await sources.planner.apply(graded(run_id, f"{group}-e000-a0"))
     assert {row.body_key for row in await sources.episodes(run_id)} == {""}
     assert (await sources.view(run_id)).sources == ()
     assert (await sources.run(run_id)).spec.purpose is Purpose.TRAIN
@@ -301,9 +303,9 @@ def test_the_largest_group_fits_in_one_fact() -> None:
     assert len(codec.encode(fact)) < 0.95 * MAX_EVENT_BYTES
 
 
-async def test_groups_without_spread_are_left_out_at_submission(sources: Sources) -> None:
+async def test_groups_without_spread_are_left_out_at_submission(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
-    await sources.world.database.run(
+    await sources.planner.database.run(
         lambda sql: sql.execute(
             sa.text("UPDATE episode SET reward = 0.5 WHERE group_id = :group_id"),
             {"group_id": f"{evaluation}-g00001"},

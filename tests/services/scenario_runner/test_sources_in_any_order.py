@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.scenario_runner.planning import RULES, World, open_database
-from tests.services.scenario_runner.source_runs import Sources, eval_spec, settled, train_spec
+from tests.services.scenario_runner.planning import RULES, PlannerHarness, open_database
+from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 
 from scenario_runner.domain import plan as decisions
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
@@ -24,14 +24,14 @@ from scenario_runner.usecases.planning import pause, resume
 
 MOVES = (
     *("play", "play", "play", "plan", "plan", "answer", "answer", "again", "step", "own"),
-    *("sweep", "tick", "pause", "resume", "stop", "cancel", "hear", "submit"),
+    *("sweep", "tick", "pause", "resume", "stop", "cancel", "deliver", "submit"),
 )
 
 
 class Order:
     """The runs, the stream's memory of answers, and the moves that may come in any order."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: SourcesHarness) -> None:
         self.sources = sources
         self.evaluations: list[str] = []
         self.trainings: list[str] = []
@@ -68,7 +68,7 @@ class Order:
             outcome = "released"  # a session that is over takes no gradient
         answer = settled(one.run_id, one.group_id, outcome, "zero_spread", source=one.source_run_id)
         first = self.answers.setdefault((one.run_id, one.group_id), answer)
-        await self.sources.world.apply(first)
+        await self.sources.planner.apply(first)
 
     @staticmethod
     def is_over(run: object) -> bool:
@@ -78,24 +78,24 @@ class Order:
         """Facts are delivered again."""
         answers = list(self.answers.values())
         if answers:
-            await self.sources.world.apply(answers[pick % len(answers)], answers[pick // 3 % len(answers)])
+            await self.sources.planner.apply(answers[pick % len(answers)], answers[pick // 3 % len(answers)])
 
     async def do_step(self, pick: int) -> None:
-        await self.sources.world.apply(Advanced(self.run_id, pick % 4, 4 + pick % 3))
+        await self.sources.planner.apply(Advanced(self.run_id, pick % 4, 4 + pick % 3))
 
     async def do_own(self, pick: int) -> None:
         """The trainer settles a group of the run itself."""
-        rows = await self.sources.world.do(lambda unit: unit.unsettled(self.run_id))
+        rows = await self.sources.planner.do(lambda unit: unit.unsettled(self.run_id))
         if rows:
             group = rows[pick % len(rows)].group_id
-            await self.sources.world.apply(settled(self.run_id, group, "excluded", "stale", source=""))
+            await self.sources.planner.apply(settled(self.run_id, group, "excluded", "stale", source=""))
 
     async def do_sweep(self, _: int) -> None:
         for run_id in (*self.evaluations, *self.trainings):
             await self.sources.sweep(run_id)
 
     async def do_tick(self, pick: int) -> None:
-        self.sources.world.now += timedelta(seconds=pick % 30)
+        self.sources.planner.now += timedelta(seconds=pick % 30)
 
     async def do_pause(self, _: int) -> None:
         await self.sources.change(self.run_id, pause)
@@ -111,16 +111,16 @@ class Order:
             self.run_id, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled")
         )
 
-    async def do_hear(self, _: int) -> None:
+    async def do_deliver(self, _: int) -> None:
         """What the planner said comes back through the stream."""
         for run_id in self.trainings:
             said = await self.sources.outbox(f"run.stopping/{run_id}%", "event_id")
             for event_id in said:
-                await self.sources.world.apply(Stopping(run_id, event_id.endswith("/final")))
+                await self.sources.planner.apply(Stopping(run_id, event_id.endswith("/final")))
         for fact in await self.sources.settled_by_planner():
             if isinstance(fact, GroupSettled):
                 first = self.answers.setdefault((fact.run_id, fact.group_id), fact)
-                await self.sources.world.apply(first)
+                await self.sources.planner.apply(first)
 
     async def do_submit(self, _: int) -> None:
         """A later run draws what the first one left, if anything."""
@@ -162,9 +162,9 @@ class Order:
         await self.do_resume(0)
         await self.do_stop(0)
         for _ in range(6):
-            for move in ("hear", "sweep", "hear"):
+            for move in ("deliver", "sweep", "deliver"):
                 await self.move(move, 0)
-            self.sources.world.now += timedelta(seconds=601)  # longer than every grace period
+            self.sources.planner.now += timedelta(seconds=601)  # longer than every grace period
         assert self.is_over(await self.sources.run(self.run_id))
         await self.check()
 
@@ -179,9 +179,9 @@ def test_a_group_trains_once_whatever_the_order(
 
 
 async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:
-    world = World(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
+    planner = PlannerHarness(await open_database(f"sqlite:///{folder / 'plan.sqlite'}"))
     try:
-        sources = Sources(world)
+        sources = SourcesHarness(planner)
         await sources.register()
         order = Order(sources)
         await order.begin()
@@ -191,4 +191,4 @@ async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:
             await order.check()
         await order.come_to_an_end()
     finally:
-        await world.database.stop()
+        await planner.database.stop()

@@ -19,11 +19,11 @@ from tests.services.scenario_runner.support import (
     sampling,
     submit,
 )
-from tests.services.scenario_runner.test_explaining import world
+from tests.services.scenario_runner.test_explaining import run_facts
 
 from event_bus import EventBus
-from scenario_runner.domain.explain import SessionFact, Supply, World
-from scenario_runner.domain.explain import explain as explain_world
+from scenario_runner.domain.explain import RunFacts, SessionFact, Supply
+from scenario_runner.domain.explain import explain as explain_facts
 from scenario_runner.domain.runs import Counts, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from service_kit.groups import BusSettings
@@ -82,8 +82,8 @@ def _check_offers(offers: list[Any], evaluation: str, online: str) -> None:
         (2, 2, common_pb2.SPLIT_TRAIN)
     }
     member = offers[0].members[1]
-    told = (member.body.size_bytes, member.reward, member.stop_reason)
-    assert told == (9, 1.0, trajectory_pb2.STOP_REASON_DONE)
+    found = (member.body.size_bytes, member.reward, member.stop_reason)
+    assert found == (9, 1.0, trajectory_pb2.STOP_REASON_DONE)
 
 
 async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
@@ -133,9 +133,9 @@ async def test_why_says_that_a_run_waits_for_evaluations(runner: Runner) -> None
     assert reason.remedy == "upcycle eval sums incident --group 8 --trainable"
 
 
-def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -> World:
+def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -> RunFacts:
     """A training run with one evaluation; sixteen groups make a batch."""
-    quiet = world(**facts)
+    quiet = run_facts(**facts)
     run = replace(quiet.view.run, spec=replace(quiet.view.run.spec, no_sampling=no_sampling))
     return replace(quiet, view=RunView(run, Counts({}, groups_open=5), (report,)))
 
@@ -170,11 +170,11 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
         ),
     ],
 )
-def test_why_names_what_the_groups_of_evaluations_wait_for(shown: World, owner: str, what: str) -> None:
-    reasons, _ = explain_world(replace(shown, waits=replace(shown.waits, queued=0, opened=0, graded=0)))
+def test_why_names_what_the_groups_of_evaluations_wait_for(shown: RunFacts, owner: str, what: str) -> None:
+    reasons, _ = explain_facts(replace(shown, waits=replace(shown.waits, queued=0, opened=0, graded=0)))
     assert [(one.owner, what in one.what) for one in reasons] == [(owner, True)]
 
 
 def test_a_run_that_is_fed_waits_for_nothing() -> None:
     fed = _drawing(SourceReport("e", 20, 16), no_sampling=True)
-    assert explain_world(replace(fed, waits=replace(fed.waits, queued=0, opened=0, graded=0)))[0] == []
+    assert explain_facts(replace(fed, waits=replace(fed.waits, queued=0, opened=0, graded=0)))[0] == []

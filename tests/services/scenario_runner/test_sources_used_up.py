@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.services.scenario_runner.source_runs import Sources, eval_spec, settled, train_spec
+from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 
 from scenario_runner.domain.facts import Advanced, SessionFailed
 from scenario_runner.domain.runs import RunState
@@ -11,7 +11,7 @@ from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.usecases.supply import supply_of
 
 
-async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources: Sources) -> None:
+async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
@@ -19,43 +19,43 @@ async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources:
     for group in groups[:4]:
         await sources.plan(run_id)
         assert (await sources.run(run_id)).state is RunState.RUNNING
-        await sources.world.apply(settled(run_id, group, source=evaluation))
+        await sources.planner.apply(settled(run_id, group, source=evaluation))
     await sources.plan(run_id)  # two are on offer, which is a batch
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    await sources.world.apply(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
+    await sources.planner.apply(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
     await sources.plan(run_id)
     # The step of the trained groups is not heard yet: it may be the last one.
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    await sources.world.apply(Advanced(run_id, 1, 1))
+    await sources.planner.apply(Advanced(run_id, 1, 1))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).ending is RunState.COMPLETED
     assert (await sources.run(run_id)).failure == "its evaluations are used up"
     assert await sources.outbox("run.stopping/%", "event_id") == [f"run.stopping/{run_id}"]
-    await sources.world.apply(settled(run_id, groups[5], "released", "run_over", source=evaluation))
+    await sources.planner.apply(settled(run_id, groups[5], "released", "run_over", source=evaluation))
     assert (await sources.run(run_id)).state is RunState.COMPLETED
 
 
-async def test_a_trainer_that_gives_up_on_a_run_that_is_used_up_is_told_as_well(sources: Sources) -> None:
+async def test_a_session_failure_of_a_used_up_run_is_kept_beside_its_reason(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
     for number in range(5):
-        await sources.world.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
-    await sources.world.apply(Advanced(run_id, 1, 1))
+        await sources.planner.apply(settled(run_id, f"{evaluation}-g{number:05d}", source=evaluation))
+    await sources.planner.apply(Advanced(run_id, 1, 1))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).ends_early
     fact = SessionFailed(run_id, "diverged", "loss is nan")
-    await sources.world.apply(fact, fact)
-    told = "its evaluations are used up; the trainer gave up (diverged): loss is nan"
-    assert (await sources.run(run_id)).failure == told
+    await sources.planner.apply(fact, fact)
+    found = "its evaluations are used up; the trainer gave up (diverged): loss is nan"
+    assert (await sources.run(run_id)).failure == found
 
 
-async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: Sources) -> None:
+async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
     groups = [offer.group_id for offer in await sources.offers(run_id)]
-    await sources.world.apply(
+    await sources.planner.apply(
         *(settled(run_id, group, "released", "zero_spread", source=evaluation) for group in groups)
     )
     await sources.plan(run_id)
@@ -65,7 +65,7 @@ async def test_a_run_whose_sources_gave_no_step_fails_with_the_reasons(sources: 
     assert "left out: 6 zero_spread" in run.failure
 
 
-async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: Sources) -> None:
+async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: SourcesHarness) -> None:
     await sources.register("many", num_tasks=80)
     evaluation = await sources.submit(eval_spec("many"))
     await sources.play(evaluation)
@@ -76,7 +76,7 @@ async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: S
         new = [one.group_id for one in await sources.offers(run_id) if one.group_id not in released]
         released.update(new)
         facts = [settled(run_id, group, "released", "version", source=evaluation) for group in new]
-        await sources.world.apply(*facts)
+        await sources.planner.apply(*facts)
     view = await sources.view(run_id)
     assert (view.run.state, view.run.failure, view.notice) == (RunState.RUNNING, "", "")
     assert view.sources == (SourceReport(evaluation, 80, left_out={"version": 80}),)
@@ -84,13 +84,15 @@ async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: S
     assert view.counts.requested == 32
 
 
-async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reasons(sources: Sources) -> None:
+async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reasons(
+    sources: SourcesHarness,
+) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     await sources.plan(run_id)
     for number in range(6):
         answer = settled(run_id, f"{evaluation}-g{number:05d}", "released", "version", source=evaluation)
-        await sources.world.apply(answer)
+        await sources.planner.apply(answer)
     await sources.plan(run_id)
     run = await sources.run(run_id)
     assert run.state is RunState.FAILED
@@ -100,16 +102,16 @@ async def test_a_run_without_sampling_of_which_no_offer_fits_fails_with_the_reas
     )
 
 
-async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) -> None:
+async def test_a_run_that_evaluations_still_feed_does_not_end(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation, staleness=2, sampling=False))
     online = await sources.submit(eval_spec(online=True))
     await sources.plan(run_id)
     for offer in await sources.offers(run_id):
-        await sources.world.apply(settled(run_id, offer.group_id, source=evaluation))
+        await sources.planner.apply(settled(run_id, offer.group_id, source=evaluation))
     await sources.plan(run_id)
     assert (await sources.run(run_id)).state is RunState.RUNNING
-    supply = await sources.world.do(lambda unit: supply_of(unit, unit.source_groups.source_run(run_id)))  # type: ignore[arg-type]
+    supply = await sources.planner.do(lambda unit: supply_of(unit, unit.source_groups.source_run(run_id)))  # type: ignore[arg-type]
     assert supply.evaluations == (online,)
     await sources.play(online)
     await sources.plan(run_id)
@@ -118,16 +120,16 @@ async def test_a_run_that_evaluations_still_feed_does_not_end(sources: Sources) 
 
 
 @pytest.mark.parametrize("steps", [0, 100])
-async def test_a_run_that_waits_for_evaluations_goes_on_waiting(sources: Sources, steps: int) -> None:
+async def test_a_run_that_waits_for_evaluations_goes_on_waiting(sources: SourcesHarness, steps: int) -> None:
     """Without source runs, and with steps 0 also with them."""
     evaluation = await sources.evaluation()
     named = (evaluation,) if steps == 0 else ()
     run_id = await sources.submit_unchecked(train_spec(*named, steps=steps, sampling=False))
     await sources.plan(run_id)
     for offer in await sources.offers(run_id):
-        await sources.world.apply(settled(run_id, offer.group_id, source=evaluation))
+        await sources.planner.apply(settled(run_id, offer.group_id, source=evaluation))
         await sources.plan(run_id)
-    await sources.world.apply(Advanced(run_id, 1, 5))
+    await sources.planner.apply(Advanced(run_id, 1, 5))
     await sources.sweep(run_id)
     await sources.plan(run_id)
     assert (await sources.run(run_id)).state is RunState.RUNNING

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from google.protobuf import json_format
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning import World, eval_spec, open_database
+from tests.services.scenario_runner.planning import PlannerHarness, eval_spec, open_database
 from tests.services.scenario_runner.support import arith, refusal, register, run_spec, submit
 
 from episodes import Split
@@ -47,92 +47,96 @@ def taskset(name: str, split: Split, *numbers: int) -> RegisteredTaskset:
     return RegisteredTaskset(name, content, split, PythonEnvironment("e", "/e.py"), len(tasks), tasks)
 
 
-async def add(world: World, name: str, split: Split, *numbers: int) -> RegisteredTaskset:
+async def add(planner: PlannerHarness, name: str, split: Split, *numbers: int) -> RegisteredTaskset:
     made = taskset(name, split, *numbers)
-    return (await world.do(lambda unit: store(unit, made)))[0]
+    return (await planner.do(lambda unit: store(unit, made)))[0]
 
 
-async def splits(world: World, *numbers: int) -> list[Split]:
-    found = await world.do(lambda unit: unit.splits([digest(number) for number in numbers]))
+async def splits(planner: PlannerHarness, *numbers: int) -> list[Split]:
+    found = await planner.do(lambda unit: unit.splits([digest(number) for number in numbers]))
     return [found[digest(number)] for number in numbers]
 
 
-async def claim(world: World, *numbers: int) -> int:
-    return await ClaimTasks(world.plan)([digest(number) for number in numbers], "tests")
+async def claim(planner: PlannerHarness, *numbers: int) -> int:
+    return await ClaimTasks(planner.plan)([digest(number) for number in numbers], "tests")
 
 
 @pytest.mark.parametrize(("first", "second"), [(TRAIN, HELD_OUT), (HELD_OUT, TRAIN)])
-async def test_a_task_is_on_the_side_that_claimed_it_first(world: World, first: Split, second: Split) -> None:
-    await add(world, "one", first, 1, 2)
+async def test_a_task_is_on_the_side_that_claimed_it_first(
+    planner: PlannerHarness, first: Split, second: Split
+) -> None:
+    await add(planner, "one", first, 1, 2)
     with pytest.raises(Refused, match=r"task 't1-2' of taskset 'two'.*taskset one claimed it.*leave it out"):
-        await add(world, "two", second, 3, 2)
+        await add(planner, "two", second, 3, 2)
     # Refused as a whole: nothing of it is there, and its other task is on no side.
-    assert await splits(world, 1, 2, 3) == [first, first, UNASSIGNED]
-    assert await world.do(lambda unit: unit.taskset("two")) is None
-    await add(world, "two", second, 3)
-    await add(world, "three", first, 1, 4)
-    assert await splits(world, 3, 4) == [second, first]
+    assert await splits(planner, 1, 2, 3) == [first, first, UNASSIGNED]
+    assert await planner.do(lambda unit: unit.taskset("two")) is None
+    await add(planner, "two", second, 3)
+    await add(planner, "three", first, 1, 4)
+    assert await splits(planner, 3, 4) == [second, first]
 
 
-async def test_a_taskset_that_holds_a_task_twice_claims_it_once(world: World) -> None:
-    await add(world, "twice", TRAIN, 5, 5, 6)
+async def test_a_taskset_that_holds_a_task_twice_claims_it_once(planner: PlannerHarness) -> None:
+    await add(planner, "twice", TRAIN, 5, 5, 6)
     with pytest.raises(Refused, match="'t0-5'"):
-        await add(world, "other", HELD_OUT, 5)
+        await add(planner, "other", HELD_OUT, 5)
     with pytest.raises(Refused, match="training data already"):
-        await add(world, "other", HELD_OUT, 5, 5)
-    assert await splits(world, 5, 6) == [TRAIN, TRAIN]
+        await add(planner, "other", HELD_OUT, 5, 5)
+    assert await splits(planner, 5, 6) == [TRAIN, TRAIN]
 
 
-async def test_unassigned_claims_nothing_until_a_taskset_decides(world: World) -> None:
-    await add(world, "loose", UNASSIGNED, 1, 2)
-    assert await splits(world, 1, 2) == [UNASSIGNED, UNASSIGNED]
-    await add(world, "named", TRAIN, 1)
+async def test_unassigned_claims_nothing_until_a_taskset_decides(planner: PlannerHarness) -> None:
+    await add(planner, "loose", UNASSIGNED, 1, 2)
+    assert await splits(planner, 1, 2) == [UNASSIGNED, UNASSIGNED]
+    await add(planner, "named", TRAIN, 1)
     with pytest.raises(Refused, match=r"t0-1.*is training data already: taskset named"):
-        await add(world, "judge", HELD_OUT, 1, 2)
-    await add(world, "judge", HELD_OUT, 2)
-    await add(world, "loose too", UNASSIGNED, 1, 2, 3)  # may be evaluated in any company
-    assert await splits(world, 1, 2, 3) == [TRAIN, HELD_OUT, UNASSIGNED]
+        await add(planner, "judge", HELD_OUT, 1, 2)
+    await add(planner, "judge", HELD_OUT, 2)
+    await add(planner, "loose too", UNASSIGNED, 1, 2, 3)  # may be evaluated in any company
+    assert await splits(planner, 1, 2, 3) == [TRAIN, HELD_OUT, UNASSIGNED]
 
 
-async def test_what_entered_a_gradient_can_only_be_claimed_for_training(world: World) -> None:
-    await add(world, "judge", HELD_OUT, 9)
-    assert await claim(world, 1, 2) == 2
-    assert await claim(world, 2, 3) == 1
+async def test_what_entered_a_gradient_can_only_be_claimed_for_training(planner: PlannerHarness) -> None:
+    await add(planner, "judge", HELD_OUT, 9)
+    assert await claim(planner, 1, 2) == 2
+    assert await claim(planner, 2, 3) == 1
     with pytest.raises(Refused, match="gradient of tests claimed it"):
-        await add(world, "late judge", HELD_OUT, 2)
-    await add(world, "named", TRAIN, 1, 2, 3)
-    assert await claim(world, 1, 2, 3) == 0
+        await add(planner, "late judge", HELD_OUT, 2)
+    await add(planner, "named", TRAIN, 1, 2, 3)
+    assert await claim(planner, 1, 2, 3) == 0
     with pytest.raises(Refused, match=r"task 000000000000… is held out: taskset judge claimed it"):
-        await claim(world, 4, 9)
-    assert await splits(world, 1, 3, 4, 9) == [TRAIN, TRAIN, UNASSIGNED, HELD_OUT]
-    assert await claim(world) == 0
+        await claim(planner, 4, 9)
+    assert await splits(planner, 1, 3, 4, 9) == [TRAIN, TRAIN, UNASSIGNED, HELD_OUT]
+    assert await claim(planner) == 0
 
 
-async def test_episodes_are_asked_for_with_the_side_of_their_task(world: World) -> None:
-    await world.submit(eval_spec(1), 3)  # tasks 0, 1, 2 of taskset "ts", which says train and claimed nothing
+async def test_episodes_are_asked_for_with_the_side_of_their_task(planner: PlannerHarness) -> None:
+    await planner.submit(
+        eval_spec(1), 3
+    )  # tasks 0, 1, 2 of taskset "ts", which says train and claimed nothing
     numbers = {f"t{n}": f"{n:064d}" for n in range(3)}
-    await world.do(lambda unit: unit.claim([numbers["t0"]], HELD_OUT, "taskset a"))
-    await world.do(lambda unit: unit.claim([numbers["t1"]], TRAIN, "taskset b"))
-    await world.plan_all()
+    await planner.do(lambda unit: unit.claim([numbers["t0"]], HELD_OUT, "taskset a"))
+    await planner.do(lambda unit: unit.claim([numbers["t1"]], TRAIN, "taskset b"))
+    await planner.plan_all()
     wanted = {
         "t0": common_pb2.SPLIT_HELD_OUT,
         "t1": common_pb2.SPLIT_TRAIN,
         "t2": common_pb2.SPLIT_UNASSIGNED,
     }
-    requests = await requested(world)
+    requests = await requested(planner)
     assert {one.episode.task_slug: one.episode.split for one in requests} == wanted
     # What is played again is asked for with the side of then.
-    await world.do(lambda unit: unit.claim([numbers["t2"]], TRAIN, "taskset c"))
+    await planner.do(lambda unit: unit.claim([numbers["t2"]], TRAIN, "taskset c"))
     by_slug = {one.episode.task_slug: one.episode.episode_id for one in requests}
-    await world.apply(Failed(by_slug["t2"], world.run_id, "engine_error", ""))
-    again = [one for one in await requested(world) if one.attempt == 1]
+    await planner.apply(Failed(by_slug["t2"], planner.run_id, "engine_error", ""))
+    again = [one for one in await requested(planner) if one.attempt == 1]
     assert [(one.episode.task_slug, one.episode.split) for one in again] == [("t2", common_pb2.SPLIT_TRAIN)]
 
 
-async def requested(world: World) -> list[events_pb2.EpisodeRequested]:
+async def requested(planner: PlannerHarness) -> list[events_pb2.EpisodeRequested]:
     """Facts episode.requested, in order."""
     wanted = "SELECT payload FROM outbox WHERE event_id LIKE 'episode.requested/%' ORDER BY id"
-    rows = await world.database.run(lambda sql: list(sql.execute(sa.text(wanted)).scalars()))
+    rows = await planner.database.run(lambda sql: list(sql.execute(sa.text(wanted)).scalars()))
     found = {}
     for row in rows:
         one = json_format.Parse(row, events_pb2.EpisodeRequested())
@@ -141,29 +145,29 @@ async def requested(world: World) -> list[events_pb2.EpisodeRequested]:
 
 
 @pytest.fixture
-async def rival(sql_url: str, world: World) -> AsyncIterator[SqlPlan]:
+async def rival(sql_url: str, planner: PlannerHarness) -> AsyncIterator[SqlPlan]:
     """A second planner on the same database; SQLite belongs to one process."""
     if not sql_url.startswith("postgresql"):
         pytest.skip("SQLite has one writer")
     database = await open_database(sql_url)
-    yield SqlPlan(database, now=lambda: world.now)
+    yield SqlPlan(database, now=lambda: planner.now)
     await database.stop()
 
 
-async def _waits_for_a_lock(world: World) -> None:
+async def _waits_for_a_lock(planner: PlannerHarness) -> None:
     """Until a transaction on this Postgres database waits for another one."""
     waiting = sa.text(
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     async with asyncio.timeout(20):
-        while not await world.database.run(lambda sql: sql.execute(waiting).scalar_one()):
+        while not await planner.database.run(lambda sql: sql.execute(waiting).scalar_one()):
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("winner_commits", [True, False])
 async def test_two_planners_never_both_accept_a_task(
-    world: World, rival: SqlPlan, winner_commits: bool
+    planner: PlannerHarness, rival: SqlPlan, winner_commits: bool
 ) -> None:
     inserted, go_on = threading.Event(), threading.Event()
 
@@ -174,32 +178,32 @@ async def test_two_planners_never_both_accept_a_task(
         if not winner_commits:
             raise RuntimeError("changed its mind")
 
-    first = asyncio.create_task(world.do(slow))
+    first = asyncio.create_task(planner.do(slow))
     assert await asyncio.to_thread(inserted.wait, 20)
     second = asyncio.create_task(rival.transact(lambda unit: store(unit, taskset("two", HELD_OUT, 2, 3))))
-    await _waits_for_a_lock(world)  # of the transaction that inserted the same digest
+    await _waits_for_a_lock(planner)  # of the transaction that inserted the same digest
     assert not second.done()
     go_on.set()
     if winner_commits:
         await first
         with pytest.raises(Refused, match="taskset one claimed it"):
             await second
-        assert await splits(world, 1, 2, 3) == [TRAIN, TRAIN, UNASSIGNED]
+        assert await splits(planner, 1, 2, 3) == [TRAIN, TRAIN, UNASSIGNED]
     else:
         with pytest.raises(RuntimeError):
             await first
         assert (await second)[1]
-        assert await splits(world, 1, 2, 3) == [UNASSIGNED, HELD_OUT, HELD_OUT]
+        assert await splits(planner, 1, 2, 3) == [UNASSIGNED, HELD_OUT, HELD_OUT]
 
 
-async def test_many_tasks_are_claimed_in_reasonable_time(world: World) -> None:
+async def test_many_tasks_are_claimed_in_reasonable_time(planner: PlannerHarness) -> None:
     many = taskset("many", TRAIN, *range(100_000))
     began = time.monotonic()
-    await world.do(lambda unit: store(unit, many))
+    await planner.do(lambda unit: store(unit, many))
     took = time.monotonic() - began
     assert took < 60, f"{took:.1f} s"
     with pytest.raises(Refused, match="'t1-99999'"):
-        await add(world, "judge", HELD_OUT, 100_000, 99_999)
+        await add(planner, "judge", HELD_OUT, 100_000, 99_999)
 
 
 async def test_claiming_over_the_wire(runner: Runner) -> None:

@@ -12,7 +12,7 @@ from upcycle.environment import load_environment
 from upcycle.platform import Addresses, Platform
 from upcycle.tasks import Taskset
 
-NOBODY = "127.0.0.1:1"
+NO_ADDRESS = "127.0.0.1:1"
 
 
 def write_sums(folder: Path, count: int) -> None:
@@ -32,7 +32,7 @@ def standing(tmp_path: Path) -> Standing:
 
 
 def client(runner: Runner) -> Platform:
-    peers = dict.fromkeys(("trajectories", "training", "registry", "gateway"), NOBODY)
+    peers = dict.fromkeys(("trajectories", "training", "registry", "gateway"), NO_ADDRESS)
     return Platform(
         Addresses({**peers, "tasksets": runner.address, "environments": runner.address}, "the test")
     )

@@ -20,7 +20,7 @@ from upcycle.api.taskset.v1 import events_pb2, service_pb2, taskset_pb2
 TRAINING = taskset_pb2.TrainingConfig(steps=5, prompts_per_step=2, max_staleness=1)
 
 
-async def test_a_paused_run_is_resumed_and_stopped_and_the_trainer_is_told(runner: Runner) -> None:
+async def test_a_paused_run_is_resumed_and_stopped_by_run_stopping(runner: Runner) -> None:
     await register(runner, arith(3))
     run = await submit(runner, run_spec(TRAIN, 2, training=TRAINING))
     paused = await runner.tasksets.PauseRun(service_pb2.PauseRunRequest(run_id=run.run_id))

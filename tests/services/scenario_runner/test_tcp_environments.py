@@ -31,7 +31,7 @@ from scenario_runner.domain.environments import (
 from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import client as channel_client
 
-PATIENCE = EpisodeTimeouts(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)
+TIMEOUTS = EpisodeTimeouts(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ async def test_an_episode_over_tcp(served: str, extension: str, monkeypatch: pyt
     # With an extension it does not announce, the environment is one that has tools only behind its MCP
     # binding.
     monkeypatch.setattr(channel_client, "EXTENSION", extension)
-    host = TcpHost(PATIENCE)
+    host = TcpHost(TIMEOUTS)
     description = await host.describe(TcpEnvironment("arith", served))
     assert description.name == "arith"
     assert description.scenarios["sum"]["required"] == ["a", "b"]
@@ -76,7 +76,7 @@ async def test_an_episode_over_tcp(served: str, extension: str, monkeypatch: pyt
 
 
 async def test_what_a_served_environment_refuses_is_typed(served: str) -> None:
-    host = TcpHost(PATIENCE)
+    host = TcpHost(TIMEOUTS)
     with pytest.raises(EpisodeFault, match="no scenario 'divide'"):
         await host.start(episode(served, scenario="divide"))
     with pytest.raises(EpisodeFault, match="missing argument 'b'"):
@@ -99,7 +99,7 @@ async def test_an_environment_that_hangs_up_is_lost() -> None:
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     url = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     with pytest.raises(EnvironmentLost, match="hung up"):
-        await TcpHost(PATIENCE).start(episode(url))
+        await TcpHost(TIMEOUTS).start(episode(url))
     server.close()
 
 

@@ -77,9 +77,6 @@ class InteractiveState:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
-        groups = (
-            {"groups": dict(self.groups)} if self.groups else {}
-        )  # absent as in older states, so that the bytes stay equal
         return {
             "groups": dict(self.groups),
             "session": self.session.to_json(),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from examples.incident.recipe import RECIPE
+from tests.local_servers import S3Server
 
 from benchmarks.figures import Figure, Limit
 from benchmarks.options import Options
@@ -33,7 +34,6 @@ from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
-from local_stack.s3 import S3Server
 from policy_files import PolicyFacts, manifest_ref, publish
 
 _LIMIT: Final = Limit(5.0, " %", at_most=True)

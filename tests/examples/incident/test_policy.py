@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from examples.incident.sft import encode
 from examples.incident.demonstrations import RIGHT, Habits, demonstrate
 from examples.incident.grading import grade
 from examples.incident.names import FIRST, SECOND, service_names
 from examples.incident.recipe import RECIPE
 from examples.incident.rollout import TOOLS, Episode, Limits, play
+from examples.incident.sft import encode
 from examples.incident.tasks import held_out
 from examples.incident.world import World, draw_incident
 from transformers import AutoModelForCausalLM, AutoTokenizer

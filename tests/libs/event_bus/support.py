@@ -27,7 +27,6 @@ from event_bus import (
 )
 from event_bus.provision import provision
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
-from local_stack.nats import NatsServer
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 

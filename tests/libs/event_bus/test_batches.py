@@ -17,9 +17,9 @@ from tests.libs.event_bus.support import (
     topology,
     until,
 )
+from tests.local_servers import NatsServer
 
 from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
-from local_stack.nats import NatsServer
 from upcycle.errors import Unavailable
 
 SUBJECT = f"up.default.evt.episode.failed.{MODEL}"

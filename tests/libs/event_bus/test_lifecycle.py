@@ -29,6 +29,7 @@ from tests.libs.event_bus.support import (
     until,
 )
 from tests.libs.event_bus.worker import SPEC
+from tests.local_servers import NatsServer
 
 from event_bus import (
     EXIT_CONNECTION_CLOSED,
@@ -40,7 +41,7 @@ from event_bus import (
 )
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
-from local_stack.nats import NatsLogin, NatsServer
+from local_stack.nats import NatsLogin
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed
 from upcycle.errors import Unavailable

@@ -18,10 +18,10 @@ from tests.libs.event_bus.support import (
     subscribe,
     until,
 )
+from tests.local_servers import NatsServer
 
 from event_bus import BusError, Delivery, EventBus, PoisonMessage
 from event_bus.topology import ATTEMPTS
-from local_stack.nats import NatsServer
 from upcycle.errors import Unavailable
 
 SUBJECT = f"up.default.evt.episode.failed.{MODEL}"

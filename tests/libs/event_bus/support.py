@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
+from tests.local_servers import NatsServer
 
 from event_bus import (
     BusSettings,

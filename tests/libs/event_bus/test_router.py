@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running, topology, until
+from tests.local_servers import NatsServer
 
 from event_bus import BusError, Carries, CurrentDelivery, EventRouter
-from local_stack.nats import NatsServer
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed
 

@@ -1,4 +1,4 @@
-"""Training runs on what evaluations sampled: submitted, waited for, and what became of them."""
+"""Training runs on the episodes of evaluations: submits them, waits for them, reports their result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a training run took from one evaluation, in groups. left_out: by reason."""
+    """How many groups of one evaluation a training run trained. left_out: the others, by reason."""
 
     run_id: str
     groups: int
@@ -101,7 +101,7 @@ async def taskset_of(platform: "Platform", run_id: str) -> str:
         name, allowed = plain_name(run.spec.taskset), await train_tasksets(platform)
     if name not in allowed:
         raise SourcesRefused(
-            f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
+            f"{run_id} is over {name!r}, which is not of split train: a run cannot continue with it",
             "name the taskset to train on, or an evaluation of a train taskset",
         )
     return name

@@ -63,7 +63,7 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
     elif what == REFUSED:
         yield f"{say(path)} {error['ctx']['text']}"
     elif what == "unexpected_keyword_argument":
-        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest(path, kind)}"
+        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest_key(path, kind)}"
     elif what == "missing":
         yield f"{say(path)} is not set"
     elif what == "enum":
@@ -74,18 +74,23 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
         yield f"{say(path)}: {error['msg']}"
 
 
-def _nearest(path: str, kind: type) -> str:
+def _nearest_key(path: str, kind: type) -> str:
     """The key that was probably meant: one of the same table, else one of that name elsewhere."""
     above, _, name = path.rpartition(".")
     known = leaves(kind)
     prefix = f"{above}." if above else ""
     here = sorted({key[len(prefix) :].partition(".")[0] for key in known if key.startswith(prefix)})
-    near = get_close_matches(name, here, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
     last = {key.rpartition(".")[2]: key for key in known}
-    near = get_close_matches(name, last, n=1)
-    return f"did you mean {last[near[0]]!r}?" if near else f"known: {', '.join(here)}"
+    elsewhere = get_close_matches(name, last, n=1)
+    if elsewhere and not get_close_matches(name, here, n=1):
+        return f"did you mean {last[elsewhere[0]]!r}?"
+    return nearest(name, here)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint: the name that was probably meant, or all of them."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
 
 
 @cache

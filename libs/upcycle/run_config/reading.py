@@ -47,10 +47,10 @@ class Given:
 
 @plain_dataclass(frozen=True, slots=True)
 class Sources:
-    """Values by dotted path. flags: names of the paths that nothing was given for."""
+    """Values by dotted path. names: of flags and arguments, for the paths that nothing was given for."""
 
     values: Mapping[str, Given]
-    flags: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None
 
     def say(self, path: str) -> str:
@@ -61,7 +61,7 @@ class Sources:
         if below:
             _, bracket, place = below[0].partition(" (")
             return f"{path}{bracket}{place}"
-        return f"--{self.flags[path]}" if path in self.flags else path
+        return self.names.get(path, path)
 
     def value(self, path: str, default: Any = None) -> Any:
         """What was given for a path."""
@@ -95,9 +95,9 @@ def gather(
     *,
     names: Mapping[str, str],
 ) -> Sources:
-    """Flags before --set before the file. flags: values by path; names: of the flags, by path. Raises
+    """Flags before --set before the file. flags: values by path; names: of flags, by path. Raises
     RunConfigInvalid where a flag and a --set of one field, or two --set, say different things."""
-    from_flags = {path: Given(value, f"--{names[path]}") for path, value in flags.items()}
+    from_flags = {path: Given(value, names[path]) for path, value in flags.items()}
     merged = from_file(config) if config is not None else {}
     said: dict[str, Given] = {}
     reasons = []

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from inspect import get_annotations
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -106,10 +107,16 @@ def leaves(kind: type = RunSpec) -> Mapping[str, Any]:
     for one in fields(kind):
         section = section_of(hints[one.name])
         if section is None:
-            found[one.name] = kind.__pydantic_fields__[one.name]  # type: ignore[attr-defined]
+            found[one.name] = _declared(kind, one.name)
         else:
             found |= {f"{one.name}.{name}": info for name, info in leaves(section).items()}
     return found
+
+
+def _declared(kind: Any, name: str) -> Any:
+    """A field as the class knows it that declares it: subclasses lose its docstring."""
+    declaring = next(one for one in kind.__mro__ if name in get_annotations(one))
+    return declaring.__pydantic_fields__[name]
 
 
 def section_of(annotation: Any) -> type | None:

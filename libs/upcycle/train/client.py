@@ -30,7 +30,6 @@ from upcycle.train.running import TrainedRun, finished, run_ids_of, submitted
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.platform import Addresses, Platform
-    from upcycle.run_specs import TrainKeywords
 
 T = TypeVar("T")
 DEFAULT_LOSS: Final = "importance_sampling"
@@ -233,19 +232,20 @@ class TrainingClient:
         taskset: Taskset | str | None = None,
         sampling: bool = True,
         timeout_s: float = 86_400.0,
-        **options: "Unpack[TrainKeywords]",
+        **options: Any,
     ) -> TrainedRun:
         """Start a training run whose first batches are evaluations, and wait until it is over.
 
         runs: Runs of evaluations of train tasks, or their run ids; all groups of each evaluation train, each
         at most once. taskset: what the run goes on with; None: that of the first evaluation. sampling=False:
-        it samples nothing and ends when the evaluations are used up. options: of TrainOptions, such as
-        steps, prompts, learning_rate, gate. Raises OptionInvalid; upcycle.rpc.RemoteError where the planner
-        refuses a source, with its reason; TrainingFailed when the run fails or is not over in time.
+        it samples nothing and ends when the evaluations are used up. options: the flags of `upcycle train`,
+        such as steps, prompts, learning_rate, gate. Raises RunConfigInvalid; upcycle.rpc.RemoteError where
+        the planner refuses a source, with its reason; TrainingFailed when the run fails or is not over in
+        time.
         """
-        from upcycle.run_specs import train_options
+        from upcycle.run_config.flags import training_run
 
-        chosen = train_options({**options, "no_sampling": not sampling})
+        chosen = training_run(self.model, {**options, "no_sampling": not sampling})
         async with connected(self._runtime) as platform:
             run_id = await submitted(platform, self.model, run_ids_of(runs), taskset, chosen)
             return await finished(platform, run_id, timeout_s)

@@ -146,5 +146,5 @@ def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
     assert (spec.trainable, spec.policy.channel) == (True, common.CHANNEL_LATEST)
     assert spec_of(create_agent("m"), "sums", 8).policy.channel == common.CHANNEL_HEAD
     assert spec_of(create_agent("m@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
-    with pytest.raises(UpcycleError, match="group 1"):
+    with pytest.raises(UpcycleError, match="needs group of 2 to 512, it is 1"):
         spec_of(create_agent("m"), "sums", 1, trainable=True)

@@ -30,6 +30,7 @@ NAMES: Final = (
     "command_line",
     "assembler",
     "staleness",
+    "ledger",
     "wall_clock",
 )
 RESULTS: Final = Path(__file__).parent / "results"

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from tests.local_servers import NatsServer
+
 from benchmarks.figures import Figure
 from benchmarks.options import Options
 from event_bus import BusSettings, EventBus, codec
@@ -23,7 +25,6 @@ from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Se
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from grpo_trainer.wire import graded_from_wire
-from local_stack.nats import NatsServer
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN, SPLIT_TRAIN, BlobRef, EpisodeIdentity, VersionSpan
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from examples.incident.recipe import RECIPE
+from tests.local_servers import S3Server
 
 from benchmarks.figures import Figure, Limit
 from benchmarks.options import Options
@@ -33,7 +34,6 @@ from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
-from local_stack.s3 import S3Server
 from policy_files import PolicyFacts, manifest_ref, publish
 
 _LIMIT: Final = Limit(5.0, " %", at_most=True)
@@ -43,7 +43,7 @@ _LANDS_S: Final = 120.0
 
 async def measure(options: Options) -> list[Figure]:
     """Stall per step in per cent, and what states cost a step all told."""
-    groups = await asyncio.to_thread(record, options.sized(RECIPE.prompts_per_step, 4))
+    groups = await asyncio.to_thread(record, options.sized(RECIPE.training.prompts_per_step, 4))
     with S3Server(options.scratch / "s3") as server:
         store = S3BlobStore(server.settings)
         await store.start()
@@ -112,8 +112,8 @@ class _Line:
 
     async def begin(self, groups: Sequence[BatchGroup]) -> None:
         """On the incident policy; takes the first step, which nobody times."""
-        model, rate = f"{MODEL}-{self.way}", RECIPE.learning_rate
-        spec = TrainingSpec(f"run-{self.way}", model, RECIPE.group_size, learning_rate=rate)
+        model, rate = f"{MODEL}-{self.way}", RECIPE.training.learning_rate
+        spec = TrainingSpec(f"run-{self.way}", model, RECIPE.run.group_size, learning_rate=rate)
         base = await self.deps.policies.head(MODEL)
         self._groups = groups
         self._state = _first_state(spec, base)

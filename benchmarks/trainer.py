@@ -30,13 +30,13 @@ THREADS: Final = (1, 2)
 
 async def measure(options: Options) -> list[Figure]:
     """The recipe's batch with each number of threads that this machine has."""
-    prompts = options.sized(RECIPE.prompts_per_step, 4)
+    prompts = options.sized(RECIPE.training.prompts_per_step, 4)
     groups = await asyncio.to_thread(record, prompts)
     tokens = sum(len(member.tokens.contexts[0].token_ids) for group in groups for member in group.members)
     figures = []
     for threads in [count for count in THREADS if count <= (os.cpu_count() or 1)]:
         seconds = await _steps(groups, threads, options.repeats(5))
-        name = f"trainer step, {prompts} × {RECIPE.group_size} rollouts, {threads} thread(s)"
+        name = f"trainer step, {prompts} × {RECIPE.run.group_size} rollouts, {threads} thread(s)"
         rate = tokens / sorted(seconds)[len(seconds) // 2]
         figures.append(Figure(name, "s", seconds, note=f"{tokens:,} tokens, {rate:,.0f} tokens/s"))
     return figures
@@ -46,9 +46,9 @@ async def _steps(groups: Sequence[BatchGroup], threads: int, repeats: int) -> tu
     spec = TrainingSpec(
         "run-benchmark",
         MODEL,
-        RECIPE.group_size,
+        RECIPE.run.group_size,
         prompts_per_step=len(groups),
-        learning_rate=RECIPE.learning_rate,
+        learning_rate=RECIPE.training.learning_rate,
     )
     thread = LearnerThread(LearnerOptions(num_threads=threads))
     learner = TorchLearner(thread)
@@ -70,11 +70,12 @@ def record(prompts: int) -> list[BatchGroup]:
     """Groups of the incident policy's own rollouts; every second member of a group earned the reward."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(POLICY_DIR, dtype=torch.float32)
-    limits = Limits(RECIPE.max_turns, RECIPE.max_tokens_per_turn)
-    incidents = [draw_incident("train", seed) for seed in range(prompts) for _ in range(RECIPE.group_size)]
+    limits = Limits(RECIPE.run.sampling.max_turns, RECIPE.run.sampling.max_tokens_per_turn)
+    group = range(RECIPE.run.group_size)
+    incidents = [draw_incident("train", seed) for seed in range(prompts) for _ in group]
     chat = ChatFormat.load(POLICY_DIR)
     episodes = play(model, chat, incidents, limits, torch.Generator().manual_seed(1))
-    size = RECIPE.group_size
+    size = RECIPE.run.group_size
     return [_group(number, episodes[number * size : (number + 1) * size]) for number in range(prompts)]
 
 

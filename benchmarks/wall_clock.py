@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,10 +33,10 @@ from blob_store import S3BlobStore
 from chat_format import ChatFormat
 from event_bus import EventBus
 from policy_files import fetch, load
-from upcycle.api.taskset.v1.taskset_pb2 import RunSpec, SamplingConfig, TrainingConfig
+from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.api.training.v1.events_pb2 import PolicyPublished, StepCompleted
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
-from upcycle.run_specs import train_spec
+from upcycle.run_config.wire import spec_to_wire
 
 TOOL_DELAY_S: Final = 0.05
 TARGET: Final = 0.80
@@ -77,7 +77,7 @@ class Trained:
 
 async def measure(options: Options) -> list[Figure]:
     """One run of each; quick: few episodes, two steps, and any success will do."""
-    plan = Plan(RECIPE.prompts_per_step, RECIPE.group_size, MAX_STEPS, TARGET)
+    plan = Plan(RECIPE.training.prompts_per_step, RECIPE.run.group_size, MAX_STEPS, TARGET)
     if options.quick:
         plan = Plan(4, 4, 2, 0.0)
     ours = await _platform(plan, options.scratch / "platform")
@@ -125,20 +125,16 @@ async def _platform(plan: Plan, folder: Path) -> Trained:
 
 def _run(plan: Plan) -> RunSpec:
     """The recipe's run, without a gate: nothing is promoted, everything is published."""
-    training = TrainingConfig(
+    training = replace(
+        RECIPE.training,
         steps=plan.steps,
-        prompts_per_step=plan.prompts,
-        max_staleness=RECIPE.max_staleness,
-        learning_rate=RECIPE.learning_rate,
         checkpoint_every_steps=plan.steps,
         seed=plan.seed,
+        prompts_per_step=plan.prompts,
     )
-    spec = train_spec(train.name, MODEL, plan.group, training, None)
-    sampling = SamplingConfig(
-        max_turns=RECIPE.max_turns, max_tokens_per_turn=RECIPE.max_tokens_per_turn, seed=plan.seed
-    )
-    spec.sampling.MergeFrom(sampling)
-    return spec
+    sampling = replace(RECIPE.run.sampling, seed=plan.seed)
+    run = replace(RECIPE.run.run, taskset=train.name, group_size=plan.group, training=training, gate=None)
+    return spec_to_wire(replace(run, sampling=sampling))
 
 
 @asynccontextmanager
@@ -235,8 +231,8 @@ def _job(plan: Plan, folder: Path) -> dict[str, Any]:
         "steps": plan.steps,
         "stop_at": plan.stop_at,
         "seed": plan.seed,
-        "learning_rate": RECIPE.learning_rate,
-        "max_turns": RECIPE.max_turns,
+        "learning_rate": RECIPE.training.learning_rate,
+        "max_turns": RECIPE.run.sampling.max_turns,
         "max_completion_tokens": MAX_COMPLETION_TOKENS,
         "tool_delay_s": TOOL_DELAY_S,
         "threads": [count for count in (1, 2, 4, 8) if count <= (os.cpu_count() or 1)],
@@ -259,6 +255,6 @@ def _success(model: Any) -> float:
     """Share of right diagnoses on held-out incidents, sampled as in training, seeded."""
     first = FIRST_SEED["held_out"]
     incidents = [draw_incident("held_out", first + index) for index in range(NUM_HELD_OUT)] * _EVAL_ATTEMPTS
-    limits = Limits(RECIPE.max_turns, RECIPE.max_tokens_per_turn)
+    limits = Limits(RECIPE.run.sampling.max_turns, RECIPE.run.sampling.max_tokens_per_turn)
     episodes = play(model, ChatFormat.load(POLICY_DIR), incidents, limits, torch.Generator().manual_seed(5))
     return sum(bool(episode.grade and episode.grade.success) for episode in episodes) / len(episodes)

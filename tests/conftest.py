@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.local_servers import NatsServer, S3Server
 from tests.postgres import BACKENDS, PROGRAMS, PostgresServer
 
-from local_stack.nats import NatsServer
-from local_stack.s3 import S3Server
 from service_kit.groups import S3Settings
 
 NatsFactory = Callable[[], NatsServer]

@@ -7,6 +7,8 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from identities import subjects
+
 M = TypeVar("M", bound=Message, covariant=True)
 
 
@@ -26,6 +28,11 @@ class Delivery(Generic[M]):
     """When the stream stored it; aware, UTC."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """As they came; W3C trace context among them, for spans that link to this event."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose event it is."""
+        return subjects.tenant_of(self.subject)
 
 
 @dataclass(frozen=True, slots=True)

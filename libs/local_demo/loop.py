@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -24,13 +25,15 @@ from upcycle.api.registry.v1.service_pb2 import (
     ListCheckpointsRequest,
     ListEnginesRequest,
 )
-from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, Run, SamplingConfig, TrainingConfig
+from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import register_source
 from upcycle.errors import UpcycleError
 from upcycle.platform import Addresses, Platform
 from upcycle.run_client import completed, follow_run, state_word, submit_run
-from upcycle.run_specs import eval_spec, select_policy, train_spec
+from upcycle.run_config import RunSpec
+from upcycle.run_config.flags import evaluation_run
+from upcycle.run_config.wire import spec_to_wire
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 
@@ -129,9 +132,8 @@ class Demo:
 
     async def _first_batch(self) -> Run:
         """The base policy on train tasks: measured, and what the training run begins with."""
-        spec = eval_spec(FIRST_TASKSET, select_policy(MODEL), self.plan.recipe.group_size)
-        spec.sampling.MergeFrom(self._sampling())
-        return await self._finish(await submit_run(self.platform, spec), EVAL_TIMEOUT_S)
+        spec = self._evaluation(FIRST_TASKSET, self._training.group_size)
+        return await self._finish(await submit_run(self.platform, spec_to_wire(spec)), EVAL_TIMEOUT_S)
 
     async def _train_beside_a_user(self, first: Run) -> tuple[Run, Run]:
         """The training run, and the evaluation that a user starts beside it and that feeds it."""
@@ -148,47 +150,30 @@ class Demo:
         async with deadline("the first step of the training run", TRAIN_TIMEOUT_S):
             while not self.state.step:
                 await asyncio.sleep(0.2)
-        policy = select_policy(MODEL, trainable=True)
-        spec = eval_spec(PRACTICE_TASKSET, policy, self.plan.recipe.group_size, trainable=True)
-        spec.sampling.MergeFrom(self._sampling())
-        return await self._finish(await submit_run(self.platform, spec), TRAIN_TIMEOUT_S)
+        spec = self._evaluation(PRACTICE_TASKSET, self._training.group_size, trainable=True)
+        return await self._finish(await submit_run(self.platform, spec_to_wire(spec)), TRAIN_TIMEOUT_S)
 
     async def _evaluate(self) -> HeldOut:
-        recipe = self.plan.recipe
-        spec = eval_spec(HELD_OUT_TASKSET, select_policy(MODEL), recipe.eval_attempts)
-        spec.sampling.MergeFrom(self._sampling())
-        run = await self._finish(await submit_run(self.platform, spec), EVAL_TIMEOUT_S)
+        spec = self._evaluation(HELD_OUT_TASKSET, self._training.gate.attempts if self._training.gate else 1)
+        run = await self._finish(await submit_run(self.platform, spec_to_wire(spec)), EVAL_TIMEOUT_S)
         graded = run.counts.by_state["evaluated"]
         return HeldOut(round(run.success_rate * graded), graded)
 
     async def _train(self, source: str) -> Run:
-        recipe = self.plan.recipe
-        training = TrainingConfig(
-            steps=recipe.steps,
-            prompts_per_step=recipe.prompts_per_step,
-            max_staleness=recipe.max_staleness,
-            learning_rate=recipe.learning_rate,
-            checkpoint_every_steps=recipe.checkpoint_every_steps,
-            seed=self.plan.seed,
-        )
-        gate = GateConfig(
-            taskset=HELD_OUT_TASKSET,
-            attempts=recipe.eval_attempts,
-            regression_margin=recipe.regression_margin,
-        )
-        spec = train_spec(PRACTICE_TASKSET, MODEL, recipe.group_size, training, gate)
-        spec.sampling.MergeFrom(self._sampling())
-        spec.source_runs.append(source)
-        return await self._finish(await submit_run(self.platform, spec), TRAIN_TIMEOUT_S)
+        spec = replace(self._training, taskset=PRACTICE_TASKSET, source_runs=(source,))
+        return await self._finish(await submit_run(self.platform, spec_to_wire(spec)), TRAIN_TIMEOUT_S)
 
-    def _sampling(self) -> SamplingConfig:
-        recipe = self.plan.recipe
-        return SamplingConfig(
-            temperature=1.0,
-            max_turns=recipe.max_turns,
-            max_tokens_per_turn=recipe.max_tokens_per_turn,
-            seed=self.plan.seed,
-        )
+    @property
+    def _training(self) -> RunSpec:
+        """The run of examples/incident/demo.toml, with the demo's seed."""
+        run: RunSpec = self.plan.recipe.run.run
+        training = run.training and replace(run.training, seed=self.plan.seed)
+        return replace(run, training=training, sampling=replace(run.sampling, seed=self.plan.seed))
+
+    def _evaluation(self, taskset: str, group: int, *, trainable: bool = False) -> RunSpec:
+        """An evaluation that samples as the training run does."""
+        spec = evaluation_run(MODEL, taskset, group=group, trainable=trainable)
+        return replace(spec, sampling=self._training.sampling)
 
     async def _finish(self, run: Run, timeout_s: float) -> Run:
         self._last_run = run.run_id

@@ -57,7 +57,7 @@ def find_repository(start: Path | None = None) -> Path:
 
 
 def load_recipe(repository: Path) -> Any:
-    """`examples.incident.recipe.RECIPE`: steps, group, prompts, learning rate, budgets."""
+    """`examples.incident.recipe.RECIPE`, whose run is examples/incident/demo.toml."""
     if str(repository) not in sys.path:
         sys.path.insert(0, str(repository))
     return importlib.import_module("examples.incident.recipe").RECIPE

@@ -4,16 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from local_stack.nats import NatsServer
-    from local_stack.s3 import S3Server
     from local_stack.stack import Stack, StackRefused, StackSettings
     from local_stack.supervisor import Supervisor
 
-__all__ = ["NatsServer", "S3Server", "Stack", "StackRefused", "StackSettings", "Supervisor"]
+__all__ = ["Stack", "StackRefused", "StackSettings", "Supervisor"]
 
 _HOME_OF = {
-    "NatsServer": "nats",
-    "S3Server": "s3",
     "Stack": "stack",
     "StackRefused": "stack",
     "StackSettings": "stack",

@@ -54,7 +54,7 @@ class Managed:
         self._report = report
         self._process: asyncio.subprocess.Process | None = None
         self._last_status = 0
-        self._keeper: asyncio.Task[None] | None = None
+        self._restarter: asyncio.Task[None] | None = None
         self._changed = asyncio.Condition()
         self._failure: GaveUp | None = None
 
@@ -66,11 +66,11 @@ class Managed:
 
     def start(self) -> None:
         """Begin to keep it running; returns at once."""
-        if self._keeper is not None and not self._keeper.done():
+        if self._restarter is not None and not self._restarter.done():
             raise RuntimeError(f"{self.spec.name} is already {self.phase.value}")
         self._failure = None
         self.phase = Phase.STARTING
-        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self.spec.name}")
+        self._restarter = asyncio.create_task(self._keep(), name=f"keep {self.spec.name}")
 
     async def until_ready(self) -> None:
         """Wait until the program answers that it is ready. Raises GaveUp. The caller sets the deadline."""
@@ -83,10 +83,10 @@ class Managed:
 
     async def stop(self) -> None:
         """SIGTERM, a grace period, SIGKILL; then everything left in its process group."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait({keeper})
+        restarter, self._restarter = self._restarter, None
+        if restarter is not None:
+            restarter.cancel()
+            await asyncio.wait({restarter})
         process = self._process
         if process is not None and process.returncode is None:
             _signal(process.pid, signal.SIGTERM)
@@ -97,7 +97,7 @@ class Managed:
             except DeadlineExceeded:
                 self._report(self.spec.name, f"did not stop within {self.spec.stop_s:g} s and is killed")
         await self._end_group()
-        if keeper is not None:
+        if restarter is not None:
             await self._become(Phase.STOPPED)
 
     async def kill(self) -> None:

@@ -1,7 +1,7 @@
-"""Finding and ending processes that an earlier supervisor, killed with -9, could not take with it.
+"""Finds and kills processes that outlived a supervisor which was killed with -9.
 
-Every process of a stack carries the stack's folder in its environment and hands it down, so that even a
-grandchild that left its session and lost its parent is found. Nothing else is ever signalled.
+Every process of a stack has the stack's folder in its environment, and so have its children: a grandchild
+that left the session and lost its parent is found too. No other process is signalled.
 """
 
 import os
@@ -22,7 +22,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def end_marked(folder: Path) -> list[int]:
-    """SIGKILL all of them and wait until they are gone; returns whom it found."""
+    """Send SIGKILL to all of them and wait until they are gone; returns the pids that were found."""
     found = marked(folder)
     give_up_at = time.monotonic() + _GONE_TIMEOUT_S
     left = found
@@ -37,7 +37,7 @@ def end_marked(folder: Path) -> list[int]:
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it went by itself in between
+    except ProcessLookupError:  # it ended in the meantime
         return
 
 
@@ -46,7 +46,8 @@ def _pids() -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Variables that the process was started with; empty for a zombie, a stranger, or one that is gone."""
+    """Variables that the process was started with; empty for a zombie, a process of
+    another user, or one that has ended."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

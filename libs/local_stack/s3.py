@@ -1,7 +1,6 @@
-"""A real SeaweedFS (`weed mini`) on the loopback, with its bucket, ready for authenticated writes.
+"""How a SeaweedFS (`weed mini`) on the loopback is started, and when it is ready for authenticated writes.
 
-`s3_command` writes the configuration and starts nothing; `S3Server` runs it, and can be killed and
-restarted on the same data and ports. Volume data is fsynced before an answer (`fs.configure -fsync`).
+Volume data is fsynced before an answer (`fs.configure -fsync`).
 """
 
 import asyncio
@@ -11,18 +10,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from pydantic import SecretStr
-
 from blob_store.classify import CAUGHT
 from blob_store.client import PROBE_TIMEOUT, make_client
 from blob_store.provision import provision_bucket
-from local_stack.server import LocalServer, LocalServerError
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 from service_kit.ports import LOOPBACK, free_ports, is_free
@@ -36,8 +31,8 @@ _MEMORY_LIMIT: Final = "512MiB"
 """Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
 
 
-class S3ServerError(LocalServerError):
-    """weed is missing, did not start, or died; the message ends with its last log lines."""
+class S3ServerError(Exception):
+    """weed is missing, did not start, or died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,54 +150,6 @@ def _admin_ports() -> tuple[int, int]:
         if port + _ADMIN_GRPC_OFFSET < 65536 and is_free(port + _ADMIN_GRPC_OFFSET):
             return port, port + _ADMIN_GRPC_OFFSET
     raise S3ServerError(f"no free port whose neighbour {_ADMIN_GRPC_OFFSET} above it is free, too")
-
-
-class S3Server(LocalServer):
-    """One `weed mini` process. Not started until `start()` or `with`; ports stay the same across restarts."""
-
-    name = "weed"
-    error = S3ServerError
-    ready_timeout_s = 30.0
-
-    def __init__(
-        self, data_dir: Path, port: int = 0, *, bucket: str = "upcycle", extra_args: Sequence[str] = ()
-    ) -> None:
-        """`port` 0: a free one. `extra_args`: further flags of `weed mini`."""
-        super().__init__(data_dir)
-        self.ports = S3Ports.pick(port)
-        self.settings = S3Settings(
-            endpoint=f"{LOOPBACK}:{self.ports.s3}",
-            access_key=SecretStr("upcycle"),
-            secret_key=SecretStr("upcycle-secret"),
-            bucket=bucket,
-        )
-        self._extra_args = tuple(extra_args)
-
-    def settings_for(self, bucket: str) -> S3Settings:
-        """Settings for another bucket of this server, which is created when it is missing."""
-        settings = self.settings.model_copy(update={"bucket": bucket})
-        if provision_bucket(settings):
-            make_bucket_durable(self.ports, bucket)
-        return settings
-
-    def _command(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        command = s3_command(self._data_dir, self.ports, self.settings, extra_args=self._extra_args)
-        return command.argv, command.env
-
-    def _await_ready(self, give_up_at: float) -> None:
-        """The bucket exists, is durable, and takes a write: only then is every part of the server up."""
-        while not self._accepts(self.ports.s3):
-            self._wait_a_little(give_up_at, "listening")
-        if provision_bucket(self.settings, wait_s=max(give_up_at - time.monotonic(), 0.1)):
-            make_bucket_durable(self.ports, self.settings.bucket)
-        while not takes_a_write(self.settings):
-            self._wait_a_little(give_up_at, "taking writes")
-
-    @staticmethod
-    def _accepts(port: int) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def takes_a_write(settings: S3Settings) -> bool:

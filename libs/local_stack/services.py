@@ -1,4 +1,4 @@
-"""The laptop stack as data: which programs, on which ports, with which settings, after whom."""
+"""The local stack as data: programs, their ports and settings, and what each one waits for."""
 
 import json
 import sys
@@ -121,7 +121,9 @@ def process_specs(plan: Plan) -> list[ProcessSpec]:
         _gateway(plan),
     ]
     engines = (
-        [] if plan.model is None else [_keeper(plan, plan.model, name) for name in CHANNELS[plan.engine]]
+        []
+        if plan.model is None
+        else [_engine_supervisor(plan, plan.model, name) for name in CHANNELS[plan.engine]]
     )
     return [_nats(plan), _s3(plan), *services, *engines]
 
@@ -263,13 +265,13 @@ def _gateway(plan: Plan) -> ProcessSpec:
     return replace(gateway, url=f"http://{LOOPBACK}:{plan.ports.gateway}/v1")
 
 
-def _keeper(plan: Plan, model: str, channel: str) -> ProcessSpec:
+def _engine_supervisor(plan: Plan, model: str, channel: str) -> ProcessSpec:
     """The engine supervisor of one channel; it starts its engine itself, as a child on a leash."""
     name = f"policy_engine_{channel}"
     http_port: int = getattr(plan.ports, f"{name}_http")
     engine_port: int = getattr(plan.ports, f"engine_{channel}")
     spec = _service(plan, "policy_engine", http_port, uses=("checkpoint_registry",))
-    keeper = _with_env(
+    supervisor = _with_env(
         spec,
         POLICY_ENGINE_MODEL=model,
         POLICY_ENGINE_CHANNEL=channel,
@@ -279,7 +281,7 @@ def _keeper(plan: Plan, model: str, channel: str) -> ProcessSpec:
         POLICY_ENGINE_CACHE_DIR=str(plan.data_dir / "cache" / "policies"),
     )
     return replace(
-        keeper,
+        supervisor,
         name=name,
         url=f"http://{LOOPBACK}:{engine_port}",
         start_s=_ENGINE_START_S[plan.engine],

@@ -63,6 +63,12 @@ class ToolFailed(UpcycleError):
     kind = "tool_failed"
 
 
+class SourcesRefused(UpcycleError, ValueError):
+    """What was said about sources contradicts the rest, or names no evaluation that can train."""
+
+    kind = "sources_refused"
+
+
 class Unavailable(UpcycleError):
     """A server, a store, an engine or a service does not answer now, or not yet; the same request may
     succeed later.

@@ -6,16 +6,15 @@ data: its trajectories stay in the store, with tokens and log-probabilities.
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
 from upcycle.results import Run
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
-from upcycle.run_specs import PolicyChoice, eval_spec, select_policy
 from upcycle.tasks import Task, Taskset
 from upcycle.transcripts import ToolUse, Transcript, Turn
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run as WireRun
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
     from upcycle.platform import Addresses, Platform
-    from upcycle.run_specs import TrainKeywords
     from upcycle.train.running import TrainedRun
 
 # So many trajectories are read at a time. Each is waited for so long, because the store indexes them a moment
@@ -34,6 +32,17 @@ READ_CONCURRENCY = 16
 INDEX_WAIT_S = 15.0
 
 DAY_S = 86_400.0
+
+
+class PlayingAgent(Protocol):
+    """Which policy plays, and how it is sampled: `upcycle.agents.Agent`."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> int | None: ...
+    @property
+    def sampling(self) -> Mapping[str, Any]: ...
 
 
 class EvaluationFailed(UpcycleError):
@@ -77,7 +86,7 @@ class Job:
         sampling: bool = True,
         runtime: "Platform | Addresses | None" = None,
         timeout_s: float = DAY_S,
-        **options: "Unpack[TrainKeywords]",
+        **options: Any,
     ) -> "TrainedRun":
         """Train on the job's evaluations, and wait until the run is over: `TrainingClient.train_on(run_ids)`.
 
@@ -92,7 +101,7 @@ class Job:
                 "Job.start(model, group=8), then evaluate again",
             )
         client = TrainingClient(model or self.model, runtime=runtime)
-        chosen: TrainKeywords = {"group": self.group, **options}
+        chosen = {"group": self.group, **options}
         return await client.train_on(
             self.run_ids, taskset=taskset, sampling=sampling, timeout_s=timeout_s, **chosen
         )
@@ -123,7 +132,7 @@ class EvalContext:
     ) -> None:
         """Does nothing: no connection is held between calls."""
 
-    async def play(self, agent: PolicyChoice) -> Run:
+    async def play(self, agent: PlayingAgent) -> Run:
         """Play the tasks with an agent; the first run is returned, all are in `runs`."""
         played = await evaluate(self.taskset, agent, group=self.group, runtime=self.runtime)
         self.runs.extend(played)
@@ -161,7 +170,7 @@ def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
 
 async def evaluate(
     taskset: Taskset,
-    agent: PolicyChoice,
+    agent: PlayingAgent,
     *,
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
@@ -187,12 +196,15 @@ async def evaluate(
     return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
 
 
-def spec_of(agent: PolicyChoice, taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
-    """The evaluation run of an agent over a registered taskset. Raises CannotTrain."""
-    from upcycle.api.taskset.v1.taskset_pb2 import SamplingConfig
+def spec_of(agent: PlayingAgent, taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
+    """The evaluation run of an agent over a registered taskset. Raises RunConfigInvalid."""
+    from upcycle.run_config.flags import evaluation_run
+    from upcycle.run_config.wire import spec_to_wire
 
-    policy = select_policy(agent.model, version=agent.version, trainable=options.get("trainable", False))
-    return eval_spec(taskset, policy, group, sampling=SamplingConfig(**agent.sampling), **options)
+    spec = evaluation_run(
+        agent.model, taskset, group=group, version=agent.version, sampling=agent.sampling, **options
+    )
+    return spec_to_wire(spec)
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":

@@ -41,6 +41,11 @@ class RegisteredTaskset:
         return exact_name(self.name, self.revision)
 
 
+def new_request_id(what: str) -> str:
+    """A fresh request id. A request that is sent again keeps its id, so the service executes it once."""
+    return f"{what}-{uuid.uuid4().hex}"
+
+
 def state_word(run: "Run") -> str:
     """The state of a run as people read it: pending, running, paused, completed, failed, cancelled."""
     from upcycle.api.taskset.v1.taskset_pb2 import RunState
@@ -83,7 +88,7 @@ async def submit_run(platform: "Platform", spec: "RunSpec", *, request_id: str |
     from upcycle.api.taskset.v1.service_pb2 import SubmitRunRequest
     from upcycle.rpc import remote_errors
 
-    request = SubmitRunRequest(request_id=request_id or f"sdk-{uuid.uuid4().hex}", spec=spec)
+    request = SubmitRunRequest(request_id=request_id or new_request_id("submit"), spec=spec)
     with remote_errors(f"submit a run of {spec.policy.model!r}"):
         return (await platform.tasksets.SubmitRun(request, timeout=SUBMIT_TIMEOUT_S)).run
 

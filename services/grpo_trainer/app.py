@@ -10,12 +10,12 @@ from grpo_trainer.adapters.policies import (
     IDEMPOTENT,
     BranchPolicies,
     HeldOutTasks,
-    PlannerClaims,
     RegistryPolicies,
 )
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader
+from grpo_trainer.interactive.claiming import PlannerClaims
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads

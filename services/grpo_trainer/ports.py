@@ -42,7 +42,7 @@ class Policies(Protocol):
     async def fetch(self, base: BasePolicy) -> Path:
         """A HF directory with exactly these weights."""
 
-    async def publish(self, state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
+    async def publish(self, state: SessionState, directory: Path) -> PublishedPolicy:
         """Publish the version of `state` from a HF directory; the same bytes again are success."""
 
 

@@ -39,8 +39,9 @@ from upcycle.eval import Job
 
 async def main():
     job = await Job.start("{MODEL}", group=2)
-    runs = await Taskset.load("tasks.py").run(create_agent("{MODEL}", max_turns=2, max_tokens=16), job=job)
-    print(len(runs), len(job.runs), {{run.is_error for run in runs}}, sorted({{run.reward for run in runs}})[0] >= 0.25)
+    agent = create_agent("{MODEL}", max_turns=2, max_tokens_per_turn=16)
+    runs = await Taskset.load("tasks.py").run(agent, job=job)
+    print(len(runs), len(job.runs), {{run.is_error for run in runs}}, min(run.reward for run in runs) >= 0.25)
     print({{run.trajectory is not None for run in runs}})
 
 asyncio.run(main())

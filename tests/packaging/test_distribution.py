@@ -183,7 +183,7 @@ def test_an_environment_file_imports_no_client(tmp_path: Path) -> None:
 import os, sys
 sys.path.insert(0, {os.fspath(tmp_path)!r})
 import env
-clients = "agents evaluation platform rpc run_client run_specs train cli api wire".split()
+clients = "agents evaluation platform rpc run_client run_config train cli api wire".split()
 print([m for m in sys.modules if m == "grpc" or m.removeprefix("upcycle.").split(".")[0] in clients])
 """
     assert python(code).strip() == "[]"

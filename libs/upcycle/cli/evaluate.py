@@ -1,41 +1,32 @@
 """`upcycle eval`."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
+from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
+from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed
+from upcycle.run_config import Purpose
+from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.api.taskset.v1.taskset_pb2 import Run
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
-    """Which weights play, and how."""
+EvalFlags: Any = flag_class(Purpose.EVAL, "EvalFlags")
+NO_FLAGS: Final = EvalFlags()
 
-    group: int = 1
-    """episodes per task."""
-    taskset: str | None = None
-    """which taskset of the file."""
-    channel: Literal["latest", "head"] | None = None
-    """which weights: `head` (promoted) or `latest` (newest published). Default `head`; with --trainable
-    `latest`, since a running training run takes no groups that are older than its --max-staleness."""
-    at_version: int | None = None
-    """exactly this policy version instead of a channel."""
-    temperature: float = 1.0
-    """sampling temperature."""
-    max_turns: int | None = None
-    """turns an episode may take."""
-    trainable: Annotated[bool, Parameter(negative="")] = False
-    """a running training run of the same model and taskset may draw the groups, each once; needs --group 2
-    to 512. What this evaluation reports does not change by it."""
+
+class UnclearEvaluation(UpcycleError, ValueError):
+    """The options do not say what to evaluate."""
+
+    kind = "unclear_evaluation"
 
 
 @Parameter(name="*")
@@ -55,7 +46,14 @@ class Report:
     """JSON lines: `launch`, with --trainable `drawn_by`, then `done`."""
 
 
-async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Report = Report()) -> int:
+async def evaluate(
+    tasks: str | None = None,
+    model: str | None = None,
+    *,
+    flags: EvalFlags = NO_FLAGS,
+    config: ConfigFlags = NO_CONFIG,
+    report: Report = Report(),
+) -> int:
     """Run every task of TASKS with MODEL and report reward and success.
 
     :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
@@ -64,20 +62,25 @@ async def evaluate(tasks: str, model: str, *, play: Play = Play(), report: Repor
     from upcycle.cli.tasksets import register_source
     from upcycle.rpc import remote_errors
     from upcycle.run_client import follow_run, submit_run
-    from upcycle.run_specs import check_trainable_group
 
+    arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
+    given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
+    missing = [name for path, (name, _) in arguments.items() if not given.value(path)]
+    if missing:
+        raise UnclearEvaluation(
+            f"nothing to evaluate: {' and '.join(missing)} missing", "give TASKS MODEL, or a --config"
+        )
+    asked = given.run(Purpose.EVAL, eval_defaults(given))
     if report.dry_run:
-        return _dry_run(tasks, report.as_json)
-    if play.trainable:
-        check_trainable_group(play.group)
+        return _dry_run(asked.taskset, report.as_json)
     async with Platform() as platform, remote_errors():
-        name = await register_source(platform, tasks, play.taskset)
-        run = await submit_run(platform, spec_of(name, model, play))
+        name = await register_source(platform, asked.taskset, asked.taskset_name or None)
+        run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         if report.detach:
             return Exit.OK
         run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
-        drawn_by = await _drawn(platform, run, report.as_json) if play.trainable else ""
+        drawn_by = await _drawn(platform, run, report.as_json) if asked.trainable else ""
     status = _report(run, report.min_success, report.as_json)
     if drawn_by and not report.as_json:
         print(drawn_by)
@@ -92,16 +95,6 @@ async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     if as_json:
         print_json("drawn_by", {"run_id": found.run_id if found is not None else ""})
     return drawn_text(run, found)
-
-
-def spec_of(taskset: str, model: str, play: Play) -> "RunSpec":
-    """The evaluation run that the flags ask for."""
-    from upcycle.api.taskset.v1.taskset_pb2 import SamplingConfig
-    from upcycle.run_specs import eval_spec, select_policy
-
-    policy = select_policy(model, version=play.at_version, channel=play.channel, trainable=play.trainable)
-    sampling = SamplingConfig(temperature=play.temperature, max_turns=play.max_turns)
-    return eval_spec(taskset, policy, play.group, sampling=sampling, trainable=play.trainable)
 
 
 def _dry_run(tasks: str, as_json: bool) -> int:

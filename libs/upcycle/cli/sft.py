@@ -39,8 +39,6 @@ class SftOptions:
     """train on the assistant turns of this JSONL file: `messages`, `tools`; or `prompt`, `completion`."""
     sft_from: str | None = None
     """train on the successful trajectories of this run (or `last`); those of held-out tasks never train."""
-    epochs: int = 1
-    """passes over the conversations."""
     batch: int = 16
     """conversations per optimizer step."""
 
@@ -72,9 +70,11 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftCall:
-    """The options that SFT shares with GRPO. steps: the most optimizer steps; None: all of the epochs."""
+    """The options that SFT shares with GRPO. steps: the most optimizer steps; None: all of the epochs.
+    epochs: passes over the conversations."""
 
     steps: int | None = None
+    epochs: int = 1
     seed: int = 0
     learning_rate: float = 1e-5
     timeout_s: float = 86_400.0
@@ -90,7 +90,7 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
     async with Platform() as platform, remote_errors():
         source, inputs = await _inputs(platform, options)
-        plan = planned(inputs, source, options, steps=call.steps, seed=call.seed)
+        plan = planned(inputs, source, options.batch, call)
         client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)
         with shown(plan, model, as_json=call.as_json) as show:
             last = await run_plan(client, plan, call.learning_rate, show)
@@ -100,27 +100,18 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
     return Exit.OK
 
 
-def planned(
-    inputs: "Sequence[str | Conversation]",
-    source: str,
-    options: SftOptions,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-) -> SftPlan:
+def planned(inputs: "Sequence[str | Conversation]", source: str, batch: int, call: SftCall) -> SftPlan:
     """Shuffle each epoch on its own and cut it into batches; keep the first `steps`. Raises SftRefused."""
-    if options.epochs < 1 or options.batch < 1 or (steps is not None and steps < 1):
-        raise SftRefused(
-            f"--epochs {options.epochs}, --batch {options.batch}, --steps {steps}: each must be >= 1"
-        )
+    if call.epochs < 1 or batch < 1 or (call.steps is not None and call.steps < 1):
+        raise SftRefused(f"--epochs {call.epochs}, --batch {batch}, --steps {call.steps}: each must be >= 1")
     if not inputs:
         raise SftRefused(f"{source} holds no conversation to train on")
     batches: list[tuple[str | Conversation, ...]] = []
-    for epoch in range(options.epochs):
+    for epoch in range(call.epochs):
         order = list(inputs)
-        random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
-        batches += [tuple(order[at : at + options.batch]) for at in range(0, len(order), options.batch)]
-    return SftPlan(source, tuple(batches[:steps]))
+        random.Random(f"{call.seed}/{epoch}").shuffle(order)  # noqa: S311 - an order, not a secret
+        batches += [tuple(order[at : at + batch]) for at in range(0, len(order), batch)]
+    return SftPlan(source, tuple(batches[: call.steps]))
 
 
 async def run_plan(client: Client, plan: SftPlan, learning_rate: float, show: "Show") -> "StepResult":

@@ -1,56 +1,16 @@
 """`upcycle train --from RUN…`: evaluations whose graded groups train."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
+from upcycle.errors import SourcesRefused
 from upcycle.platform import Platform
-from upcycle.run_specs import SourcesRefused
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run, SourceReport
 
 _LOOK_BACK = 50
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Evaluations that train."""
-
-    from_: Annotated[tuple[str, ...], Parameter(name="--from", negative="", consume_multiple=True)] = ()
-    """finished evaluations whose graded groups are the first batches; `last` is the model's newest of
-    split train. Without --taskset the run goes on with the taskset of the first one."""
-    no_sampling: Annotated[bool, Parameter(negative="")] = False
-    """sample nothing: train only on what --from and `upcycle eval --trainable` bring."""
-    no_step_groups: int | None = None
-    """groups in a row that may end without a step before the run fails; default max(8 × --prompts, 64)."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Any of these options was given."""
-        return bool(self.from_) or self.no_sampling or self.no_step_groups is not None
-
-
-NO_SOURCES: Final = Sources()
-
-
-def check(sources: Sources, *, is_sft: bool, attaches: bool) -> None:
-    """Refuse what the options alone rule out. Raises SourcesRefused."""
-    if attaches and sources.is_asked:
-        raise SourcesRefused(
-            "--attach follows a run that was started before: --from, --no-sampling and --no-step-groups "
-            "belong to its start",
-            "leave them out, or leave --attach out and start a new run",
-        )
-    if sources.is_asked and is_sft:
-        raise SourcesRefused(
-            "--from, --no-sampling and --no-step-groups are for GRPO, --sft and --sft-from are for SFT",
-            "give one or the other",
-        )
 
 
 async def resolve(platform: Platform, model: str, names: Iterable[str]) -> list[str]:

@@ -8,16 +8,14 @@ The id is also the run's label, by which earlier runs of the file are found with
 import asyncio
 import hashlib
 import json
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from upcycle.cli.preflight import flag_of, refusals_of
-from upcycle.cli.tasksets import TASKS_FILES
 from upcycle.errors import UpcycleError
-from upcycle.run_specs import OptionInvalid, TrainOptions, nearest, option_names, train_options
+from upcycle.run_config import Purpose
+from upcycle.run_config.reading import RunFile, gather
+from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
@@ -32,8 +30,6 @@ MAX_ORDINAL: Final = 10_000
 _LOOK_BACK: Final = 50
 """Newest runs of the model among which earlier ones of the file are looked for. Where none is left among
 them, each ordinal is asked for, once: the run that is found or begun is the newest again."""
-_TABLE: Final = "run"
-_KEYS: Final[tuple[str, ...]] = ("model", "taskset", "taskset_name", "from")
 _SUBMIT_TRIES_S: Final = 60.0
 _PAUSE_S: Final = 0.5
 
@@ -52,15 +48,16 @@ class FailsAtOnce(UpcycleError):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a file asks for. taskset: a file or a registered name; sources: run ids of evaluations."""
+    """What a file asks for."""
 
     path: Path
-    model: str
-    taskset: str
-    taskset_name: str | None
-    sources: tuple[str, ...]
-    options: TrainOptions
+    run: RunFile
     digest: str
+
+    @property
+    def model(self) -> str:
+        """Slug of the model that it trains."""
+        return self.run.policy.model
 
     def request_id(self, ordinal: int) -> str:
         """Of the ordinal's SubmitRun, 1 first."""
@@ -68,88 +65,17 @@ class Standing:
 
 
 def read(path: Path) -> Standing:
-    """The standing run of a file. Raises StandingInvalid, naming the file, the key and the way out."""
-    table = _table(path)
-    own = {key: table[key] for key in _KEYS if key in table}
-    options = _options(path, {key: value for key, value in table.items() if key not in _KEYS})
-    for key in ("model", "taskset"):
-        if not own.get(key):
-            raise StandingInvalid(f"{path}: [run] has no {key}", f'add {key} = "…"')
-    for key in ("model", "taskset", "taskset_name"):
-        if not isinstance(own.get(key, ""), str):
-            raise StandingInvalid(f"{path}: [run] {key} = {own[key]!r} is not text")
-    _check(path, options)
-    return Standing(
-        path=path,
-        model=own["model"],
-        taskset=_taskset(path, own["taskset"]),
-        taskset_name=own.get("taskset_name"),
-        sources=_sources(path, own.get("from", [])),
-        options=options,
-        digest=hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest(),
-    )
-
-
-def _check(path: Path, options: TrainOptions) -> None:
-    """Names and limits, which the planner would refuse only once everything is started."""
-    gate = options.gate_config()
-    refused = refusals_of(options.training(), options.group, gate, say=_key_of)
-    if refused:
-        raise StandingInvalid(f"{path}: [run] " + "; ".join(refused))
-
-
-def _key_of(field: str) -> str:
-    return flag_of(field).removeprefix("--").replace("-", "_")
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """The table [run]. tomllib names the line of what it cannot read."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StandingInvalid(f"{path}: no such file", "give the TOML file of a standing run") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StandingInvalid(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise StandingInvalid(f"{path} is not TOML: {error}") from error
-    for key in document:
-        if key != _TABLE:
-            raise StandingInvalid(f"{path}: unknown key {key!r}", "everything goes into the table [run]")
-    table = document.get(_TABLE)
-    if not isinstance(table, dict):
-        raise StandingInvalid(f"{path} has no table [run]", 'begin it with [run] and model = "…"')
-    return table
-
-
-def _options(path: Path, given: Mapping[str, Any]) -> TrainOptions:
-    known = [*_KEYS, *option_names()]
-    for key in given:
-        if key not in known:
-            raise StandingInvalid(f"{path}: [run] has the unknown key {key!r}", nearest(key, known))
-    try:
-        return train_options({"steps": 0, **given})
-    except OptionInvalid as error:
-        raise StandingInvalid(f"{path}: [run] {error.message}", error.hint) from error
-
-
-def _taskset(path: Path, given: str) -> str:
-    """A registered name as it is; a tasks file relative to the folder of the standing file."""
-    if not given.endswith(TASKS_FILES):
-        return given
-    tasks = path.absolute().parent / given
-    if not tasks.is_file():
-        raise StandingInvalid(f"{path}: [run] taskset: no such file: {tasks}", "paths begin at this file")
-    return str(tasks)
-
-
-def _sources(path: Path, given: Any) -> tuple[str, ...]:
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise StandingInvalid(f"{path}: [run] from = {given!r} is not a list of run ids", 'from = ["run-…"]')
-    if "last" in given:
+    """The standing run of a file, which `upcycle train --config` reads too; without a length it goes on
+    until it is stopped. Raises RunConfigInvalid and StandingInvalid, naming the file and the line."""
+    given = gather({}, (), path, names={})
+    has_length = given.value("training.steps") is not None or given.value("training.epochs") is not None
+    run = given.run(Purpose.TRAIN, {} if has_length else {"training.steps": 0})
+    if "last" in run.source_runs:
         raise StandingInvalid(
-            f"{path}: [run] from: `last` is another run after each restart", "name the run by its id"
+            f"{given.say('source_runs')}: `last` is another run after each restart", "name the run by its id"
         )
-    return tuple(given)
+    table = {name: value.value for name, value in given.values.items()}
+    return Standing(path, run, hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest())
 
 
 async def bring(platform: "Platform", standing: Standing) -> "Run":
@@ -158,13 +84,14 @@ async def bring(platform: "Platform", standing: Standing) -> "Run":
     from upcycle.run_client import is_over
 
     # Not exactly these tasks: the same request again must be the same run after the file changed.
-    taskset = await register_source(platform, standing.taskset, standing.taskset_name, exact=False)
+    asked = standing.run
+    taskset = await register_source(platform, asked.taskset, asked.taskset_name or None, exact=False)
     known = await _earlier(platform, standing)
-    sources, quick = standing.sources, 0
+    sources, quick = asked.source_runs, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):
-        spec = standing.options.spec(standing.model, taskset, sources)
-        spec.label = standing.request_id(ordinal)
-        run = known.get(ordinal) or await _submitted(platform, spec, standing.request_id(ordinal))
+        label = standing.request_id(ordinal)
+        spec = spec_to_wire(replace(asked.run, taskset=taskset, source_runs=sources, label=label))
+        run = known.get(ordinal) or await _submitted(platform, spec, label)
         if run is None:
             continue
         if not is_over(run):
@@ -244,7 +171,7 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
     except UpcycleError as error:
         refusal = str(error)
     except Exception as error:  # a tasks file is the user's code: the platform outlives whatever it raises
-        return [f"no standing run: {standing.taskset}: {type(error).__name__}: {error}"]
+        return [f"no standing run: {standing.run.taskset}: {type(error).__name__}: {error}"]
     other = await _other_training(platform, standing)
     if other is None:
         return [f"no standing run: {refusal}"]

@@ -1,48 +1,37 @@
 """`upcycle train`."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
-from upcycle.cli.preflight import refuse_early
+from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, flag_class, sources_of
 from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
-from upcycle.cli.sources import NO_SOURCES, Sources, check
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed
-from upcycle.run_specs import DEFAULT_STEPS, CommonOptions, TrainOptions
+from upcycle.run_config import Purpose, RunSpec, Training, checked
+from upcycle.run_config.reading import RunFile, Sources
+from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
 
 if TYPE_CHECKING:
-    from upcycle.api.taskset.v1.taskset_pb2 import Run, RunSpec
+    from upcycle.api.taskset.v1.taskset_pb2 import Run
 
-
+TrainFlags: Any = flag_class(Purpose.TRAIN, "TrainFlags")
+NO_FLAGS: Final = TrainFlags()
 _LOOK_BACK: Final = 50
+_OF_SOURCES: Final = ("source_runs", "no_sampling", "training.no_step_groups")
+_OF_SFT: Final = ("training.steps", "training.epochs", "training.learning_rate", "training.seed")
+_OF_FIRST_SOURCE: Final = "the taskset of the first source"
 
 
 class UnclearTraining(UpcycleError, ValueError):
     """The options do not say what to train, or say two things."""
 
     kind = "unclear_training"
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(CommonOptions):
-    """What to train on, and how."""
-
-    taskset: str | None = None
-    """a tasks file, or the name of a registered taskset of split train."""
-    taskset_name: str | None = None
-    """which taskset of the file."""
-    steps: int | None = None
-    """optimizer steps; default 100, for SFT as many as the epochs need; 0: until the run is
-    stopped."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """how the learning rate goes over the steps, after the warm-up."""
 
 
 @Parameter(name="*")
@@ -63,8 +52,8 @@ class View:
 async def train(
     model: str | None = None,
     *,
-    recipe: Recipe = Recipe(),
-    sources: Sources = NO_SOURCES,
+    flags: TrainFlags = NO_FLAGS,
+    config: ConfigFlags = NO_CONFIG,
     sft: SftOptions = NO_SFT,
     view: View = View(),
 ) -> int:
@@ -81,67 +70,83 @@ async def train(
     """
     from upcycle.rpc import remote_errors
 
-    check(sources, is_sft=sft.is_asked, attaches=view.attach is not None)
+    given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
     if view.attach is not None:
+        _refuse_sources(given)
         async with Platform() as platform, remote_errors():
             return await _follow(platform, await _attached(platform, view.attach), view)
-    if model is not None and sft.is_asked:
-        return await train_sft(model, sft, _sft_call(recipe, view))
-    if model is None or (recipe.taskset is None and not sources.from_):
+    model = given.value("policy.model")
+    if not model or not (sft.is_asked or given.value("taskset") or given.value("source_runs")):
         raise UnclearTraining(
             "nothing to train on",
-            "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), or --attach RUN",
+            "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
+            "names them, or --attach RUN",
         )
-    options = options_of(recipe, sources)
-    refuse_early(options.training(), options.group, options.gate_config())
+    if sft.is_asked:
+        return await train_sft(model, sft, _sft_call(given, view))
+    run = given.run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE} if given.value("source_runs") else {})
     async with Platform() as platform, remote_errors():
-        name, evaluations = await _drawn_from(platform, model, recipe, sources)
-        run_id = await _launched(platform, options.spec(model, name, evaluations), view)
+        run_id = await _launched(platform, await _registered(platform, run), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
 
-def _sft_call(recipe: Recipe, view: View) -> SftCall:
+def _refuse_sources(given: Sources) -> None:
+    """Raises SourcesRefused for what belongs to the start of a run."""
+    from upcycle.errors import SourcesRefused
+
+    if any(path in given.values for path in _OF_SOURCES):
+        raise SourcesRefused(
+            "--attach follows a run that was started before: --from, --no-sampling and --no-step-groups "
+            "belong to its start",
+            "leave them out, or leave --attach out and start a new run",
+        )
+
+
+def _sft_call(given: Sources, view: View) -> SftCall:
     """Raises SftRefused for options that only GRPO over a taskset takes."""
-    if recipe.taskset is not None:
-        raise SftRefused("--taskset is for GRPO, --sft and --sft-from are for SFT", "give one of them")
-    if recipe.lr_schedule != "constant" or recipe.warmup_steps or recipe.min_lr_fraction:
+    other = [one.where for path, one in given.values.items() if path not in (*_OF_SFT, "policy.model")]
+    if other:
         raise SftRefused(
-            "--lr-schedule, --warmup-steps and --min-lr-fraction are for GRPO over a taskset",
+            f"{', '.join(other)}: for GRPO over a taskset, not for SFT",
             "leave them out; with `TrainingClient.step` each step brings its own learning_rate",
         )
     if view.detach:
         raise SftRefused("--detach: this process drives SFT step by step", "leave --detach out")
+    asked = {path.partition(".")[2]: given.value(path) for path in _OF_SFT if path in given.values}
+    epochs = asked.pop("epochs", 1)  # the one place where steps may cut epochs short
+    training = checked(Training, asked, lambda name: given.say(f"training.{name}"))
+    checked(Training, {"epochs": epochs}, lambda name: given.say(f"training.{name}"))
     return SftCall(
-        steps=recipe.steps,
-        seed=recipe.seed,
-        learning_rate=recipe.learning_rate,
+        steps=asked.get("steps"),
+        epochs=epochs,
+        seed=training.seed,
+        learning_rate=training.learning_rate,
         timeout_s=view.timeout_s,
         as_json=view.as_json,
     )
 
 
-async def _drawn_from(
-    platform: Platform, model: str, recipe: Recipe, sources: Sources
-) -> tuple[str, list[str]]:
-    """The taskset that the run plays, and the run ids of its sources. Without a limit of steps the run
-    follows the revisions of a taskset that a file defines."""
+async def _registered(platform: Platform, run: RunFile) -> RunSpec:
+    """The run with names that the platform knows: its taskset, and the run ids of its sources. Without a
+    limit of steps it follows the revisions of a taskset that a file defines."""
     from upcycle.cli.sources import resolve
     from upcycle.cli.tasksets import register_source
     from upcycle.train.running import taskset_of
 
-    evaluations = await resolve(platform, model, sources.from_)
-    if recipe.taskset is None:
-        return await taskset_of(platform, evaluations[0]), evaluations
-    keeps = recipe.steps != 0
-    name = await register_source(platform, recipe.taskset, recipe.taskset_name, exact=keeps)
-    return name, evaluations
+    evaluations = tuple(await resolve(platform, run.policy.model, run.source_runs))
+    if run.taskset == _OF_FIRST_SOURCE:
+        name = await taskset_of(platform, evaluations[0])
+    else:
+        exact = run.training is not None and not run.training.is_standing
+        name = await register_source(platform, run.taskset, run.taskset_name or None, exact=exact)
+    return replace(run.run, taskset=name, source_runs=evaluations)
 
 
-async def _launched(platform: Platform, spec: "RunSpec", view: View) -> str:
+async def _launched(platform: Platform, spec: RunSpec, view: View) -> str:
     from upcycle.cli.sources import begun_lines
     from upcycle.run_client import submit_run
 
-    run = await submit_run(platform, spec)
+    run = await submit_run(platform, spec_to_wire(spec))
     taskset = plain_name(run.spec.taskset)
     for line in begun_lines(run):
         human().print(line, markup=False, soft_wrap=True)
@@ -202,17 +207,6 @@ async def _follow(platform: Platform, run_id: str, view: View) -> int:
         raise
     _print_done(run, view.as_json)
     return Exit.OK if completed(run) else Exit.FAILED
-
-
-def options_of(recipe: Recipe, sources: Sources = NO_SOURCES) -> TrainOptions:
-    """The flags as options of a training run."""
-    common: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in fields(CommonOptions)}
-    return TrainOptions(
-        **common,
-        steps=DEFAULT_STEPS if recipe.steps is None else recipe.steps,
-        no_sampling=sources.no_sampling,
-        no_step_groups=sources.no_step_groups,
-    )
 
 
 def _print_done(run: "Run", as_json: bool) -> None:

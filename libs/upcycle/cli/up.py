@@ -78,7 +78,7 @@ def _standing(layout: Layout) -> "Standing | None":
     standing = read(layout.standing)
     if layout.model not in (None, standing.model):
         raise StandingInvalid(
-            f"{layout.standing}: [run] model = {standing.model!r}, the engines serve --model {layout.model}",
+            f"{layout.standing}: policy.model = {standing.model!r}, the engines serve --model {layout.model}",
             "name the same model in both, or leave --model out",
         )
     return standing

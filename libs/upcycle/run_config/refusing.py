@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from inspect import get_annotations
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -63,7 +64,7 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
     elif what == REFUSED:
         yield f"{say(path)} {error['ctx']['text']}"
     elif what == "unexpected_keyword_argument":
-        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest(path, kind)}"
+        yield f"{say(path)}: unknown key {error['loc'][-1]!r}; {_nearest_key(path, kind)}"
     elif what == "missing":
         yield f"{say(path)} is not set"
     elif what == "enum":
@@ -74,18 +75,23 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
         yield f"{say(path)}: {error['msg']}"
 
 
-def _nearest(path: str, kind: type) -> str:
+def _nearest_key(path: str, kind: type) -> str:
     """The key that was probably meant: one of the same table, else one of that name elsewhere."""
     above, _, name = path.rpartition(".")
     known = leaves(kind)
     prefix = f"{above}." if above else ""
     here = sorted({key[len(prefix) :].partition(".")[0] for key in known if key.startswith(prefix)})
-    near = get_close_matches(name, here, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
     last = {key.rpartition(".")[2]: key for key in known}
-    near = get_close_matches(name, last, n=1)
-    return f"did you mean {last[near[0]]!r}?" if near else f"known: {', '.join(here)}"
+    elsewhere = get_close_matches(name, last, n=1)
+    if elsewhere and not get_close_matches(name, here, n=1):
+        return f"did you mean {last[elsewhere[0]]!r}?"
+    return nearest(name, here)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint: the name that was probably meant, or all of them."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
 
 
 @cache
@@ -101,10 +107,16 @@ def leaves(kind: type = RunSpec) -> Mapping[str, Any]:
     for one in fields(kind):
         section = section_of(hints[one.name])
         if section is None:
-            found[one.name] = kind.__pydantic_fields__[one.name]  # type: ignore[attr-defined]
+            found[one.name] = _declared(kind, one.name)
         else:
             found |= {f"{one.name}.{name}": info for name, info in leaves(section).items()}
     return found
+
+
+def _declared(kind: Any, name: str) -> Any:
+    """A field as the class knows it that declares it: subclasses lose its docstring."""
+    declaring = next(one for one in kind.__mro__ if name in get_annotations(one))
+    return declaring.__pydantic_fields__[name]
 
 
 def section_of(annotation: Any) -> type | None:

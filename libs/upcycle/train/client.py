@@ -1,18 +1,18 @@
-"""The client of interactive training: one model, its gradients, its checkpoints.
+"""The client of interactive training for one model: its gradients, its steps, its checkpoints.
 
-A request that finds the trainer away is sent again under the same id until `timeout_s`; the trainer answers
-a repeated id alike, so nothing is ever accumulated or applied twice.
+While the trainer is unavailable, a request is sent again under the same id until `timeout_s`. The trainer
+executes each id once, so no gradient is accumulated or applied twice.
 """
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
 from upcycle.results import Run as Episode
+from upcycle.run_client import new_request_id
 from upcycle.tasks import Taskset
 from upcycle.train.custom import CustomLoss, weights_of
 from upcycle.train.inputs import Lora, TrainingInput, input_to_wire
@@ -30,7 +30,6 @@ from upcycle.train.running import TrainedRun, finished, run_ids_of, submitted
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.platform import Addresses, Platform
-    from upcycle.run_specs import TrainKeywords
 
 T = TypeVar("T")
 DEFAULT_LOSS: Final = "importance_sampling"
@@ -40,7 +39,7 @@ _ACTOR: Final = "training client"
 
 
 class AdamOptions(TypedDict, total=False):
-    """Of an update, beside its rate: 0.9, 0.95, 1e-8, 0, and 1 (0: no bound) unless said otherwise."""
+    """Options of an update beside its learning rate. Defaults: 0.9, 0.95, 1e-8, 0, and 1 (0: no bound)."""
 
     beta1: float
     beta2: float
@@ -50,7 +49,7 @@ class AdamOptions(TypedDict, total=False):
 
 
 class StepOptions(AdamOptions, total=False):
-    """And of the pass before it; see `forward_backward`."""
+    """Options of a step: those of the update, and those of the pass before it, see `forward_backward`."""
 
     reward_scale: float
     num_substeps: int
@@ -58,7 +57,8 @@ class StepOptions(AdamOptions, total=False):
 
 
 class TrainingClient:
-    """Trains one model slug and moves its head: what the gateway serves, and what the next rollout samples.
+    """Trains one model slug. A step moves the model's head, so that the gateway serves the new version and
+    the next rollouts sample from it.
 
     inputs of every pass: Runs, ids of stored trajectories, Trajectory, Conversation and TokenRow objects.
     Raises upcycle.rpc.RemoteError for what the trainer refuses, with its reason; UpcycleError for what is
@@ -73,9 +73,9 @@ class TrainingClient:
         lora: Lora | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """runtime: where (a Platform or its Addresses); by default the platform that is found, when a call
-        is made. lora: what trains; None: what trained last, at first all weights. timeout_s: of each call,
-        with everything that it waits for."""
+        """runtime: a Platform or its Addresses; None: the running platform, found at each call. lora: which
+        parameters train; None: the same as in the last call, at first all weights. timeout_s: of each call,
+        including everything that it waits for."""
         if not model:
             raise UpcycleError("the model slug is empty", "`upcycle models list` names those that exist")
         self.model = model
@@ -102,7 +102,7 @@ class TrainingClient:
         num_substeps = more.pop("num_substeps", 1)
         request = pb.StepRequest(
             model=self.model,
-            request_id=_new_id("step"),
+            request_id=new_request_id("step"),
             batch=_batch(inputs, group_size, scale, advantage),
             loss=_loss(loss_fn, loss_fn_config),
             num_substeps=num_substeps,
@@ -124,17 +124,18 @@ class TrainingClient:
         num_substeps: int = 1,
         advantage: str = "",
     ) -> ForwardBackwardResult:
-        """Adds the gradient of a built-in loss to what is accumulated; the next optim_step divides all of it
-        by its trained tokens.
+        """Accumulates the gradient of a built-in loss; the next optim_step divides the accumulated sum by the
+        number of trained tokens.
 
-        group_size: consecutive inputs whose rewards are compared (absent: all; 1: the reward itself counts).
-        num_substeps: slices that the pass is computed in; less memory, the same gradient.
+        group_size: how many consecutive inputs form a group; rewards are relative to their group (None: all
+        inputs are one group; 1: the reward itself is the advantage). num_substeps: the pass is computed in
+        so many slices, which needs less memory and gives the same gradient.
         """
         from upcycle.api.training.v1 import service_pb2 as pb
 
         request = pb.ForwardBackwardRequest(
             model=self.model,
-            request_id=_new_id("fb"),
+            request_id=new_request_id("fb"),
             batch=_batch(inputs, group_size, reward_scale, advantage),
             loss=_loss(loss_fn, loss_fn_config),
             num_substeps=num_substeps,
@@ -157,7 +158,7 @@ class TrainingClient:
 
         request = pb.ForwardRequest(
             model=self.model,
-            request_id=_new_id("fwd"),
+            request_id=new_request_id("fwd"),
             batch=_batch(inputs, group_size, reward_scale, advantage),
             lora=_lora(self._lora),
         )
@@ -170,13 +171,13 @@ class TrainingClient:
         weights: Sequence[Sequence[float]],
         metrics: Mapping[str, float] | None = None,
     ) -> ForwardBackwardResult:
-        """Adds a gradient that was worked out here. weights: per datum of the forward, -dC/dlogprob of each
-        of its tokens. Refused where the weights of the model changed since the forward."""
+        """Accumulates a gradient that the caller computed. weights: per datum of the forward pass,
+        -dLoss/dlogprob of each of its tokens. Refused if the model's weights changed since that pass."""
         from upcycle.api.training.v1 import interactive_pb2, service_pb2
 
         request = service_pb2.BackwardRequest(
             model=self.model,
-            request_id=_new_id("bwd"),
+            request_id=new_request_id("bwd"),
             forward_id=forward_id,
             weights=[interactive_pb2.TokenValues(values=values) for values in weights],
             metrics=dict(metrics or {}),
@@ -193,7 +194,7 @@ class TrainingClient:
         group_size: int | None = None,
         reward_scale: float = 1.0,
     ) -> ForwardBackwardResult:
-        """Adds the gradient of a loss that is computed here, with torch.
+        """Accumulates the gradient of a loss that this process computes with torch.
 
         loss_fn(data, logprobs) -> (loss, metrics): DatumTensors, and as many tensors [T] to differentiate by.
         Raises CustomLossInvalid.
@@ -205,16 +206,17 @@ class TrainingClient:
     async def optim_step(
         self, learning_rate: float, *, promote: bool = True, **adam: Unpack[AdamOptions]
     ) -> OptimStepResult:
-        """One update with everything accumulated: saved, published and, if `promote`, made head.
+        """One update with all accumulated gradients. The new version is saved, published and, if `promote`,
+        made head.
 
-        adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused where
-        gradients that this client accumulated are lost.
+        adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused if the
+        trainer has lost a gradient that this client accumulated.
         """
         from upcycle.api.training.v1 import service_pb2 as pb
 
         request = pb.OptimStepRequest(
             model=self.model,
-            request_id=_new_id("optim"),
+            request_id=new_request_id("optim"),
             adam=_adam(learning_rate, adam),
             gradients=self._accumulated,
             keep_head=not promote,
@@ -230,19 +232,20 @@ class TrainingClient:
         taskset: Taskset | str | None = None,
         sampling: bool = True,
         timeout_s: float = 86_400.0,
-        **options: "Unpack[TrainKeywords]",
+        **options: Any,
     ) -> TrainedRun:
-        """A training run whose first batches are evaluations; returns when it is over, in seconds timeout_s.
+        """Start a training run whose first batches are evaluations, and wait until it is over.
 
         runs: Runs of evaluations of train tasks, or their run ids; all groups of each evaluation train, each
         at most once. taskset: what the run goes on with; None: that of the first evaluation. sampling=False:
-        it samples nothing and ends when the evaluations are used up. options: of TrainOptions, such as
-        steps, prompts, learning_rate, gate. Raises OptionInvalid; upcycle.rpc.RemoteError where the planner
-        refuses a source, with its reason; TrainingFailed when the run fails or is not over in time.
+        it samples nothing and ends when the evaluations are used up. options: the flags of `upcycle train`,
+        such as steps, prompts, learning_rate, gate. Raises RunConfigInvalid; upcycle.rpc.RemoteError where
+        the planner refuses a source, with its reason; TrainingFailed when the run fails or is not over in
+        time.
         """
-        from upcycle.run_specs import train_options
+        from upcycle.run_config.flags import training_run
 
-        chosen = train_options({**options, "no_sampling": not sampling})
+        chosen = training_run(self.model, {**options, "no_sampling": not sampling})
         async with connected(self._runtime) as platform:
             run_id = await submitted(platform, self.model, run_ids_of(runs), taskset, chosen)
             return await finished(platform, run_id, timeout_s)
@@ -264,15 +267,15 @@ class TrainingClient:
         return list(reply.checkpoints)
 
     async def head(self) -> "Checkpoint":
-        """The promoted checkpoint: what the gateway serves, and where the next step begins."""
+        """The promoted checkpoint. The gateway serves it, and the next step continues it."""
         from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 
         reply = await self._ask("head", lambda at: at.registry.GetModel, GetModelRequest(model=self.model))
         checkpoint: Checkpoint = reply.head
         return checkpoint
 
-    async def set_head(self, checkpoint: "str | Checkpoint", *, reason: str = "set by hand") -> "Checkpoint":
-        """Roll back, or branch: the next step extends the tree from there."""
+    async def set_head(self, checkpoint: "str | Checkpoint", *, reason: str = "set manually") -> "Checkpoint":
+        """Move head to any checkpoint, to roll back or to branch; the next step continues that checkpoint."""
         from upcycle.api.registry.v1.service_pb2 import SetHeadRequest
 
         checkpoint_id = checkpoint if isinstance(checkpoint, str) else checkpoint.checkpoint_id
@@ -284,7 +287,7 @@ class TrainingClient:
         return await self._ask(what, lambda platform: method(platform.training), request)
 
     async def _ask(self, what: str, method: "Callable[[Platform], Any]", request: Any) -> Any:
-        """The reply; sent again, under the same request id, while the service is away."""
+        """Send a request, again under the same id while the service is unavailable; returns the reply."""
         from upcycle.rpc import remote_errors
 
         async def once(platform: "Platform", timeout_s: float) -> Any:
@@ -308,10 +311,6 @@ async def _until_available(call: Callable[[float], Awaitable[T]], timeout_s: flo
                 raise
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-
-
-def _new_id(what: str) -> str:
-    return f"{what}-{uuid.uuid4().hex}"
 
 
 def _batch(

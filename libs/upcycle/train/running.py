@@ -1,19 +1,18 @@
-"""Training runs on what evaluations sampled: submitted, waited for, and what became of them."""
+"""Training runs on the episodes of evaluations: submits them, waits for them, reports their result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.errors import UpcycleError
+from upcycle.errors import SourcesRefused, UpcycleError
 from upcycle.results import Run as Episode
 from upcycle.run_client import follow_run, register_taskset, submit_run
-from upcycle.run_specs import SourcesRefused
 from upcycle.tasks import Taskset, plain_name
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
     from upcycle.platform import Platform
-    from upcycle.run_specs import TrainOptions
+    from upcycle.run_config import RunSpec
 
 SUBMIT_TIMEOUT_S: Final = 60.0
 _PAUSE_S: Final = 0.5
@@ -21,7 +20,7 @@ _PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a training run took from one evaluation, in groups. left_out: by reason."""
+    """How many groups of one evaluation a training run trained. left_out: the others, by reason."""
 
     run_id: str
     groups: int
@@ -70,15 +69,20 @@ async def submitted(
     model: str,
     run_ids: Sequence[str],
     taskset: "Taskset | str | None",
-    options: "TrainOptions",
+    spec: "RunSpec",
 ) -> str:
-    """The run id of a training run whose first batches are these evaluations.
+    """The run id of a training run whose first batches are these evaluations. spec: all but these and the
+    taskset.
 
     taskset: what it goes on with; None: that of the first evaluation. Raises SourcesRefused and
     upcycle.rpc.RemoteError.
     """
-    name = await _taskset(platform, run_ids[0], taskset, follows=options.steps == 0)
-    return (await submit_run(platform, options.spec(model, name, run_ids))).run_id
+    from upcycle.run_config.wire import spec_to_wire
+
+    follows = spec.training is not None and spec.training.is_standing
+    name = await _taskset(platform, run_ids[0], taskset, follows=follows)
+    run = replace(spec, taskset=name, source_runs=tuple(run_ids))
+    return (await submit_run(platform, spec_to_wire(run))).run_id
 
 
 async def _taskset(
@@ -101,7 +105,7 @@ async def taskset_of(platform: "Platform", run_id: str) -> str:
         name, allowed = plain_name(run.spec.taskset), await train_tasksets(platform)
     if name not in allowed:
         raise SourcesRefused(
-            f"{run_id} is over {name!r}, which is not of split train: a run cannot go on with it",
+            f"{run_id} is over {name!r}, which is not of split train: a run cannot continue with it",
             "name the taskset to train on, or an evaluation of a train taskset",
         )
     return name

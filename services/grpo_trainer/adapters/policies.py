@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Final
-
-import grpc
 
 from blob_store import BlobRef, BlobStore
 from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
-from grpo_trainer.domain.errors import BrokenArtifact, HeldOutInput, InvalidInput
+from grpo_trainer.domain.errors import BrokenArtifact
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.ports import PublishedPolicy
@@ -36,7 +32,6 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
-from upcycle.rpc import RemoteError, remote_errors
 
 _VERSION: Final = re.compile(r"/v(\d{8,})/manifest\.json$")
 _MAX_DIGESTS: Final = 10_000
@@ -91,7 +86,7 @@ class RegistryPolicies:
         with object_store(f"base policy v{base.version}"):
             return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
 
-    async def publish(self, state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
+    async def publish(self, state: SessionState, directory: Path) -> PublishedPolicy:
         """See ports.Policies."""
         with object_store(f"policy {state.spec.model} v{state.version}"):
             parent = await self._parent(state)
@@ -100,7 +95,7 @@ class RegistryPolicies:
             facts = PolicyFacts(
                 model=state.spec.model,
                 version=state.version,
-                created_at=at,
+                created_at=state.completed_at,
                 parent=parent,
                 run_id=state.spec.run_id,
                 step=state.step,
@@ -144,27 +139,6 @@ class HeldOutTasks:
         with lookup(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
             reply = await self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
         return tuple(sorted(task.digest for task in reply.taskset.tasks))
-
-
-class PlannerClaims:
-    """See ports.TaskClaims."""
-
-    def __init__(self, tasksets: Peer) -> None:
-        self._stub = TasksetServiceStub(tasksets.channel)
-        self._address = tasksets.address
-
-    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
-        """See ports.TaskClaims."""
-        for at in range(0, len(digests), _MAX_DIGESTS):
-            request = taskset_pb2.ClaimTasksRequest(
-                task_digests=digests[at : at + _MAX_DIGESTS], claimed_by=claimed_by
-            )
-            try:
-                with remote_errors(f"the planner at {self._address}"):
-                    await self._stub.ClaimTasks(request)
-            except RemoteError as error:
-                is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION
-                raise (HeldOutInput if is_held_out else InvalidInput)(str(error)) from error
 
 
 def _version_of(identity: str) -> int:

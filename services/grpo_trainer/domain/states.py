@@ -59,6 +59,11 @@ class SessionState:
     sources: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def completed_at(self) -> datetime:
+        """When the version of this state was made: with its step, or with the session."""
+        return self.opened_at if self.last_step is None else self.last_step.completed_at
+
+    @property
     def lineage(self) -> Lineage:
         """Where the run's weights came from."""
         return Lineage(self.base.version, self.first_version, self.ancestors)

@@ -1,4 +1,4 @@
-"""Conversations as samples: what the policy would have been asked, and what it should have written."""
+"""Renders conversations as samples: the prompt of each assistant message, and the tokens of the message."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _chat_format(policy: Path) -> ChatFormat:
 
 
 class ChatConversations:
-    """See deps.Conversations."""
+    """Renders with the chat template of the policy in training."""
 
     async def samples(self, conversation: ConversationInput, policy: Path) -> tuple[Sample, ...]:
-        """See deps.Conversations."""
+        """One sample per assistant message; policy: a HF directory. Raises InvalidInput."""
         return await asyncio.to_thread(_samples, conversation, policy)
 
 
@@ -29,7 +29,7 @@ def _samples(conversation: ConversationInput, policy: Path) -> tuple[Sample, ...
     messages = conversation.messages
     turns = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
-        raise InvalidInput(f"{conversation.name} has no assistant message: nothing to learn from it")
+        raise InvalidInput(f"{conversation.name} has no assistant message, so there is nothing to train on")
     try:
         chat = _chat_format(policy)
         chosen = turns[-1:] if conversation.last_turn_only else turns
@@ -45,8 +45,8 @@ def _sample(conversation: ConversationInput, chat: ChatFormat, at: int) -> Sampl
     whole = chat.render(messages[: at + 1], tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
         raise InvalidInput(
-            f"{conversation.name}: the chat template renders message {at} otherwise than the policy would "
-            "write it, so its tokens cannot be told from the prompt's"
+            f"{conversation.name}: the chat template renders message {at} differently after its own "
+            "prompt, so the tokens of the message cannot be separated from the prompt"
         )
     output = whole[len(prompt) :]
     ends = [place for place, token in enumerate(output) if token in chat.stop_token_ids]

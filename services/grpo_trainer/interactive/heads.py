@@ -1,4 +1,4 @@
-"""The head of a model: read from the registry, and moved there."""
+"""Reads and moves the head of a model in the registry."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _ACTOR: Final = "interactive training"
 
 
 class RegistryHeads:
-    """See deps.Heads."""
+    """Heads over gRPC."""
 
     def __init__(self, registry: Peer) -> None:
         self._stub = RegistryServiceStub(registry.channel)
         self._what = f"the registry at {registry.address}"
 
     async def head(self, model: str) -> Head:
-        """See deps.Heads."""
+        """The head of a model. Raises UnknownModel; Unavailable."""
         with lookup(self._what, f"model {model!r} is not registered", UnknownModel):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         return Head(wire.base_from_wire(reply.head), reply.model.head_revision)
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
-        """See deps.Heads."""
+        """Whether the registry has recorded the checkpoint. Raises Unavailable."""
         request = registry_pb2.GetCheckpointRequest(model=model, checkpoint_id=checkpoint_id)
         try:
             with peer(self._what, passing=(RemoteNotFound,)):
@@ -43,7 +43,10 @@ class RegistryHeads:
     async def promote(
         self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
     ) -> int | None:
-        """See deps.Heads."""
+        """Move head by compare-and-set; returns the new revision, None if head is at another revision.
+
+        Raises Unavailable, also until the registry has recorded the checkpoint.
+        """
         request = registry_pb2.SetHeadRequest(
             model=model,
             checkpoint_id=checkpoint_id,
@@ -54,9 +57,9 @@ class RegistryHeads:
         try:
             with peer(self._what, passing=(RemoteNotFound, RemoteConflict)):
                 reply = await self._stub.SetHead(request)
-        except RemoteNotFound as error:  # it hears of the checkpoint by an event
+        except RemoteNotFound as error:  # the registry records checkpoints when it receives checkpoint.saved
             raise Unavailable(f"{checkpoint_id} to be recorded: {error}") from error
-        except RemoteConflict:  # perhaps it was our own request, whose answer never came
+        except RemoteConflict:  # our own earlier request may have moved it, and its answer was lost
             head = await self.head(model)
             return head.revision if head.checkpoint_id == checkpoint_id else None
         revision: int = reply.move.revision

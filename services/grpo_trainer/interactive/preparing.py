@@ -1,4 +1,4 @@
-"""Inputs of interactive training as rows: fetched, rendered, checked. Nothing is changed here."""
+"""Turns the inputs of a pass into rows of tokens: fetches, renders and checks them; without side effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INDEX_PAUSE_S: Final = 0.2
 
 
 class Preparer:
-    """Resolves inputs, several at once, in their order."""
+    """Prepares several inputs at once; the results are in the order of the inputs."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class Preparer:
         *,
         index_wait_s: float = 10.0,
     ) -> None:
-        """index_wait_s: how long a trajectory may be missing, since the store's index follows the run."""
+        """index_wait_s: how long to wait for a trajectory that is not in the index yet: the store indexes it
+        after the run's events."""
         self._trajectories = trajectories
         self._conversations = conversations
         self._retry = retry
@@ -127,6 +128,6 @@ def _from_samples(
 
 
 def _unsampled(prepared: PreparedInput) -> PreparedInput:
-    """No sampler made these tokens: their log-probabilities are unknown."""
+    """Mark tokens that were not sampled: their log-probabilities are unknown."""
     rows = tuple(replace(row, logprobs=[float("nan")] * len(row.token_ids)) for row in prepared.rows)
     return replace(prepared, rows=rows, sampled=False)

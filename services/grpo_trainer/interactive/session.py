@@ -39,7 +39,6 @@ from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Upd
 from grpo_trainer.interactive.steps import (
     announce_step,
     interactive_spec,
-    publish,
     recorded,
     session_of,
     step_metrics,
@@ -47,6 +46,7 @@ from grpo_trainer.interactive.steps import (
 )
 from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
+from grpo_trainer.publishing import store_version
 from grpo_trainer.retrying import RetryUntilAvailable
 
 log = logging.getLogger(__name__)
@@ -312,7 +312,9 @@ class InteractiveSession:
         try:
             snapshot = await self._learner.snapshot()
             session = replace(await self._session(head, update, pending, numbers), canary=snapshot.canary)
-            policy = await publish(session, self._deps, snapshot, self.retry)
+            policy = await store_version(
+                session, snapshot, self._deps.policies, self._deps.work_dir, self.retry
+            )
             groups = groups_after(
                 await self._groups_before(head), (one for each in pending.values() for one in each.groups)
             )

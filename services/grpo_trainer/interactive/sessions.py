@@ -78,7 +78,7 @@ class InteractiveSessions:
         known = self._requests.get(key)
         if known is not None and known.digest != digest:
             raise RequestIdReused(
-                f"{model}: request id {request_id!r} was used with other content; make ids unique"
+                f"{model}: request id {request_id!r} belongs to another request; make ids unique"
             )
         if known is None:
             task = asyncio.create_task(self._do(model, work), name=f"interactive/{model}/{request_id}")

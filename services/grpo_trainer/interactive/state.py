@@ -1,4 +1,4 @@
-"""Interactive training: parameters of a step, what a call measured, the durable state of a model."""
+"""Interactive sessions: the parameters and results of a step, the durable state, and the operator's view."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Head:
 class InteractiveState:
     """The durable state after an interactive optimizer step.
 
-    manifest, digest: of its published weights, whose version no other step can have. head_revision: of the
-    head that the step began from. keep_head: head was to stay where it was. groups: stored groups that the
-    weights have trained on, in this step and those before it, by run, see SettledGroups.
+    manifest, digest: of the published weights; no other step can have their version. head_revision: of head
+    when the step began. keep_head: the step does not move head. groups: by run, the stored groups that this
+    step and the steps before it have trained, as SettledGroups.to_json.
     """
 
     session: SessionState
@@ -53,33 +53,32 @@ class InteractiveState:
 
     @property
     def sources(self) -> dict[str, int]:
-        """How many groups of which run the weights have trained on."""
+        """By run, how many of its groups the weights were trained on."""
         return {run_id: len(SettledGroups.from_json(run_id, one)) for run_id, one in self.groups.items()}
 
     @property
     def checkpoint_id(self) -> str:
-        """Of the version that the step produced."""
+        """Id of the checkpoint that the step produced."""
         return checkpoint_id(self.session.spec.model, self.session.version)
 
     def is_current(self, head: Head) -> bool:
-        """Training goes on from here: head is at this step, or has not moved since the step began, because
-        it was meant to stay or because promoting it was cut off."""
+        """True if the next step continues this state: head points to it, or head has not moved since the step
+        began (keep_head, or the process ended before it promoted the step)."""
         return head.checkpoint_id == self.checkpoint_id or head.revision == self.head_revision
 
     def is_unpromoted(self, head: Head) -> bool:
-        """Head was to move to this step, and has not moved at all since it began."""
+        """True if the step should have moved head, and head has not moved since the step began."""
         return not self.keep_head and head.revision == self.head_revision
 
     @property
     def published(self) -> BasePolicy:
-        """The version that the step produced."""
+        """The version that the step produced, as the base of a later session."""
         return BasePolicy(self.session.version, self.checkpoint_id, self.manifest)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
-        groups = {"groups": dict(self.groups)} if self.groups else {}  # read back to the bytes of the marker
         return {
-            **groups,
+            "groups": dict(self.groups),
             "session": self.session.to_json(),
             "manifest": asdict(self.manifest),
             "digest": self.digest,
@@ -90,7 +89,7 @@ class InteractiveState:
 
 
 def interactive_state_from_json(plain: Mapping[str, Any]) -> InteractiveState:
-    """The state that `to_json` described. Raises ValueError, KeyError, TypeError where it is none."""
+    """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
     return InteractiveState(
         session=state_from_json(plain["session"]),
         manifest=BlobRef(**plain["manifest"]),
@@ -98,7 +97,7 @@ def interactive_state_from_json(plain: Mapping[str, Any]) -> InteractiveState:
         request_id=plain["request_id"],
         head_revision=plain["head_revision"],
         keep_head=plain["keep_head"],
-        groups=dict(plain.get("groups", {})),
+        groups=dict(plain["groups"]),
     )
 
 
@@ -112,7 +111,7 @@ def groups_after(before: Mapping[str, Any], taken: Iterable[tuple[str, str]]) ->
 
 @dataclass(frozen=True, slots=True)
 class InteractiveStep:
-    """What a durable interactive step measured."""
+    """The metrics of a durable interactive step."""
 
     step: int
     version: int
@@ -121,10 +120,10 @@ class InteractiveStep:
 
 @dataclass(frozen=True, slots=True)
 class InteractiveView:
-    """A model in interactive training, as an operator sees it.
+    """An interactive session as GetSession shows it.
 
-    version: of its weights; steps: newest last; waiting_s: since the last of them, or since this process
-    began; failure: why it cannot be opened, if so.
+    version: of its weights. steps: newest last. waiting_s: since the newest step of this process, or since
+    its start. failure: why the session cannot be opened; empty if it can.
     """
 
     model: str

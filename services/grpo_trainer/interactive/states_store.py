@@ -14,25 +14,25 @@ from identities import objects
 
 
 class InteractiveStates:
-    """See ports.InteractiveStates."""
+    """Reads and writes states; a state exists once its marker does."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
 
     async def models(self) -> tuple[str, ...]:
-        """See ports.InteractiveStates."""
+        """Models of which a state is kept, sorted."""
         with object_store("states of interactive training"):
             keys = await self._store.list(objects.interactive_states())
         markers = (key for key in keys if key.endswith(f"/{MARKER}"))
         return tuple(sorted(set(map(objects.parse_interactive_session, markers))))
 
     async def newest(self, model: str) -> InteractiveState | None:
-        """See ports.InteractiveStates."""
+        """The newest state; None if there is none. Raises BrokenArtifact."""
         markers = await self._markers(model)
         return await self._read(markers[-1]) if markers else None
 
     async def of_version(self, model: str, version: int) -> InteractiveState | None:
-        """See ports.InteractiveStates."""
+        """The kept state whose step produced a version; None if there is none."""
         for key in reversed(await self._markers(model)):
             state = await self._read(key)
             if state.session.version <= version:
@@ -40,7 +40,7 @@ class InteractiveStates:
         return None
 
     async def commit(self, state: InteractiveState, tensors: Path) -> InteractiveState:
-        """See ports.InteractiveStates."""
+        """Write the tensors, then the marker. Raises LineageTaken if another trainer wrote this marker."""
         session, folder = state.session, _folder(state)
         with object_store(f"step {session.step} of {session.spec.model}"):
             files = await step_folders.put_tensors(self._store, folder, tensors)
@@ -49,16 +49,16 @@ class InteractiveStates:
         return state
 
     async def tensors(self, state: InteractiveState, path: Path) -> None:
-        """See ports.InteractiveStates."""
+        """Fetch the tensors of a state into an empty folder."""
         with object_store(f"tensors of step {state.session.step} of {state.session.spec.model}"):
             await step_folders.get_tensors(self._store, state.session.tensors, path)
 
     def marker_of(self, state: InteractiveState) -> BlobRef:
-        """See ports.InteractiveStates."""
+        """The claim check of the marker of a committed state."""
         return step_folders.marker_of(_folder(state), state.to_json())
 
     async def prune(self, model: str, *, newest: int) -> None:
-        """See ports.InteractiveStates."""
+        """Delete all states but the newest ones."""
         with object_store(f"old states of {model}"):
             folders = step_folders.by_folder(await self._store.list(f"{objects.interactive_session(model)}/"))
             for folder in list(folders)[:-newest]:

@@ -1,12 +1,10 @@
-"""A durable step of interactive training: what it is called, how it is published, how head moves to it."""
+"""Steps of interactive training: their configuration and record, and how they are announced and promoted."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 
 from blob_store import BlobRef
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
@@ -16,7 +14,6 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.prepared import Adam, Measured
-from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.ports import PublishedPolicy
 from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
@@ -24,9 +21,10 @@ from upcycle.run_config import ALL_LINEAR
 
 
 def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
-    """The configuration under which a model is trained interactively; each call brings its own loss and rate.
+    """The configuration of an interactive session; each call brings its own loss and learning rate.
 
-    Raises InvalidTrainingSpec."""
+    Raises InvalidTrainingSpec.
+    """
     adapters = Lora() if lora is None else lora
     return training_spec(
         run_id=interactive_run_id(model),
@@ -48,8 +46,8 @@ def step_record(
     metrics: Mapping[str, float],
     trajectory_ids: tuple[str, ...],
 ) -> StepRecord:
-    """A step that settles nothing, since no run planned it, and always saves a checkpoint. parent: what it
-    goes on from."""
+    """The record of a step. It settles no group, because no run planned any, and always saves a checkpoint.
+    parent: the checkpoint that it continues."""
     return StepRecord(
         step=step,
         version=version,
@@ -66,7 +64,7 @@ def step_record(
 
 
 def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> SessionState:
-    """The state after a step, without its tensors. base: what the learner began with."""
+    """The state after a step, without its tensors. base: the weights that the session was opened with."""
     return SessionState(
         spec=spec,
         base=base,
@@ -88,7 +86,7 @@ def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> Sess
 def step_metrics(
     pending: Mapping[str, Measured], adam: Adam, numbers: Mapping[str, float]
 ) -> dict[str, float]:
-    """Metrics of the checkpoint: of the update, and of the passes before it, weighted by their tokens."""
+    """Metrics of the step: those of the update, and the means over its passes, weighted by trained tokens."""
     weights = [max(each.metrics.get("tokens", 1.0), 1.0) for each in pending.values()]
     names = {name for each in pending.values() for name in each.metrics}
     metrics: dict[str, float] = {}
@@ -105,35 +103,22 @@ def step_metrics(
     return {**metrics, **numbers, "learning_rate": adam.learning_rate}
 
 
-async def publish(
-    session: SessionState, tools: InteractiveDeps, snapshot: Snapshot, retry: RetryUntilAvailable
-) -> PublishedPolicy:
-    """Store the version of `session`, which is not announced yet. Raises LineageTaken where another trainer
-    has taken the number."""
-    with tempfile.TemporaryDirectory(dir=tools.work_dir) as folder:
-        directory = Path(folder) / "policy"
-        await snapshot.export(directory)
-        return await retry.until_available(
-            lambda: tools.policies.publish(session, directory, at=session.opened_at)
-        )
-
-
 async def announce_step(
-    state: InteractiveState, tools: InteractiveDeps, retry: RetryUntilAvailable
+    state: InteractiveState, deps: InteractiveDeps, retry: RetryUntilAvailable
 ) -> tuple[StepDone, Head]:
-    """Say that a durable step is there, and move head unless it is to stay; all of it may be repeated.
+    """Publish policy.published and checkpoint.saved for a durable step, then move head unless keep_head.
 
-    Returns what the caller is told, and where training goes on.
+    Safe to repeat. Returns the result of the step, and the checkpoint that the next step continues.
     """
     session, record = state.session, state.session.last_step
     if record is None:
         raise RuntimeError(f"{state.checkpoint_id} has no step")
     spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
-    marker, at = tools.states.marker_of(state), record.completed_at
-    await retry.until_available(lambda: tools.facts.published(spec, policy, step=record.step, at=at))
-    await retry.until_available(lambda: tools.facts.saved(spec, record, policy, marker, state.sources))
+    marker, at = deps.states.marker_of(state), record.completed_at
+    await retry.until_available(lambda: deps.facts.published(spec, policy, step=record.step, at=at))
+    await retry.until_available(lambda: deps.facts.saved(spec, record, policy, marker, state.sources))
     promote = partial(
-        tools.heads.promote,
+        deps.heads.promote,
         spec.model,
         state.checkpoint_id,
         expected_revision=state.head_revision,
@@ -145,7 +130,7 @@ async def announce_step(
 
 
 def recorded(state: InteractiveState, marker: BlobRef, *, is_head: bool) -> StepDone:
-    """What the caller of the step is told. marker: claim check of the state."""
+    """The result of a step for its caller. marker: claim check of the state."""
     session, record = state.session, state.session.last_step
     return StepDone(
         step=session.step,

@@ -1,4 +1,4 @@
-"""Trajectories of the platform, by id, from the service that keeps them."""
+"""Stored trajectories by id, from the trajectory store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 IDEMPOTENT: Final = ("GetTrajectory",)
-"""Calls that may be repeated while the store is away."""
+"""Calls that the channel may repeat while the store is unavailable."""
 _SPLITS: Final = {SPLIT_HELD_OUT: Split.HELD_OUT, SPLIT_UNASSIGNED: Split.UNASSIGNED}
 
 
 class PlatformTrajectories:
-    """See deps.Trajectories."""
+    """Reads trajectories over gRPC. train_parse_errors: also train turns that could not be parsed."""
 
     def __init__(self, trajectories: Peer, *, train_parse_errors: bool) -> None:
         self._stub = TrajectoryServiceStub(trajectories.channel)
@@ -28,7 +28,7 @@ class PlatformTrajectories:
         self._train_parse_errors = train_parse_errors
 
     async def get(self, trajectory_id: str) -> StoredTrajectory:
-        """See deps.Trajectories."""
+        """One trajectory. Raises UnknownTrajectory; Unavailable."""
         try:
             with remote_errors(f"the trajectory store at {self._address}"):
                 reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))

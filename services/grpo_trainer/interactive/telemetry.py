@@ -7,7 +7,7 @@ from grpo_trainer.telemetry import LAST, STEPS, TOKENS, VERSION
 
 
 def record_step(done: StepDone) -> None:
-    """A step is durable."""
+    """Count a durable step."""
     STEPS.labels(done.model).inc()
     TOKENS.labels(done.model).inc(done.metrics.get("tokens", 0.0))
     VERSION.labels(done.model).set(done.version)

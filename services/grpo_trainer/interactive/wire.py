@@ -39,7 +39,7 @@ def pass_from_wire(request: service.ForwardBackwardRequest | service.StepRequest
 
 
 def forward_from_wire(request: service.ForwardRequest) -> Pass:
-    """A pass without a loss of ours. Raises InvalidInput."""
+    """A forward pass; it has no loss. Raises InvalidInput."""
     return Pass(
         inputs=inputs_from_wire(request.batch),
         options=options_from_wire(request.batch),
@@ -48,12 +48,12 @@ def forward_from_wire(request: service.ForwardRequest) -> Pass:
 
 
 def lora_from_wire(given: pb.LoraOptions) -> Lora:
-    """What trains."""
+    """Which parameters train."""
     return Lora(given.rank, given.alpha, given.targets)
 
 
 def options_from_wire(batch: pb.Batch) -> BatchOptions:
-    """How advantages are worked out. Raises InvalidInput."""
+    """How advantages are computed. Raises InvalidInput."""
     return BatchOptions(
         group_size=batch.group_size if batch.HasField("group_size") else None,
         reward_scale=batch.reward_scale if batch.HasField("reward_scale") else 1.0,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from grpo_trainer.domain.errors import Superseded
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.ports import PublishedPolicy
+from grpo_trainer.publishing import store_version
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 
@@ -53,13 +51,12 @@ async def announce(
     record, facts, spec = state.last_step, deps.facts, state.spec
     if record is None and state.version == state.base.version:
         return
-    policy = await _publish(state, deps, snapshot, retry)
+    policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
     if record is not None:
         done = record
         await _settle(state, done, deps, retry)
         await retry.until_available(lambda: facts.stepped(spec, done))
-    at = state.opened_at if record is None else record.completed_at
-    await retry.until_available(lambda: facts.published(spec, policy, step=state.step, at=at))
+    await retry.until_available(lambda: facts.published(spec, policy, step=state.step, at=state.completed_at))
     if record is not None and record.saves_checkpoint:
         saved = record
         marker = await deps.states.marker_of(state)
@@ -90,17 +87,7 @@ async def announce_final(
     if record is None or record.saves_checkpoint:
         return
     final = replace(record, saves_checkpoint=True, is_final=True)
-    policy = await _publish(state, deps, snapshot, retry)
+    policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
     marker = await deps.states.marker_of(state)
     saved = partial(deps.facts.saved, state.spec, final, policy, marker, state.sources)
     await retry.until_available(saved)
-
-
-async def _publish(
-    state: SessionState, deps: RunDeps, snapshot: Snapshot, retry: RetryUntilAvailable
-) -> PublishedPolicy:
-    at = state.opened_at if state.last_step is None else state.last_step.completed_at
-    with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
-        directory = Path(folder) / "policy"
-        await snapshot.export(directory)
-        return await retry.until_available(lambda: deps.policies.publish(state, directory, at=at))

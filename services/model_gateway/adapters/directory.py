@@ -15,14 +15,13 @@ from google.protobuf.message import Message
 from event_bus import Delivery
 from grpc_edge import Peer
 from model_gateway import wire
-from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.routing import Promotion, RoutingView
 from service_kit import pause
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.rpc import RemoteError, remote_errors
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ EVENTS: tuple[type[Message], ...] = (
     events_pb2.EngineReady,
     events_pb2.EngineReloaded,
 )
-IDEMPOTENT = ("ListModels", "ListEngines", "GetCheckpoint")
+IDEMPOTENT = ("ListModels", "ListEngines", "GetVersion")
 _CALL_S = 2.0
 _DIGEST_S = 1.0
 
@@ -47,7 +46,7 @@ class RegistryDirectory:
         self._view = RoutingView()
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
-        self._digests: dict[ModelTarget, str] = {}
+        self._digests: dict[tuple[str, int], str] = {}
         self._trouble: str | None = "the registry has not answered yet"
 
     @property
@@ -76,29 +75,26 @@ class RegistryDirectory:
         self._trouble = None
         self._take(wire.view_from_wire(models, engines))
 
-    async def digest(self, target: ModelTarget) -> str:
+    async def digest(self, model: str, version: int) -> str:
         """Digest of a version; empty when the registry does not answer in time."""
-        known = self._digests.get(target)
+        known = self._digests.get((model, version))
         if known is not None:
             return known
-        request = pb.GetCheckpointRequest(model=target.model, version=target.version)
+        request = pb.GetVersionRequest(model=model, version=version)
         try:
-            with remote_errors("read checkpoint"):
-                found = await self._stub.GetCheckpoint(request, timeout=_DIGEST_S)
-        except RemoteNotFound:
-            # Published but never a checkpoint: an engine of channel latest may hold it for an evaluation.
-            return ""
+            with remote_errors("read version"):
+                found = await self._stub.GetVersion(request, timeout=_DIGEST_S)
         except (RemoteError, Unavailable) as error:
             self._report(str(error))
             return ""
-        self._digests[target] = found.checkpoint.digest
-        return found.checkpoint.digest
+        self._digests[model, version] = found.version.digest
+        return found.version.digest
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """A new head is known here and now; engines are asked for at once."""
         event = delivery.message
         if isinstance(event, events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack):
-            self._digests[ModelTarget(event.model, event.version)] = event.digest
+            self._digests[event.model, event.version] = event.digest
             self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
         if isinstance(event, events_pb2.CheckpointPromoted):
             promoted_at = event.promoted_at.ToDatetime(UTC)
@@ -114,7 +110,7 @@ class RegistryDirectory:
     def _take(self, view: RoutingView) -> None:
         for engine in view.engines:
             if engine.digest:
-                self._digests[ModelTarget(engine.model, engine.version)] = engine.digest
+                self._digests[engine.model, engine.version] = engine.digest
         if view != self._view:
             self._view = view
             self._changed.set()

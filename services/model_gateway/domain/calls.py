@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from identities.entities import parse_checkpoint_id
+from identities.entities import checkpoint_id, parse_checkpoint_id
 from model_gateway.domain.errors import BadRequest, UnknownField
 from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
 
@@ -105,7 +105,7 @@ def read_target(model: Any, checkpoint: Any = None) -> ModelTarget:
     found = parse_checkpoint_id(str(checkpoint))
     if found is None or found.model != slug:
         raise BadRequest(
-            f"checkpoint {checkpoint!r} is not one of {slug!r}; expected ckpt-{slug}-v<8 digits>",
+            f"checkpoint {checkpoint!r} is not one of {slug!r}; expected e.g. {checkpoint_id(slug, 1)}",
             param="checkpoint",
         )
     return ModelTarget(slug, found.version)

@@ -238,7 +238,7 @@ class EngineRelay:
 
     async def _weights(self, model: str, versions: list[int]) -> ServedWeights:
         newest = max(versions)
-        digest = await self._directory.digest(ModelTarget(model, newest))
+        digest = await self._directory.digest(model, newest)
         return ServedWeights(model, newest, min(versions), digest)
 
 

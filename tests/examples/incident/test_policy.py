@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from examples.incident.sft import encode
 from examples.incident.demonstrations import RIGHT, Habits, demonstrate
 from examples.incident.grading import grade
 from examples.incident.names import FIRST, SECOND, service_names
 from examples.incident.recipe import RECIPE
 from examples.incident.rollout import TOOLS, Episode, Limits, play
+from examples.incident.sft import encode
 from examples.incident.tasks import held_out
 from examples.incident.world import World, draw_incident
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,7 +37,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def episodes(chat: ChatFormat, model: Any) -> list[Episode]:
     incidents = [draw_incident("held_out", task.args["seed"]) for task in held_out.tasks]
-    limits = Limits(RECIPE.max_turns, RECIPE.max_tokens_per_turn, RECIPE.temperature)
+    limits = Limits(RECIPE.run.sampling.max_turns, RECIPE.run.sampling.max_tokens_per_turn, RECIPE.run.sampling.temperature)
     return play(model, chat, incidents, limits, torch.Generator().manual_seed(1))
 
 
@@ -96,7 +96,7 @@ def test_prompts_and_episodes_stay_within_the_laptops_budget(chat: ChatFormat) -
         messages, _ = conversation(seed, RIGHT)
         assert len(chat.render(messages[:1], TOOLS)) <= 150
         assert len(chat.render(messages, TOOLS)) <= 300
-        assert len(messages) // 2 <= RECIPE.max_turns
+        assert len(messages) // 2 <= RECIPE.run.sampling.max_turns
 
 
 def test_a_played_conversation_extends_to_its_own_rendering(chat: ChatFormat) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from tests.local_servers import S3Server
 
 from blob_store import (
     BlobRef,
@@ -15,7 +16,6 @@ from blob_store import (
     StoreDenied,
 )
 from blob_store.provision import provision_bucket
-from local_stack.s3 import S3Server
 from service_kit import S3Settings
 from service_kit.errors import StoreFull
 from service_kit.ports import free_ports

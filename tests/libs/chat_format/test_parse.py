@@ -1,6 +1,8 @@
 """Model output is hostile: any bytes parse to a turn, and a bad tool call is an error, not a call."""
 
 import json
+import math
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,12 +28,38 @@ def test_parse_accepts_any_ids(chat: ChatFormat, ids: list[int]) -> None:
     assert turn.parse_error is None or turn.tool_calls == ()
 
 
+TEXT = st.text(max_size=8)
+FINITE = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.none() | st.booleans() | FINITE | TEXT
+HOSTILE = st.sampled_from([math.inf, -math.inf, math.nan, "\ud800", "a\udfffb"])
+"""Numbers that JSON has not, and lone surrogates, which JSON can write as escapes and UTF-8 cannot."""
+
+
+def json_objects(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=6)
+    return st.dictionaries(TEXT, values, max_size=4)
+
+
 @SHARED_CHAT
-@given(body=st.text(st.characters(codec="utf-8"), max_size=40))
-def test_what_parses_as_a_call_can_be_sent_on(chat: ChatFormat, body: str) -> None:
+@given(arguments=json_objects(PLAIN | HOSTILE), spelled_out=st.booleans())
+def test_what_parses_as_a_call_can_be_sent_on(
+    chat: ChatFormat, arguments: dict[str, Any], spelled_out: bool
+) -> None:
+    """spelled_out: infinity as 1e999, which a JSON reader takes for a number."""
+    body = json.dumps({"name": "look", "arguments": arguments})
+    if spelled_out:
+        body = body.replace("Infinity", "1e999")
     turn = chat.parse(chat.encode(call(body)))
+    assert bool(turn.tool_calls) != bool(turn.parse_error)
     for found in turn.tool_calls:
         json.dumps(found.arguments, allow_nan=False, ensure_ascii=False).encode()
+
+
+@SHARED_CHAT
+@given(arguments=json_objects(PLAIN))
+def test_every_plain_json_object_is_read_as_arguments(chat: ChatFormat, arguments: dict[str, Any]) -> None:
+    turn = chat.parse(chat.encode(call(json.dumps({"name": "look", "arguments": arguments}))))
+    assert turn.tool_calls == (ToolCall("look", arguments),)
 
 
 def test_a_call_is_read_with_the_text_before_it_and_the_stop_token_ends_the_turn(chat: ChatFormat) -> None:

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 from google.protobuf.message import Message
 from nats.aio.client import Client
 from nats.js.errors import NotFoundError
+from prometheus_client import REGISTRY
+from tests.local_servers import NatsServer
 
 from event_bus import (
     BusSettings,
@@ -26,7 +28,6 @@ from event_bus import (
 )
 from event_bus.provision import provision
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
-from local_stack.nats import NatsServer
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 
@@ -34,6 +35,7 @@ FAST = BusTimings(
     publish_budget_s=20, connect_s=5, drain_s=2, pull_s=0.5, first_retry_s=0.1, max_retry_s=0.4, close_s=2
 )
 MODEL = "incident"
+T = TypeVar("T")
 
 
 def failed(detail: str) -> EpisodeFailed:
@@ -49,8 +51,8 @@ def requested(episode_id: str) -> EpisodeRequested:
 
 def fact_spec(durable: str = "tested", **changes: Any) -> ConsumerSpec:
     """A durable of facts with a short ack wait."""
-    settings: dict[str, Any] = {"ack_wait_s": 1.0, "max_deliver": 3, **changes}
-    return ConsumerSpec(EVENTS, durable, (EpisodeFailed,), **settings)
+    settings: dict[str, Any] = {"events": (EpisodeFailed,), "ack_wait_s": 1.0, "max_deliver": 3, **changes}
+    return ConsumerSpec(EVENTS, durable, **settings)
 
 
 def command_spec(pool: str = "train", **changes: Any) -> ConsumerSpec:
@@ -106,6 +108,18 @@ def subscribe(
         await handler(delivery)
 
     bus.include_router(router)
+
+
+async def in_time(work: Awaitable[T], *, within_s: float = 15.0) -> T:
+    """Wait for what must end by itself; fails the test when it does not."""
+    async with asyncio.timeout(within_s):
+        return await work
+
+
+def publish_retries() -> float:
+    """Publish attempts after the first, of `failed` facts, in this process."""
+    subject = "up.{tenant}.evt.episode.failed.{model}"
+    return REGISTRY.get_sample_value("upcycle_bus_publish_retries_total", {"subject": subject}) or 0.0
 
 
 Setup = Callable[[EventBus], None]

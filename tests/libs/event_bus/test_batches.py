@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from tests.libs.event_bus.support import (
     topology,
     until,
 )
+from tests.local_servers import NatsServer
 
 from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
-from local_stack.nats import NatsServer
 from upcycle.errors import Unavailable
 
 SUBJECT = f"up.default.evt.episode.failed.{MODEL}"
@@ -74,11 +75,13 @@ async def test_everything_comes_in_stream_order_in_bounded_batches(server: NatsS
 async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) -> None:
     """A fetch of many returns with one: no wait for the rest, no loss to a pull that timed out."""
     spec, got = projection(), Batches()
-    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
+    timings = replace(FAST, pull_s=60.0)  # a fetch that waits for the rest would wait longer than the test
+    async with running(
+        server, spec, setup=lambda bus: bus.subscribe_batch(spec, got), timings=timings
+    ) as bus:
         for n in range(3):
-            await asyncio.sleep(0.8)  # longer than a pull
             await publish(bus, [str(n)])
-            await until(lambda n=n: len(got.done) == n + 1, timeout_s=0.3)  # type: ignore[misc]
+            await until(lambda n=n: len(got.done) == n + 1)  # type: ignore[misc]
 
 
 async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: NatsServer) -> None:
@@ -105,7 +108,7 @@ async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: Na
     assert got.done == [f"{n:02}" for n in range(12)]
 
 
-async def test_later_hands_the_batch_back_without_counting(server: NatsServer) -> None:
+async def test_unavailable_nacks_the_batch_without_counting(server: NatsServer) -> None:
     spec, got = projection(), Batches()
 
     def trouble(details: list[str]) -> None:
@@ -136,7 +139,9 @@ async def test_what_cannot_be_decoded_leaves_the_batch_alone(server: NatsServer)
     assert letter.headers["Upcycle-Consumer"] == "projection"
 
 
-async def test_poison_in_a_batch_is_found_and_buried_and_the_rest_passes_in_order(server: NatsServer) -> None:
+async def test_poison_in_a_batch_becomes_a_dead_letter_and_the_rest_passes_in_order(
+    server: NatsServer,
+) -> None:
     spec, got = projection(), Batches()
 
     def trouble(details: list[str]) -> None:
@@ -192,24 +197,26 @@ async def test_order_holds_across_a_reader_that_died_over_its_batch(server: Nats
 
 async def test_a_stop_finishes_the_batch_in_hand(server: NatsServer) -> None:
     spec, got = projection(), Batches()
-    started = asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
 
     async def slow(deliveries: Sequence[Delivery[Any]]) -> None:
         started.set()
-        await asyncio.sleep(0.5)
+        await release.wait()
         await got(deliveries)
 
     async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, slow)) as bus:
         await publish(bus, ["a"])
         await started.wait()
+        stopping = asyncio.create_task(bus.stop())
+        await until(lambda: bus.ready() == "stopping")
+        release.set()
+        await stopping
     assert got.done == ["a"]
     async with eyes_on(server) as eyes:
         await eyes.settled(spec)
 
 
-async def test_a_stop_hands_back_a_batch_that_would_not_end(server: NatsServer) -> None:
-    from dataclasses import replace
-
+async def test_a_stop_nacks_a_batch_that_would_not_end(server: NatsServer) -> None:
     spec = projection(ack_wait_s=20)
     started = asyncio.Event()
 

@@ -1,10 +1,10 @@
 """How a bus starts, drains and ends: bounded, without loss, and never frozen."""
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tests.libs.event_bus.support import (
     eyes_on,
     fact_spec,
     failed,
+    in_time,
+    publish_retries,
     requested,
     running,
     subscribe,
@@ -27,6 +29,7 @@ from tests.libs.event_bus.support import (
     until,
 )
 from tests.libs.event_bus.worker import SPEC
+from tests.local_servers import NatsServer
 
 from event_bus import (
     EXIT_CONNECTION_CLOSED,
@@ -38,7 +41,7 @@ from event_bus import (
 )
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
-from local_stack.nats import NatsLogin, NatsServer
+from local_stack.nats import NatsLogin
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed
 from upcycle.errors import Unavailable
@@ -59,10 +62,8 @@ async def test_a_bus_without_a_server_says_so_within_its_bound() -> None:
     bus = EventBus(
         BusSettings(url="nats://127.0.0.1:1"), client_name="t", timings=replace(FAST, connect_s=0.5)
     )
-    started = time.monotonic()
     with pytest.raises(Unavailable, match=r"no NATS at nats://127\.0\.0\.1:1 within 0\.5 s"):
-        await bus.start()
-    assert time.monotonic() - started < 3
+        await in_time(bus.start())
 
 
 async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsServer) -> None:
@@ -119,7 +120,7 @@ async def test_a_durable_that_is_updated_while_a_start_waits_is_read(server: Nat
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(wider), timings=FAST)
     subscribe(bus, wider, seen)
     starting = asyncio.create_task(bus.start())
-    await asyncio.sleep(0.3)
+    await until(lambda: bus.ready() is None)  # connected, and waiting for provisioning
     assert not starting.done()
     await provision(server.url, topology=topology(wider))
     await starting
@@ -133,7 +134,8 @@ async def test_a_start_waits_for_provisioning(server: NatsServer) -> None:
     bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
     subscribe(bus, spec, seen)
     starting = asyncio.create_task(bus.start())
-    await asyncio.sleep(0.3)
+    await until(lambda: bus.ready() is None)  # connected, and waiting for provisioning
+    assert not starting.done()
     await provision(server.url, topology=topology(spec))
     await starting
     assert bus.ready() is None
@@ -155,7 +157,7 @@ async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsSer
             await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
         await until(lambda: len(started.deliveries) == 2)
         stopping = asyncio.create_task(bus.stop())
-        await asyncio.sleep(0.2)
+        await until(lambda: bus.ready() == "stopping")
         assert not stopping.done()
         release.set()
         await stopping
@@ -164,8 +166,10 @@ async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsSer
         await eyes.settled(spec, left=4)
 
 
-async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(server: NatsServer) -> None:
-    spec, seen = command_spec(ack_wait_s=30, max_deliver=1), Seen()
+async def test_a_handler_that_outlasts_the_drain_has_its_message_nacked(
+    server: NatsServer,
+) -> None:
+    spec, seen = command_spec(ack_wait_s=60, max_deliver=1), Seen()
     started = asyncio.Event()
 
     async def endless(_: Delivery[Any]) -> None:
@@ -180,12 +184,11 @@ async def test_a_handler_that_outlasts_the_drain_hands_its_message_back_at_once(
     ) as bus:
         await bus.command(requested("e"), pool="train", model=MODEL, event_id="t")
         await started.wait()
-        stopping = time.monotonic()
-    assert time.monotonic() - stopping < 2
+        await in_time(bus.stop())
     async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)), eyes_on(server) as eyes:
-        await until(lambda: len(seen.deliveries) == 1, timeout_s=3)
+        await until(lambda: len(seen.deliveries) == 1)  # long before the ack wait is over
         await eyes.settled(spec)
-        # A drain is nobody's failure, even where the first failure is the last.
+        # A drain is no failure, even where the first failure is the last.
         assert await eyes.dead_letters() == []
 
 
@@ -194,25 +197,28 @@ async def test_a_stop_while_nats_is_down_is_quick_and_quiet(server: NatsServer) 
     async with running(server, spec, setup=lambda bus: subscribe(bus, spec, Seen(), slots=3)) as bus:
         await asyncio.to_thread(server.kill)
         await until(lambda: bus.ready() is not None)
-        stopping = time.monotonic()
-        await bus.stop()
-        assert time.monotonic() - stopping < 3
-        await bus.stop()
+        await in_time(bus.stop())
+        await in_time(bus.stop())
 
 
-async def test_a_stop_waits_for_no_message_that_nobody_will_read(
+async def test_a_stop_does_not_wait_for_messages_that_will_not_be_read(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = fact_spec()
     async with running(server, spec, setup=lambda bus: subscribe(bus, spec, Seen(), slots=3)) as bus:
         client = bus._connection.broker.connection
         await client.subscribe("loose")
-        await client.publish("loose", b"nobody reads this")
+        await client.publish("loose", b"not read")
         await client.flush()
-        stopping = time.monotonic()
-        await bus.stop()
-        assert time.monotonic() - stopping < FAST.close_s
+        await in_time(bus.stop())  # the drain of the client would wait for 30 s
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def freeze(server: NatsServer) -> None:
+    """Stop every thread of the server; the signal takes effect a moment after it is sent."""
+    os.kill(server.pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{server.pid}/task")
+    await until(lambda: all(" T " in (task / "stat").read_text() for task in tasks.iterdir()))
 
 
 async def test_a_stop_beside_a_frozen_server_is_bounded_and_says_so_once(
@@ -220,11 +226,9 @@ async def test_a_stop_beside_a_frozen_server_is_bounded_and_says_so_once(
 ) -> None:
     spec = fact_spec()
     async with running(server, spec) as bus:
-        os.kill(server.pid, signal.SIGSTOP)
+        await freeze(server)
         try:
-            stopping = time.monotonic()
-            await bus.stop()
-            assert time.monotonic() - stopping < 3 * FAST.close_s
+            await in_time(bus.stop())
         finally:
             os.kill(server.pid, signal.SIGCONT)
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
@@ -236,11 +240,10 @@ async def test_a_bus_is_ready_again_after_an_outage_and_goes_on_consuming(server
     async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)) as bus:
         await asyncio.to_thread(server.kill)
         await until(lambda: bus.ready() is not None)
-        await asyncio.sleep(1)
         await asyncio.to_thread(server.start)
         await until(lambda: bus.ready() is None)
         await bus.publish(failed("after"), model=MODEL, event_id="after")
-        await until(lambda: seen.details == ["after"], timeout_s=3)
+        await until(lambda: seen.details == ["after"])
 
 
 async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> None:
@@ -248,14 +251,16 @@ async def test_a_frozen_server_is_noticed_and_survived(server: NatsServer) -> No
     spec, seen = fact_spec(), Seen()
     timings = replace(FAST, publish_timeout_s=0.5)
     async with running(server, spec, setup=lambda bus: subscribe(bus, spec, seen), timings=timings) as bus:
-        os.kill(server.pid, signal.SIGSTOP)
+        await freeze(server)
+        retries = publish_retries()
         publishing = asyncio.create_task(bus.publish(failed("a"), model=MODEL, event_id="a"))
-        await asyncio.sleep(1.5)
+        await until(lambda: publish_retries() > retries)
         assert not publishing.done()
         os.kill(server.pid, signal.SIGCONT)
         await publishing
         await until(lambda: len(seen.deliveries) == 1)
-        await asyncio.sleep(0.3)
+        async with eyes_on(server) as eyes:
+            await eyes.settled(spec)
     assert seen.details == ["a"]
 
 
@@ -281,7 +286,6 @@ async def test_sigterm_while_nats_is_down_still_exits(server: NatsServer) -> Non
     await provision(server.url, topology=topology(SPEC))
     async with Worker.started(server.url, "idle") as worker:
         await asyncio.to_thread(server.kill)
-        await asyncio.sleep(0.2)
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.exit_status(within_s=30) == 0
 
@@ -290,10 +294,8 @@ async def test_a_wrong_password_is_said_in_time(tmp_path: Path) -> None:
     with NatsServer(tmp_path, login=NatsLogin("upcycle", "right")) as server:
         settings = BusSettings.model_validate({"url": server.url, "user": "upcycle", "password": "wrong"})
         bus = EventBus(settings, client_name="t", timings=replace(FAST, connect_s=3))
-        started = time.monotonic()
         with pytest.raises(Unavailable, match=r"(?i)authorization"):
-            await bus.start()
-        assert time.monotonic() - started < 5
+            await in_time(bus.start())
         await bus.stop()
 
 
@@ -302,31 +304,42 @@ async def test_a_bus_that_never_started_stops() -> None:
     await bus.stop()
 
 
-async def test_a_durable_that_was_deleted_and_made_again_is_read_again(server: NatsServer) -> None:
+async def test_a_durable_that_was_deleted_and_made_again_is_read_again(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
     spec, seen = fact_spec(), Seen()
     async with (
-        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen, slots=4)) as bus,
+        running(server, spec, setup=lambda bus: subscribe(bus, spec, seen)) as bus,
         eyes_on(server) as eyes,
     ):
+        caplog.set_level(logging.DEBUG, "event_bus.faststream_ext.subscriber")
         await eyes.jetstream.delete_consumer(EVENTS, spec.durable)
-        before = time.process_time()
-        await asyncio.sleep(1.5)
-        busy_s = time.process_time() - before
+        await until(lambda: len(failed_fetches(caplog)) >= 4)
         await provision(server.url, topology=topology(spec))
         await bus.publish(failed("a"), model=MODEL, event_id="a")
-        await until(lambda: seen.details == ["a"], timeout_s=5)
-    assert busy_s < 0.8
+        await until(lambda: seen.details == ["a"])
+    times = failed_fetches(caplog)
+    # A pause after each failure; without it FastStream's loop would take all of a core.
+    assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(times[1:]))
+
+
+def failed_fetches(caplog: pytest.LogCaptureFixture) -> list[float]:
+    return [record.created for record in caplog.records if record.message == "fetch_failed"]
 
 
 async def test_a_stop_lets_an_ephemeral_reader_finish_what_it_does(server: NatsServer) -> None:
-    finished, started = [], asyncio.Event()
+    finished, started, release = [], asyncio.Event(), asyncio.Event()
 
     async def handler(delivery: Delivery[Any]) -> None:
         started.set()
-        await asyncio.sleep(0.5)
+        await release.wait()
         finished.append(delivery.message.detail)
 
     async with running(server, setup=lambda bus: bus.subscribe_ephemeral([EpisodeFailed], handler)) as bus:
         await bus.publish(failed("a"), model=MODEL, event_id="a")
         await started.wait()
+        stopping = asyncio.create_task(bus.stop())
+        await until(lambda: bus.ready() == "stopping")
+        release.set()
+        await in_time(stopping)
     assert finished == ["a"]

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import eyes_on, fact_spec, topology
+from tests.local_servers import NatsServer
 
 from event_bus import UPCYCLE, BusSettings, ProvisionRefused
 from event_bus import provision as provisioning
 from event_bus.provision import provision
 from event_bus.topology import DLQ, EVENTS, TASKS, Keep
-from local_stack.nats import NatsLogin, NatsServer
+from local_stack.nats import NatsLogin
 from upcycle.errors import Unavailable
 
 

@@ -1,15 +1,25 @@
 """Publishing against a real server: confirmed or refused, never lost in silence."""
 
 import asyncio
-import time
 
 import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 from opentelemetry import propagate, trace
+from prometheus_client import REGISTRY
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import FAST, MODEL, eyes_on, failed, requested, running
+from tests.libs.event_bus.support import (
+    FAST,
+    MODEL,
+    eyes_on,
+    failed,
+    in_time,
+    publish_retries,
+    requested,
+    running,
+    until,
+)
 
 from event_bus import BusError, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from event_bus.codec import encode, headers_for, headers_size
@@ -85,6 +95,9 @@ async def test_a_type_without_a_subject_is_refused(nats_server: NatsFactory) -> 
             await bus.publish(BlobRef(), model="m", event_id="x")
 
 
+COMMANDS = {"subject": "up.{tenant}.task.episode.train.{model}"}
+
+
 async def test_a_full_queue_says_so_at_once(nats_server: NatsFactory) -> None:
     server = nats_server()
     async with running(server) as bus, eyes_on(server) as eyes:
@@ -93,10 +106,10 @@ async def test_a_full_queue_says_so_at_once(nats_server: NatsFactory) -> None:
         await eyes.jetstream.update_stream(config)
         for n in range(2):
             await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
-        started = time.monotonic()
+        retries = REGISTRY.get_sample_value("upcycle_bus_publish_retries_total", COMMANDS)
         with pytest.raises(QueueFull, match="slow down"):
             await bus.command(requested("e2"), pool="train", model=MODEL, event_id="t2")
-        assert time.monotonic() - started < 1
+        assert REGISTRY.get_sample_value("upcycle_bus_publish_retries_total", COMMANDS) == retries
         assert len(await eyes.stored(TASKS)) == 2
 
 
@@ -105,9 +118,8 @@ async def test_a_publish_outlives_an_outage(nats_server: NatsFactory) -> None:
     async with running(server) as bus:
         await asyncio.to_thread(server.kill)
         publishing = asyncio.create_task(bus.publish(failed("x"), model="m", event_id="one"))
-        await asyncio.sleep(2)
+        await until(lambda: bus.ready() is not None)
         assert not publishing.done()
-        assert bus.ready() is not None
         await asyncio.to_thread(server.start)
         assert (await publishing).sequence == 1
 
@@ -121,10 +133,10 @@ async def test_nothing_confirms_where_no_stream_listens(nats_server: NatsFactory
         eyes_on(server) as eyes,
     ):
         await eyes.jetstream.delete_stream(EVENTS)
-        started = time.monotonic()
-        with pytest.raises(Unavailable, match="publish again with the same id"):
-            await bus.publish(failed("x"), model="m", event_id="one")
-        assert 0.5 < time.monotonic() - started < 3
+        retries = publish_retries()
+        with pytest.raises(Unavailable, match=r"within 1 s .* publish again with the same id"):
+            await in_time(bus.publish(failed("x"), model="m", event_id="one"))
+        assert publish_retries() > retries
 
 
 async def test_a_stream_that_is_not_the_expected_one_is_no_confirmation(nats_server: NatsFactory) -> None:
@@ -141,8 +153,9 @@ async def test_a_publish_waits_for_its_stream_as_it_would_for_a_new_leader(nats_
     server = nats_server()
     async with running(server) as bus, eyes_on(server) as eyes:
         await eyes.jetstream.delete_stream(EVENTS)
+        retries = publish_retries()
         publishing = asyncio.create_task(bus.publish(failed("x"), model="m", event_id="one"))
-        await asyncio.sleep(0.5)
+        await until(lambda: publish_retries() > retries)
         assert not publishing.done()
         await eyes.jetstream.add_stream(StreamConfig(name=EVENTS, subjects=["up.*.evt.>"]))
         assert (await publishing).stream == EVENTS

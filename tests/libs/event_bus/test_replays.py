@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, until
+from tests.local_servers import NatsServer
 
 from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
 from event_bus.topology import EVENTS
-from local_stack.nats import NatsServer
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened, RunFinished
 from upcycle.errors import Unavailable
 

@@ -82,4 +82,5 @@ def test_what_the_demo_practises_on_are_train_tasks(demo: tuple[Demo, Planner]) 
     assert digests[FIRST_TASKSET] < digests[PRACTICE_TASKSET] < digests[TRAIN_TASKSET]
     assert {found[name].split for name in digests} == {"train"}
     recipe = demo[0].plan.recipe
-    assert len(digests[FIRST_TASKSET]) > recipe.prompts_per_step  # a first batch, though some have no spread
+    # A first batch, though some have no spread.
+    assert len(digests[FIRST_TASKSET]) > recipe.training.prompts_per_step

@@ -9,8 +9,9 @@ from typing import Any
 
 import nats
 import pytest
+from tests.local_servers import NatsServer
 
-from local_stack.nats import NatsLogin, NatsServer, NatsServerError, nats_command
+from local_stack.nats import NatsLogin, NatsServerError, nats_command
 
 
 async def test_data_and_addresses_survive_kill_9(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import SecretStr
+from tests.local_servers import S3Server
 
 from blob_store.provision import provision_bucket
-from local_stack.s3 import S3Ports, S3Server, S3ServerError, takes_a_write, weed_binary
+from local_stack.s3 import S3Ports, S3ServerError, takes_a_write, weed_binary
 from service_kit import S3Settings
 
 REPOSITORY = Path(__file__).parents[3]

@@ -1,8 +1,6 @@
 """`job.train` and `TrainingClient.train_on`: what is asked of the planner, and what comes back."""
 
 from collections.abc import AsyncIterator
-from dataclasses import fields
-from typing import get_type_hints
 
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving, training
@@ -11,21 +9,13 @@ from upcycle import TrainingClient
 from upcycle.agents import create_agent
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
-from upcycle.cli.train import Recipe, options_of
-from upcycle.errors import UpcycleError
+from upcycle.errors import SourcesRefused, UpcycleError
 from upcycle.evaluation import EvaluationFailed, Job, spec_of
 from upcycle.platform import Platform
 from upcycle.results import Run
 from upcycle.rpc import RemoteNotFound, RemoteRefused
-from upcycle.run_config import DEFAULTS
-from upcycle.run_specs import (
-    OptionInvalid,
-    SourcesRefused,
-    TrainKeywords,
-    TrainOptions,
-    option_names,
-    train_options,
-)
+from upcycle.run_config import PolicyChoice, Purpose, RunConfigInvalid, RunSpec
+from upcycle.run_config.flags import flags_of, training_run
 from upcycle.tasks import EnvironmentRef, Task, Taskset
 from upcycle.train import Source, TrainedRun, TrainingFailed
 
@@ -110,25 +100,22 @@ async def test_what_is_refused_reaches_the_caller(planner: tuple[Planner, Platfo
         await client.train_on([])
     with pytest.raises(UpcycleError, match="which evaluation it belongs to"):
         await client.train_on([episode("")])
-    with pytest.raises(OptionInvalid, match="did you mean 'learning_rate'"):
-        await client.train_on(["run-a"], learning_rat=1.0)  # type: ignore[call-arg]
+    with pytest.raises(RunConfigInvalid, match="did you mean 'learning_rate'"):
+        await client.train_on(["run-a"], learning_rat=1.0)
     lonely = await Job.start("m", group=1)
     with pytest.raises(EvaluationFailed, match=r"Job\.start"):
         await lonely.train(runtime=platform)
     assert not said.submitted
 
 
-def test_keywords_options_flags_and_defaults_agree() -> None:
-    hints, keywords = get_type_hints(TrainOptions), get_type_hints(TrainKeywords)
-    assert set(keywords) == set(option_names()) - {"no_sampling"}
-    assert {name: hints[name] for name in keywords} == keywords
-    assert {field.name for field in fields(Recipe)} - {"taskset", "taskset_name"} <= set(option_names())
-    said = TrainOptions().training()
-    assert options_of(Recipe()).training() == said
-    chosen = {field.name: value for field, value in said.ListFields()}
-    assert {"steps", "prompts_per_step", "learning_rate", "loss", "warmup_steps", "lora_rank"} <= set(chosen)
-    del chosen["seed"]  # no rule speaks of it
-    assert chosen == {name: DEFAULTS[name] for name in chosen}
+def test_every_flag_of_train_is_a_keyword_with_the_same_default() -> None:
+    plain = RunSpec("?", Purpose.TRAIN, PolicyChoice("m"))
+    assert training_run("m", {}) == plain
+    later = {"taskset", "taskset_name", "from"}
+    names = {flag.replace("-", "_") for flag in flags_of(Purpose.TRAIN).values()} - later
+    assert training_run("m", dict.fromkeys(names)) == plain
+    with pytest.raises(RunConfigInvalid, match="unknown option 'taskset'"):
+        training_run("m", {"taskset": "sums"})
 
 
 async def test_a_registered_taskset_is_trained_on_as_it_is_now(planner: tuple[Planner, Platform]) -> None:
@@ -144,12 +131,14 @@ async def test_a_registered_taskset_is_trained_on_as_it_is_now(planner: tuple[Pl
 
 
 def test_an_option_has_the_type_of_its_flag() -> None:
-    assert train_options({"learning_rate": 1, "max_turns": None}) == TrainOptions(learning_rate=1)
+    assert training_run("m", {"learning_rate": 1, "max_turns": None}) == training_run(
+        "m", {"learning_rate": 1.0}
+    )
     for wrong in ({"steps": 1.0}, {"steps": True}, {"gate": 3}, {"no_sampling": "yes"}):
-        with pytest.raises(OptionInvalid, match="is not"):
-            train_options(wrong)
-    with pytest.raises(OptionInvalid, match="at least 2"):
-        train_options({"group": 1})
+        with pytest.raises(RunConfigInvalid, match="is not"):
+            training_run("m", wrong)
+    with pytest.raises(RunConfigInvalid, match="group must be >= 2"):
+        training_run("m", {"group": 1})
 
 
 def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
@@ -157,5 +146,5 @@ def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
     assert (spec.trainable, spec.policy.channel) == (True, common.CHANNEL_LATEST)
     assert spec_of(create_agent("m"), "sums", 8).policy.channel == common.CHANNEL_HEAD
     assert spec_of(create_agent("m@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
-    with pytest.raises(UpcycleError, match="group 1"):
+    with pytest.raises(UpcycleError, match="needs group of 2 to 512, it is 1"):
         spec_of(create_agent("m"), "sums", 1, trainable=True)

@@ -15,19 +15,21 @@ from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli.standing import StandingInvalid, keep, read
 from upcycle.platform import Platform
+from upcycle.run_config import RunConfigInvalid
+from upcycle.run_config.wire import spec_to_wire
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 WHOLE = """
-[run]  # a comment is no content
-model = "m"
-taskset = "sums"
-from = ["run-a", "run-b"]
-steps = 12
-learning_rate = 1
+taskset = "sums"  # a comment is no content
+source_runs = ["run-a", "run-b"]
 no_sampling = true
-max_turns = 3
-gate = "judge"
+policy.model = "m"
+training.steps = 12
+training.learning_rate = 1
+sampling.max_turns = 3
+gate.taskset = "judge"
 """
+HEAD = 'taskset = "sums"\npolicy.model = "m"\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -37,21 +39,23 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_file_asks_for_what_the_flags_ask_for(tmp_path: Path) -> None:
-    standing = read(write(tmp_path, WHOLE))
-    spec = standing.options.spec(standing.model, standing.taskset, standing.sources)
+    spec = spec_to_wire(read(write(tmp_path, WHOLE)).run.run)
     assert (spec.policy.model, spec.taskset, spec.no_sampling) == ("m", "sums", True)
     assert list(spec.source_runs) == ["run-a", "run-b"]
     assert (spec.training.steps, spec.training.learning_rate, spec.sampling.max_turns) == (12, 1.0, 3)
     assert (spec.gate.taskset, spec.gate.attempts, spec.group_size) == ("judge", 4, 8)
-    assert not spec.sampling.HasField("max_tokens_per_turn")
-    endless = read(write(tmp_path, '[run]\nmodel = "m"\ntaskset = "sums"\n'))
-    assert endless.options.training().steps == 0
+    endless = read(write(tmp_path, HEAD)).run.training
+    assert endless is not None
+    assert endless.is_standing
+    passes = read(write(tmp_path, HEAD + "training.epochs = 2\n")).run.training
+    assert passes is not None
+    assert not passes.is_standing
 
 
 def test_the_request_id_is_of_the_content_alone(tmp_path: Path) -> None:
     first = read(write(tmp_path, WHOLE))
     lines = WHOLE.splitlines()
-    turned = read(write(tmp_path, "\n".join(["# another comment", lines[1], *reversed(lines[2:])])))
+    turned = read(write(tmp_path, "\n".join(["# another comment", *reversed(lines)])))
     assert turned.request_id(1) == first.request_id(1)
     assert first.request_id(2) != first.request_id(1)
     other = read(write(tmp_path, WHOLE.replace("max_turns = 3", "max_turns = 4")))
@@ -61,32 +65,34 @@ def test_the_request_id_is_of_the_content_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[run]\nmodel = m\n", "line 2"),
-        ("steps = 3\n", "unknown key 'steps'; everything goes into the table [run]"),
-        ("", "has no table [run]"),
-        ('[run]\ntaskset = "sums"\n', "has no model"),
-        ('[run]\nmodel = "m"\n', "has no taskset"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nlearning_rat = 1.0\n', "did you mean 'learning_rate'?"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nzzz = 1\n', "it knows checkpoint_every"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nsteps = "3"\n', "steps = '3' is not a whole number"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nsteps = true\n', "steps = True is not a whole number"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nno_sampling = 1\n', "no_sampling = 1 is not true or false"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\ngroup = 1\n', "must be at least 2"),
-        ('[run]\nmodel = 3\ntaskset = "sums"\n', "model = 3 is not text"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nfrom = "run-a"\n', "is not a list of run ids"),
-        ('[run]\nmodel = "m"\ntaskset = "sums"\nfrom = ["last"]\n', "name the run by its id"),
-        ('[run]\nmodel = "m"\ntaskset = "absent.py"\n', "absent.py"),
+        ('taskset = "sums"\npolicy.model = m\n', "run.toml:2 is not TOML"),
+        ('[run]\nmodel = "m"\n', "run (run.toml:1): unknown key 'run'"),
+        ("", "taskset is not set"),
+        ('taskset = "sums"\n', "policy is not set"),
+        ('policy.model = "m"\n', "taskset is not set"),
+        (HEAD + "training.learning_rat = 1.0\n", "(run.toml:3): unknown key 'learning_rat'; did you mean"),
+        (HEAD + "learning_rate = 1.0\n", "did you mean 'training.learning_rate'?"),
+        (HEAD + "zzz = 1\n", "known: episode_deadline_s, gate"),
+        (HEAD + 'training.steps = "3"\n', "training.steps (run.toml:3) = '3' is not a whole number"),
+        (HEAD + "training.steps = true\n", "= True is not a whole number"),
+        (HEAD + "no_sampling = 1\n", "no_sampling (run.toml:3) = 1 is not true or false"),
+        (HEAD + "group_size = 1\n", "group_size (run.toml:3) must be >= 2"),
+        ('taskset = "sums"\npolicy.model = 3\n', "policy.model (run.toml:2) = 3 is not text"),
+        (HEAD + 'source_runs = "run-a"\n', "is not a list"),
+        (HEAD + 'source_runs = ["last"]\n', "name the run by its id"),
+        ('taskset = "absent.py"\npolicy.model = "m"\n', "absent.py"),
+        (HEAD + 'purpose = "eval"\n', "purpose (run.toml:3) is 'eval'"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_file(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(StandingInvalid) as refused:
-        read(write(tmp_path, text))
-    assert said in str(refused.value)
-    assert "run.toml" in str(refused.value)
+    path = write(tmp_path, text)
+    with pytest.raises((RunConfigInvalid, StandingInvalid)) as refused:
+        read(path)
+    assert said in str(refused.value).replace(f"{tmp_path}/", "")
 
 
 def test_up_starts_nothing_for_a_file_that_cannot_be_used(tmp_path: Path) -> None:
-    write(tmp_path, '[run]\nmodel = "m"\ntaskset = "sums"\nstepz = 3\n')
+    write(tmp_path, HEAD + "training.stepz = 3\n")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("UPCYCLE_")}
 
     def up(*options: str) -> subprocess.CompletedProcess[str]:
@@ -164,7 +170,7 @@ async def test_a_run_that_fails_at_once_is_begun_three_times(
     assert "failed 3 times in a row within 60 s" in last
     assert "last as run-3: broken_artifact: no weights" in last
     assert len(history[0].known) == 3
-    (line,) = await keep(history[1], read(write(tmp_path, WHOLE + "seed = 2\n")))
+    (line,) = await keep(history[1], read(write(tmp_path, WHOLE + "training.seed = 2\n")))
     assert "standing run run-4 " in line
 
 

@@ -193,9 +193,11 @@ async def test_leases_live_as_long_as_promised_and_survive_a_restart(stack: Stac
         assert [engine.engine_id for engine in everything.engines] == ["engine-1", "engine-2"]
         head = pb.ListEnginesRequest(model="leased", channel=common_pb2.CHANNEL_HEAD)
         assert [engine.engine_id for engine in (await stub.ListEngines(head)).engines] == ["engine-2"]
-    await asyncio.sleep(0.2)
-    async with stack.registry() as stub:
+    async with stack.registry() as stub, asyncio.timeout(10):
         left = (await stub.ListEngines(pb.ListEnginesRequest(model="leased"))).engines
+        while len(left) > 1:
+            await asyncio.sleep(0.05)
+            left = (await stub.ListEngines(pb.ListEnginesRequest(model="leased"))).engines
         assert [(engine.engine_id, list(engine.held_versions)) for engine in left] == [("engine-1", [1, 2])]
 
 

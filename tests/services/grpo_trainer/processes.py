@@ -15,13 +15,13 @@ from typing import Any
 import aiohttp
 import torch
 from safetensors.torch import load_file
+from tests.local_servers import NatsServer
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, World, submission
 
 from blob_store import S3BlobStore
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
-from local_stack.nats import NatsServer
 from policy_files import fetch, load
 from service_kit.groups import S3Settings
 from service_kit.ports import free_ports

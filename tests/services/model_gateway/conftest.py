@@ -18,6 +18,7 @@ from tests.services.model_gateway.engine_double import EngineDouble
 
 from event_bus import EventBus
 from grpc_edge import GrpcServer
+from identities.entities import checkpoint_id
 from model_gateway.app import build_app
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
@@ -43,6 +44,8 @@ class RegistryStub(RegistryServiceServicer):
         self.leases: dict[str, registry_pb2.EngineLease] = {}
         self.is_away = False
         self.renewals = 0
+        self.asked = 0
+        """How often engines or models were asked for, also while away."""
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         await self._answer(context)
@@ -52,14 +55,13 @@ class RegistryStub(RegistryServiceServicer):
         await self._answer(context)
         return pb.ListEnginesResponse(engines=self.leases.values())
 
-    async def GetCheckpoint(self, request: pb.GetCheckpointRequest, context: Any) -> pb.GetCheckpointResponse:
+    async def GetVersion(self, request: pb.GetVersionRequest, context: Any) -> pb.GetVersionResponse:
         await self._answer(context)
-        checkpoint = registry_pb2.Checkpoint(
-            model=request.model, version=request.version, digest=digest(request.version)
-        )
-        return pb.GetCheckpointResponse(checkpoint=checkpoint)
+        version = registry_pb2.PublishedVersion(version=request.version, digest=digest(request.version))
+        return pb.GetVersionResponse(version=version)
 
     async def _answer(self, context: Any) -> None:
+        self.asked += 1
         if self.is_away:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the registry is away")
 
@@ -67,7 +69,7 @@ class RegistryStub(RegistryServiceServicer):
         self.models[model] = registry_pb2.Model(
             model=model,
             head_version=version,
-            head_checkpoint_id=f"ckpt-{model}-v{version:08d}",
+            head_checkpoint_id=checkpoint_id(model, version),
             head_revision=version + 1,
         )
 
@@ -118,7 +120,7 @@ class Gateway:
         """Head moves, as the registry would say it."""
         self.registry.head(model, version)
         event = events_pb2.CheckpointPromoted(
-            checkpoint_id=f"ckpt-{model}-v{version:08d}",
+            checkpoint_id=checkpoint_id(model, version),
             model=model,
             version=version,
             digest=digest(version),

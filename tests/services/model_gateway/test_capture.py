@@ -61,6 +61,6 @@ async def test_an_exchange_is_kept_word_for_word(
 async def test_nothing_is_kept_unless_asked(gateway: Gateway, served: EngineDouble) -> None:
     before = await gateway.bus.last(GatewaySampled, model=MODEL)
     await gateway.client().chat.completions.create(model=MODEL, messages=ASK)
-    await asyncio.sleep(0.3)
+    await gateway.usage(1)
     after = await gateway.bus.last(GatewaySampled, model=MODEL)
     assert (before and before.event_id) == (after and after.event_id)

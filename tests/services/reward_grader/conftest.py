@@ -11,12 +11,14 @@ from typing import Any, cast
 import pytest
 from tests.conftest import NatsFactory
 from tests.services.rollout_sampler.doubles import MODEL, EnvironmentDouble
+from tests.services.settled import until_handled
 
 from blob_store import S3BlobStore
 from blob_store.ref import to_wire
 from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
+from event_bus.topology import REWARD_GRADER
 from identities import entities, events, objects
 from reward_grader.app import build_app
 from reward_grader.settings import GraderSettings
@@ -71,6 +73,12 @@ class Testbed:
     async def announce(self, event: TrajectoryRecorded, again: str = "") -> None:
         event_id = f"{events.trajectory_recorded(event.episode.trajectory_id)}{again}"
         await self.bus.publish(event, model=MODEL, event_id=event_id)
+
+    async def all_outcomes(self, num_records: int) -> list[Any]:
+        """Every fact in the stream once the graders have handled so many records."""
+        await until_handled(self.settings.bus.url, REWARD_GRADER, at_least=num_records)
+        stored = await self.bus.stored([TrajectoryGraded, EpisodeFailed], after_sequence=0)
+        return [delivery.message for delivery in stored]
 
     async def outcomes(self, count: int) -> list[Any]:
         await until(lambda: len(self.events) >= count)

@@ -1,6 +1,5 @@
 """Records graded through the real service: one valid reward each, or one typed failure."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 from tests.services.reward_grader.conftest import Testbed, tree, until
 from tests.services.rollout_sampler.doubles import EnvironmentDouble
 
@@ -19,6 +19,12 @@ from upcycle.api.environment.v1.service_pb2 import GradeRequest, GradeResponse
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+
+
+def num_waits() -> float:
+    """How often a record was put off because something was away, in this process."""
+    labels = {"outcome": "later", "kind": ""}
+    return REGISTRY.get_sample_value("upcycle_grader_trajectories_total", labels) or 0.0
 
 
 async def test_the_environments_reward_becomes_a_self_sufficient_fact(bed: Testbed) -> None:
@@ -60,7 +66,7 @@ async def test_a_reward_that_is_no_number_is_a_failure_and_never_a_reward(
 
 
 async def test_a_redelivery_after_the_lease_lapsed_cannot_undo_the_reward(bed: Testbed) -> None:
-    """Killed between announcing and acknowledging: the environment is gone, the reward stands."""
+    """A crash between publishing and acknowledging: the environment is gone, the reward stands."""
     await bed.grader()
     record = await bed.record()
     await bed.announce(record)
@@ -68,9 +74,8 @@ async def test_a_redelivery_after_the_lease_lapsed_cannot_undo_the_reward(bed: T
     bed.environments.open_leases.clear()
     await bed.announce(record, again="/redelivered")
     await bed.announce(await bed.record(1))
-    await bed.outcomes(2)
-    await asyncio.sleep(0.3)
-    assert [type(delivery.message) for delivery in bed.events] == [TrajectoryGraded, TrajectoryGraded]
+    facts = await bed.all_outcomes(num_records=3)
+    assert [type(fact) for fact in facts] == [TrajectoryGraded, TrajectoryGraded]
 
 
 async def test_an_environment_that_is_gone_is_lost_not_wrong(bed: Testbed) -> None:
@@ -83,14 +88,15 @@ async def test_an_environment_that_is_gone_is_lost_not_wrong(bed: Testbed) -> No
     assert fact.kind == "environment_lost"
 
 
-async def test_a_replica_that_restarts_is_waited_for_and_one_that_stays_away_is_lost(bed: Testbed) -> None:
+async def test_a_replica_that_restarts_is_waited_for(bed: Testbed) -> None:
     (port,) = free_ports(1)
     replica = EnvironmentDouble()
     record = await bed.record()
     record.environment_address = f"127.0.0.1:{port}"
     await bed.grader(gone_after_s=20.0)
+    tried = num_waits()
     await bed.announce(record)
-    await asyncio.sleep(0.5)
+    await until(lambda: num_waits() > tried)
     assert bed.events == []
     replica.open_leases["lease-0"] = record.episode.episode_id
     await replica.start(port)
@@ -163,10 +169,8 @@ async def test_a_record_that_names_nothing_goes_to_the_dead_letters(bed: Testbed
     nameless.lease_id = ""
     await bed.announce(nameless)
     await bed.announce(await bed.record(1))
-    (fact,) = await bed.outcomes(1)
-    await asyncio.sleep(0.3)
+    (fact,) = await bed.all_outcomes(num_records=2)
     assert fact.episode.group_id.endswith("g00001")
-    assert len(bed.events) == 1
 
 
 async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.services.rollout_sampler.doubles import (
     Script,
     write_policy,
 )
+from tests.services.settled import until_handled
 
 from blob_store import S3BlobStore
 from blob_store.ref import from_wire
@@ -28,6 +29,7 @@ from chat_format import ChatFormat
 from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
+from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
 from identities import entities
 from policy_files import PolicyFacts, publish
 from rollout_sampler.app import build_app
@@ -131,6 +133,12 @@ class Testbed:
         """The first `count` facts that samplers published."""
         await until(lambda: len(self.events) >= count, timeout_s)
         return [delivery.message for delivery in self.events]
+
+    async def all_outcomes(self, num_commands: int) -> list[Any]:
+        """Every fact in the stream once the samplers have handled so many commands of the pool `train`."""
+        await until_handled(self.settings.bus.url, ROLLOUT_SAMPLER_TRAIN, at_least=num_commands)
+        stored = await self.bus.stored([TrajectoryRecorded, EpisodeFailed], after_sequence=0)
+        return [delivery.message for delivery in stored]
 
     async def body(self, fact: TrajectoryRecorded) -> TrajectoryBody:
         """The stored body behind a fact, verified."""

@@ -167,7 +167,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.grade: Callable[[environment_pb2.GradeRequest], environment_pb2.GradeResponse] = lambda _: (
             environment_pb2.GradeResponse(reward=1.0, success=True)
         )
-        self.num_grade_calls = 0
+        self.num_open_calls = self.num_grade_calls = 0
         self.grades: list[environment_pb2.GradeRequest] = []
         self.address = ""
         self._numbers = itertools.count()
@@ -193,6 +193,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
     async def Open(
         self, request: environment_pb2.OpenRequest, context: Context
     ) -> environment_pb2.OpenResponse:
+        self.num_open_calls += 1
         if self.refuse is not None:
             await self._fail(context, *self.refuse)
         lease_id = f"lease-{next(self._numbers)}"

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
+from tests.local_servers import NatsServer
 from tests.services.scenario_runner.planning import PlannerHarness, open_database
 from tests.services.scenario_runner.source_runs import SourcesHarness
 
@@ -18,7 +19,6 @@ from event_bus import EventBus
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
 from identities import objects
-from local_stack.nats import NatsServer
 from scenario_runner.app import build_app
 from scenario_runner.settings import ScenarioRunnerSettings
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings

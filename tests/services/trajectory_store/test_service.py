@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,12 @@ from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL
 
 from blob_store import BlobRef, S3BlobStore
-from event_bus import BusSettings, BusTimings, EventBus
+from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
 from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from identities import objects
 from identities.entities import trajectory_id
+from service_kit import StoreFull
 from service_kit.groups import S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from sql_store import Database
@@ -176,10 +177,10 @@ async def test_an_evaluated_group_that_trains_shows_who_trained_it(store: Store)
         events.requested(0, run="run-last"),
     )
 
-    async def is_told() -> bool:
+    async def all_are_folded() -> bool:
         return (await store.ledger("run-last")).requested == 1
 
-    await until(is_told)
+    await until(all_are_folded)
     ledger = await store.ledger("run-e")
     assert dict(ledger.by_state) == {"trained": 4, "evaluated": 4}
     assert (ledger.requested, ledger.settled, ledger.in_flight) == (8, 8, 0)
@@ -199,7 +200,7 @@ async def test_an_evaluated_group_that_trains_shows_who_trained_it(store: Store)
 
 async def test_unknown_ids_and_bad_requests_are_typed(store: Store) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
-        await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id="traj-nobody"))
+        await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id="traj-unknown"))
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     bad = (
         pb.ListTrajectoriesRequest(page_token="AAAA"),
@@ -352,7 +353,7 @@ async def test_without_an_object_store_the_ledger_goes_on_and_reads_say_why(
     server = nats_server()
     await provision(server.url)
     (nowhere,) = free_ports(1)
-    away = S3Settings(endpoint=f"127.0.0.1:{nowhere}", bucket="nobody")
+    away = S3Settings(endpoint=f"127.0.0.1:{nowhere}", bucket="missing")
     async with running(server.url, away, tmp_path, has_s3=False) as store:
         await store.publish(events.requested(0), events.recorded(0), events.graded(0))
 
@@ -377,7 +378,16 @@ async def test_a_full_disk_holds_facts_back_until_there_is_room(
     server = nats_server()
     await provision(server.url)
     bus = EventBus(BusSettings(url=server.url), client_name="test", timings=FAST)
-    bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, LedgerHandler(index, on_change=lambda: None), batch_size=50)
+    handler, is_full = LedgerHandler(index, on_change=lambda: None), asyncio.Event()
+
+    async def handle(batch: Sequence[Delivery[Message]]) -> None:
+        try:
+            await handler(batch)
+        except StoreFull:
+            is_full.set()
+            raise
+
+    bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, handle, batch_size=50)
 
     async def pragma(text: str) -> int:
         return int(await db.run(lambda connection: connection.exec_driver_sql(text).scalar_one()))
@@ -386,7 +396,7 @@ async def test_a_full_disk_holds_facts_back_until_there_is_room(
     await bus.start()
     for number in range(200):
         await bus.publish(events.requested(number), model=events.MODEL, event_id=f"requested/{number}")
-    await asyncio.sleep(0.5)
+    await asyncio.wait_for(is_full.wait(), 20)
     assert (await index.ledger("", 0)).requested < 200
     await pragma("PRAGMA max_page_count=1000000")
 

@@ -12,8 +12,8 @@ from tests.services.grpo_trainer.interactive.test_service import serving
 from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
 
 from grpc_edge import GrpcServer, Peer
-from grpo_trainer.adapters.policies import PlannerClaims
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup
+from grpo_trainer.interactive.claiming import PlannerClaims
 from grpo_trainer.interactive.inputs import Split, StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient

@@ -1,0 +1,206 @@
+"""A run from what a person gave: flags, --set KEY=VALUE, a TOML file; each later one of these yields to the
+ones before it. Where the value came from is kept, so that a refusal names the flag, or the file and its line.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic.dataclasses import dataclass
+
+from upcycle.run_config.model import CONFIG, RunSpec
+from upcycle.run_config.names import Purpose
+from upcycle.run_config.refusing import RunConfigInvalid, checked, leaves
+
+TASKS_FILES: Final = (".py", ".json", ".jsonl")
+_KEY: Final = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_HEADER: Final = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
+_POSITION: Final = re.compile(r"\(at line (\d+), column \d+\)")
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class RunFile(RunSpec):
+    """A run as a file or a command line describes it."""
+
+    taskset_name: str = ""
+    """which taskset of a tasks file; it may be left out where the file defines one."""
+
+    @property
+    def run(self) -> RunSpec:
+        """What is submitted, once the tasks file is registered under a name."""
+        return RunSpec(**{name: getattr(self, name) for name in RunSpec.__dataclass_fields__})
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Given:
+    """A value, and what a person calls the place that it came from."""
+
+    value: Any
+    where: str
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Sources:
+    """Values by dotted path. names: of flags and arguments, for the paths that nothing was given for."""
+
+    values: Mapping[str, Given]
+    names: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+
+    def say(self, path: str) -> str:
+        """What the reader calls a field: where it came from, else the flag that would set it."""
+        if path in self.values:
+            return self.values[path].where
+        below = [given.where for key, given in self.values.items() if key.startswith(f"{path}.")]
+        if below:
+            _, bracket, place = below[0].partition(" (")
+            return f"{path}{bracket}{place}"
+        return self.names.get(path, path)
+
+    def value(self, path: str, default: Any = None) -> Any:
+        """What was given for a path."""
+        return self.values[path].value if path in self.values else default
+
+    def run(self, purpose: Purpose, defaults: Mapping[str, Any]) -> RunFile:
+        """The run that all of it describes. defaults: by path, where nothing was given. A tasks file that a
+        file names lies beside it. Raises RunConfigInvalid."""
+        given = {path: one.value for path, one in self.values.items()}
+        if given.get("purpose", purpose) != purpose:
+            raise RunConfigInvalid(
+                [f"{self.say('purpose')} is {given['purpose']!r}, and this is for {purpose}"]
+            )
+        run = checked(RunFile, nested({**defaults, **given, "purpose": purpose}), self.say)
+        where = self.say("taskset")
+        if self.file is None or "(" not in where or not run.taskset.endswith(TASKS_FILES):
+            return run
+        tasks = self.file.absolute().parent / run.taskset
+        if not tasks.is_file():
+            raise RunConfigInvalid(
+                [f"{where}: no such file: {tasks}"], "paths begin at the folder of the file"
+            )
+        object.__setattr__(run, "taskset", str(tasks))
+        return run
+
+
+def gather(
+    flags: Mapping[str, Any],
+    sets: Sequence[str] = (),
+    config: Path | None = None,
+    *,
+    names: Mapping[str, str],
+) -> Sources:
+    """Flags before --set before the file. flags: values by path; names: of flags, by path. Raises
+    RunConfigInvalid where a flag and a --set of one field, or two --set, say different things."""
+    from_flags = {path: Given(value, names[path]) for path, value in flags.items()}
+    merged = from_file(config) if config is not None else {}
+    said: dict[str, Given] = {}
+    reasons = []
+    for path, given in [*_from_sets(sets), *from_flags.items()]:
+        if path in said and said[path].value != given.value:
+            reasons.append(
+                f"{said[path].where} is {said[path].value!r}, and {given.where} is {given.value!r}: give one"
+            )
+        said[path] = given
+    if reasons:
+        raise RunConfigInvalid(reasons)
+    return Sources({**merged, **said}, names, config)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables from dotted paths. Raises RunConfigInvalid where one path is a value and a table."""
+    tables: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, last = path.split(".")
+        table = tables
+        for name in above:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise RunConfigInvalid([f"{path}: {name} is a table, and it was also given as a value"])
+        if isinstance(table.get(last), dict):
+            raise RunConfigInvalid(
+                [f"{path} is a table: give one of its keys, such as {path}.{next(iter(table[last]))}"]
+            )
+        table[last] = value
+    return tables
+
+
+def _from_sets(sets: Sequence[str]) -> Iterator[tuple[str, Given]]:
+    for one in sets:
+        path, equals, text = one.partition("=")
+        path = path.strip()
+        if not equals or not path:
+            raise RunConfigInvalid([f"--set {one!r} is not KEY=VALUE"], "such as --set training.steps=3")
+        yield path, Given(_typed(path, text.strip()), f"--set {path}")
+
+
+def _typed(path: str, text: str) -> Any:
+    """A value as TOML would read it; else text, and for a list its parts."""
+    kind = getattr(leaves(RunFile).get(path), "annotation", None)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return tuple(filter(None, text.split(","))) if kind == tuple[str, ...] else text
+    return text if kind is str and not isinstance(value, str) else value
+
+
+def from_file(path: Path) -> dict[str, Given]:
+    """The values of a TOML file by dotted path. Raises RunConfigInvalid, naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RunConfigInvalid([f"{path}: no such file"], "give the TOML file of a run") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunConfigInvalid([f"{path} cannot be read: {error}"]) from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = _POSITION.search(str(error))
+        place = f"{path}:{found[1]}" if found else str(path)
+        raise RunConfigInvalid([f"{place} is not TOML: {_POSITION.sub('', str(error)).strip()}"]) from error
+    lines = lines_of(text)
+    return {key: Given(value, f"{key} ({path}:{_line(lines, key)})") for key, value in _flat(document, "")}
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Values by path. A table that is no part of a run stays whole: its name is what is wrong."""
+    known = leaves(RunFile)
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        is_part = any(key.startswith(f"{path}.") for key in known) or path == "training.loss_config"
+        if isinstance(value, dict) and value and is_part:
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """The line of each key and table of a TOML document, 1 first; tomllib tells it of syntax errors only."""
+    found: dict[str, int] = {}
+    prefix = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        header, key = _HEADER.match(line), _KEY.match(line)
+        if key:
+            found.setdefault(prefix + _plain(key[1]), number)
+        elif header:
+            prefix = f"{_plain(header[1])}."
+            found.setdefault(prefix[:-1], number)
+    return found
+
+
+def _plain(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+def _line(lines: Mapping[str, int], path: str) -> int:
+    """Of the key, or of the table that holds it, which is on one line with it then."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return 1

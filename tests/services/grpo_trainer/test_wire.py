@@ -59,7 +59,8 @@ def test_tokens_after_the_last_trained_one_are_cut_off() -> None:
 
 
 def test_versions_span_all_sampled_tokens() -> None:
-    mixed = tokens(turn(1, 3, versions=[(4, 1), (5, 2)]), turn(1, 1, versions=[(5, 1)]))
+    spans = [TokenVersions(version=4, num_tokens=1), TokenVersions(version=5, num_tokens=2)]
+    mixed = tokens(turn(1, 3, versions=spans), turn(1, 1, versions=spans[:1]))
     assert (mixed.oldest_version, mixed.newest_version) == (4, 5)
 
 

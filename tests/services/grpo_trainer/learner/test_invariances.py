@@ -227,7 +227,7 @@ def test_every_row_of_a_forked_episode_carries_its_advantage() -> None:
     rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2)
     credit = {row.row_id: row.advantage for row in rows}
     assert credit == {"one/0": 0.5, "one/1": 0.5, "other/0": -0.5}
-    assert row_counts([one.tokens, other.tokens]) == {"context_forks": 1.0, "masked_turns": 0.0}
+    assert row_counts([one, other]) == {"context_forks": 1.0, "masked_turns": 0.0}
 
 
 Stepper = Callable[[list[TrainingRow]], dict[str, float] | None]

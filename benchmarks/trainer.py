@@ -20,9 +20,9 @@ from benchmarks.figures import Figure
 from benchmarks.options import Options
 from benchmarks.stacks import MODEL, POLICY_DIR
 from chat_format import ChatFormat
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
+from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 
 THREADS: Final = (1, 2)
@@ -32,7 +32,7 @@ async def measure(options: Options) -> list[Figure]:
     """The recipe's batch with each number of threads that this machine has."""
     prompts = options.sized(RECIPE.training.prompts_per_step, 4)
     groups = await asyncio.to_thread(record, prompts)
-    tokens = sum(len(member.tokens.contexts[0].token_ids) for group in groups for member in group.members)
+    tokens = sum(len(rollout.rows[0].token_ids) for group in groups for rollout in group.rollouts)
     figures = []
     for threads in [count for count in THREADS if count <= (os.cpu_count() or 1)]:
         seconds = await _steps(groups, threads, options.repeats(5))
@@ -80,11 +80,9 @@ def record(prompts: int) -> list[BatchGroup]:
 
 
 def _group(number: int, episodes: Sequence[Episode]) -> BatchGroup:
-    members = tuple(
-        BatchMember(_tokens(f"traj-{number}-{member}", episode), float(member % 2), bool(member % 2))
-        for member, episode in enumerate(episodes)
-    )
-    return BatchGroup(f"run-benchmark-g{number:05d}", members)
+    rollouts = tuple(_tokens(f"traj-{number}-{at}", episode) for at, episode in enumerate(episodes))
+    rewards = tuple(float(at % 2) for at in range(len(episodes)))
+    return BatchGroup(f"run-benchmark-g{number:05d}", rollouts, rewards)
 
 
 def _tokens(name: str, episode: Episode) -> EpisodeTokens:
@@ -93,5 +91,5 @@ def _tokens(name: str, episode: Episode) -> EpisodeTokens:
     for before, now in zip([False, *episode.sampled], episode.sampled, strict=False):
         turn += before and not now
         turns.append(turn)
-    row = Context(list(episode.token_ids), list(episode.sampled), list(episode.logprobs), turns)
+    row = TokenRow(list(episode.token_ids), list(episode.sampled), list(episode.logprobs), turns)
     return EpisodeTokens(name, (row.trimmed(),), 1.0, 0, 0, 0)

@@ -7,13 +7,13 @@ connection is closed for good the process ends with status 70, because NATS's cl
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from event_bus import codec, replays
 from event_bus.attempts import AttemptNotes
-from event_bus.batches import BatchConsumer, BatchHandler
+from event_bus.batches import BatchConsumer
 from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery, M, PubAck
@@ -23,7 +23,7 @@ from event_bus.faststream_ext.subscriber import DEPS
 from event_bus.incoming import Decoder, InFlight
 from event_bus.middlewares import event_middlewares
 from event_bus.publisher import Publisher
-from event_bus.router import EventRouter
+from event_bus.router import Ephemeral, EventRouter, Projection
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
@@ -69,43 +69,10 @@ class EventBus:
         for spec in router.durables:
             self._bind(spec)
         self._connection.broker.include_router(router)
-
-    def subscribe_batch(self, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100) -> None:
-        """Give the messages of a durable to `handler` in stream order, up to `batch_size` at a time. Before
-        `start`.
-
-        An exception nacks the whole batch, with a delay; nothing newer is read before it. After
-        `PoisonMessage` the handler gets the messages one by one; the one that raises it is a dead letter.
-        """
-        self._bind(spec)
-        consumer = BatchConsumer(
-            spec, Decoder.of(self._topology, spec), handler, self._deps, batch_size=batch_size
-        )
-        self._loops.append((spec.durable, lambda: consumer.run(self._connection)))
-
-    def subscribe_ephemeral(
-        self,
-        events: Sequence[type[Message]],
-        handler: Callable[[Delivery[Any]], Awaitable[None]],
-        *,
-        model: str | None = None,
-        start: Literal["new"] | int = "new",
-    ) -> None:
-        """Give each fact to `handler` in stream order, in this process only, without a durable. Before
-        `start`.
-
-        `start`: "new" begins with what is stored after the bus started, a number with the first fact after
-        that sequence. Nothing is missed across reconnects; a restart begins again. A delivery that keeps
-        failing is skipped after a few attempts, with an error in the log.
-        """
-        reading = self._reading(events, model)
-
-        async def loop() -> None:
-            after = self._newest if start == "new" else start
-            deliveries = self._replayed(reading, after)
-            await replays.Follower(reading.reader, handler, self._deps).follow(deliveries)
-
-        self._loops.append((f"follow-{reading.reader}", loop))
+        for projection in router.projections:
+            self._add_projection(projection)
+        for ephemeral in router.ephemerals:
+            self._add_ephemeral(ephemeral)
 
     async def start(self) -> None:
         """Connect, check that streams and durables are there, begin to consume. Raises Unavailable,
@@ -207,6 +174,24 @@ class EventBus:
         if self._started:
             raise BusError(f"subscribe to {spec.durable} before the bus is started")
         self._durables.append(spec)
+
+    def _add_projection(self, projection: Projection) -> None:
+        self._bind(projection.spec)
+        decoder = Decoder.of(self._topology, projection.spec)
+        consumer = BatchConsumer(
+            projection.spec, decoder, projection.handler, self._deps, batch_size=projection.batch_size
+        )
+        self._loops.append((projection.spec.durable, lambda: consumer.run(self._connection)))
+
+    def _add_ephemeral(self, ephemeral: Ephemeral) -> None:
+        reading = self._reading(ephemeral.events, ephemeral.model)
+        follower = replays.Follower(reading.reader, ephemeral.handler, self._deps)
+
+        async def loop() -> None:
+            after = self._newest if ephemeral.start == "new" else ephemeral.start
+            await follower.follow(self._replayed(reading, after))
+
+        self._loops.append((f"follow-{reading.reader}", loop))
 
     def _reading(self, events: Sequence[type[Message]], model: str | None) -> replays.Reading:
         if not events:

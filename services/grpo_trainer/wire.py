@@ -9,13 +9,13 @@ from typing import Any, Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import BlobRef
-from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
 from grpo_trainer.domain.spec import TrainingSpec, spec_of_run
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 from identities import events as event_ids
 from identities.entities import checkpoint_id
@@ -178,20 +178,11 @@ def _offered_body_trains(episode: common.EpisodeIdentity) -> bool:
 
 def tokens_of_body(body: trajectory.TrajectoryBody, *, train_parse_errors: bool) -> EpisodeTokens:
     """The rows of a stored episode, as it is. Raises UnusableTrajectory where arrays disagree."""
-    turns = [_turn(turn) for turn in body.turns]
     return episode_tokens(
-        body.episode.trajectory_id, turns, temperature=body.temperature, train_parse_errors=train_parse_errors
-    )
-
-
-def _turn(turn: trajectory.Turn) -> SampledTurn:
-    return SampledTurn(
-        new_prompt_ids=list(turn.new_prompt_ids),
-        sampled_ids=list(turn.sampled_ids),
-        sampled_logprobs=list(turn.sampled_logprobs),
-        versions=[(span.version, span.num_tokens) for span in turn.versions],
-        restarts_context=turn.restarts_context,
-        has_parse_error=bool(turn.parse_error),
+        body.episode.trajectory_id,
+        body.turns,
+        temperature=body.temperature,
+        train_parse_errors=train_parse_errors,
     )
 
 

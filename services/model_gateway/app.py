@@ -3,7 +3,7 @@
 import sys
 
 from blob_store import S3BlobStore
-from event_bus import EventBus
+from event_bus import EventBus, EventRouter
 from grpc_edge import Peer
 from model_gateway import telemetry
 from model_gateway.adapters.capture import BlobCapture
@@ -37,7 +37,9 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
     promotions = Promotions(now=utc_now, on_first_token=_record_promotion)
     directory = RegistryDirectory(registry, poll_s=settings.poll_s, on_promotion=promotions.moved)
-    bus.subscribe_ephemeral(EVENTS, directory.on_event)
+    router = EventRouter()
+    router.ephemeral(*EVENTS)(directory.on_event)
+    bus.include_router(router)
     engines = AiohttpEngines(idle_timeout_s=settings.idle_timeout_s)
     blobs = S3BlobStore(settings.s3)
     capture = BlobCapture(blobs, bus, fraction=settings.capture_fraction)

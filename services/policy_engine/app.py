@@ -12,7 +12,7 @@ from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
 from policy_engine.adapters.policy_store import BlobPolicyStore
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
 from policy_engine.domain import PinRequests
-from policy_engine.handlers import RUN_EVENTS, SupervisorHandlers, moving_events
+from policy_engine.handlers import supervisor_router
 from policy_engine.loops import LeaseLoop
 from policy_engine.ports import EngineHost
 from policy_engine.settings import PolicyEngineSettings
@@ -53,9 +53,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
         announcer, supervisor.facts, renew_s=settings.lease_renew_s, ttl_s=settings.lease_ttl_s
     )
     supervisor.on_change(leases.changed)
-    handlers = SupervisorHandlers(supervisor.look_now, requests, versions, telemetry)
-    bus.subscribe_ephemeral(moving_events(settings.channel), handlers.on_moved, model=settings.model)
-    bus.subscribe_ephemeral(RUN_EVENTS, handlers.on_run, model=settings.model, start=0)
+    bus.include_router(supervisor_router(settings, versions, requests, telemetry, supervisor.look_now))
     for component in (store, registry, bus):
         service.add(component)
     service.add(Worker("lease", leases.run, ready=leases.ready))

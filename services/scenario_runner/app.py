@@ -4,7 +4,6 @@ from typing import Final
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
-from event_bus.topology import SCENARIO_RUNNER_PLAN
 from grpc_edge import GrpcServer, Peer
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
@@ -15,7 +14,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import StoredTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
-from scenario_runner.handlers import PlanProjection
+from scenario_runner.handlers import plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop
 from scenario_runner.ports import EpisodeTimeouts
 from scenario_runner.servicer.environments import EnvironmentServicer
@@ -116,7 +115,7 @@ def _add_planner(
         ClaimTasks(plan),
     )
     bus = EventBus(settings.bus, client_name=NAME)
-    bus.subscribe_batch(SCENARIO_RUNNER_PLAN, PlanProjection(plan, wake=loop.wake).on_events)
+    bus.include_router(plan_router(plan, wake=loop.wake))
     service.add(bus)
     service.add(OutboxRelay(database, bus))
     service.add(Worker("planner", loop.run))

@@ -4,24 +4,25 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.message import Message
 
-from event_bus import Delivery
+from event_bus import Delivery, EventRouter
+from event_bus.topology import SCENARIO_RUNNER_PLAN
 from scenario_runner import telemetry
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.usecases.planning import apply_facts
 from scenario_runner.wire.received import fact_from
 
 
-class PlanProjection:
+def plan_router(plan: SqlPlan, *, wake: Callable[[], None]) -> EventRouter:
     """Applies facts to the plan. wake: called afterwards, because a slot may have become free."""
+    router = EventRouter()
 
-    def __init__(self, plan: SqlPlan, *, wake: Callable[[], None]) -> None:
-        self._plan = plan
-        self._wake = wake
-
-    async def on_events(self, deliveries: Sequence[Delivery[Message]]) -> None:
+    @router.projection(SCENARIO_RUNNER_PLAN)
+    async def apply(deliveries: Sequence[Delivery[Message]]) -> None:
         """One batch, one transaction. A fact that is delivered again changes nothing."""
         found = [fact_from(delivery.message) for delivery in deliveries]
         facts = [fact for fact in found if fact is not None]
         with telemetry.PLAN_S.labels("facts").time():
-            await self._plan.transact(lambda unit: apply_facts(unit, facts))
-        self._wake()
+            await plan.transact(lambda unit: apply_facts(unit, facts))
+        wake()
+
+    return router

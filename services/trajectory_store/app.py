@@ -2,14 +2,13 @@
 
 from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
-from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from grpc_edge import GrpcServer
 from service_kit import Service, Worker, run_main, utc_now
 from service_kit.component import Closing
 from sql_store import MigratedDatabase, OutboxRelay
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.stored_bodies import StoredBodies
-from trajectory_store.handlers import LedgerHandler
+from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import STATUS_OF, TrajectoryServicer, UseCases
 from trajectory_store.settings import StoreSettings
 from trajectory_store.usecases import (
@@ -35,8 +34,7 @@ def build_app(settings: StoreSettings) -> Service:
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="trajectory_store", timings=timings)
-    handler = LedgerHandler(index, on_change=watch.wake)
-    bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, handler, batch_size=settings.batch_size)
+    bus.include_router(ledger_router(index, on_change=watch.wake, batch_size=settings.batch_size))
     service.add(bus)
     service.add(OutboxRelay(db, bus))
     if settings.check_bodies:

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.model_leases import ModelLeases
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.inputs import Split
 from grpo_trainer.interactive.state import Head, StepDone

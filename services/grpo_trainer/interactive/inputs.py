@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.learner.prepared import LossSpec, PreparedBatch, PreparedInput, PreparedRow
+from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 from upcycle.run_config import SFT_LOSS
 
 
@@ -180,9 +181,9 @@ def _checked_size(inputs: Sequence[PreparedInput], options: BatchOptions) -> int
     return size
 
 
-def turns_of(name: str, samples: Sequence[Sample]) -> list[SampledTurn]:
+def turns_of(name: str, samples: Sequence[Sample]) -> list[Turn]:
     """Turns by the extension property: a prompt that repeats all earlier tokens continues the row."""
-    turns: list[SampledTurn] = []
+    turns: list[Turn] = []
     before: list[int] = []
     for number, sample in enumerate(samples):
         if len(sample.output_logprobs) != len(sample.output_ids):
@@ -193,11 +194,11 @@ def turns_of(name: str, samples: Sequence[Sample]) -> list[SampledTurn]:
         prompt = list(sample.prompt_ids)
         extends = bool(before) and prompt[: len(before)] == before
         turns.append(
-            SampledTurn(
+            Turn(
                 new_prompt_ids=prompt[len(before) :] if extends else prompt,
                 sampled_ids=sample.output_ids,
                 sampled_logprobs=sample.output_logprobs,
-                versions=[(0, len(sample.output_ids))],
+                versions=[TokenVersions(num_tokens=len(sample.output_ids))],
                 restarts_context=not extends,
             )
         )
@@ -209,15 +210,15 @@ def rows_of(tokens: EpisodeTokens, weight: float | None = None) -> tuple[Prepare
     """The rows of an episode that have something to train. weight: of each trained token."""
     return tuple(
         PreparedRow(
-            context.token_ids,
-            context.trained,
-            context.logprobs,
-            context.turns,
+            row.token_ids,
+            row.trained,
+            row.logprobs,
+            row.turns,
             tokens.temperature,
-            weights=None if weight is None else [weight * trained for trained in context.trained],
+            weights=None if weight is None else [weight * trained for trained in row.trained],
         )
-        for context in tokens.contexts
-        if any(context.trained)
+        for row in tokens.rows
+        if any(row.trained)
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from grpo_trainer.domain.contexts import episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
+from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import Trajectories
 from grpo_trainer.interactive.inputs import (

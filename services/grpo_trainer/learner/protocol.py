@@ -7,26 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember:
-    """One rollout to train on."""
-
-    tokens: EpisodeTokens
-    reward: float
-    success: bool
-
-
-@dataclass(frozen=True, slots=True)
 class BatchGroup:
-    """Rollouts that are compared with one another."""
+    """Rollouts that are compared with one another, and the reward of each."""
 
     group_id: str
-    members: tuple[BatchMember, ...]
+    rollouts: tuple[EpisodeTokens, ...]
+    rewards: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

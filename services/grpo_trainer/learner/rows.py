@@ -9,58 +9,56 @@ import torch
 
 from grpo_math.advantages import advantage_function
 from grpo_math.packing import TrainingRow
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.prepared import PreparedRow
 from grpo_trainer.learner.protocol import BatchGroup
 
 
 def batch_rows(groups: Sequence[BatchGroup], *, advantage: str, group_size: int) -> list[TrainingRow]:
-    """Rows of a batch, one per context; every row of a rollout carries its advantage.
+    """Rows of a batch, as tensors; every row of a rollout carries its advantage.
 
     group_size: of the run; groups of evaluations may be larger, each is compared within itself. The order is
     by group and member, whatever the order of arrival, so that equal batches are equal bits.
     """
     ordered = sorted(groups, key=lambda group: group.group_id)
-    width = max([group_size, *(len(group.members) for group in ordered)])
+    width = max([group_size, *(len(group.rewards) for group in ordered)])
     rewards = torch.full((len(ordered), width), torch.nan, dtype=torch.float64)
     for index, group in enumerate(ordered):
-        for member, rollout in enumerate(group.members):
-            rewards[index, member] = rollout.reward
+        rewards[index, : len(group.rewards)] = torch.tensor(group.rewards, dtype=torch.float64)
     advantages = advantage_function(advantage)(rewards)
     rows: list[TrainingRow] = []
     for index, group in enumerate(ordered):
-        for member, rollout in enumerate(group.members):
-            credit = float(advantages[index, member])
-            rows += _rows_of(rollout.tokens, group.group_id, credit)
+        for member, rollout in enumerate(group.rollouts):
+            rows += _rows_of(rollout, group.group_id, float(advantages[index, member]))
     return rows
 
 
 def _rows_of(tokens: EpisodeTokens, group_id: str, advantage: float) -> list[TrainingRow]:
-    trained = [_trained_turns(context) for context in tokens.contexts]
+    trained = [_trained_turns(row) for row in tokens.rows]
     rows = [
         row_of(
-            context,
+            row,
             row_id=f"{tokens.trajectory_id}/{number}",
             group_id=group_id,
             advantage=advantage,
             temperature=tokens.temperature,
         )
-        for number, context in enumerate(tokens.contexts)
+        for number, row in enumerate(tokens.rows)
         if trained[number]
     ]
     shares = [turns / sum(trained) for turns in trained if turns]
     return [replace(row, trajectory_share=share) for row, share in zip(rows, shares, strict=True)]
 
 
-def _trained_turns(context: Context) -> int:
-    """How many turns of a context have trained tokens."""
-    return len({turn for turn, train in zip(context.turns, context.trained, strict=True) if train})
+def _trained_turns(row: TokenRow) -> int:
+    """How many turns of a row have trained tokens."""
+    return len({turn for turn, train in zip(row.turns, row.trained, strict=True) if train})
 
 
 def row_of(
-    tokens: Context | PreparedRow, *, row_id: str, group_id: str, advantage: float, temperature: float
+    tokens: TokenRow | PreparedRow, *, row_id: str, group_id: str, advantage: float, temperature: float
 ) -> TrainingRow:
-    """The arrays of a context as tensors [L], with the credit of its trajectory."""
+    """The arrays of a row as tensors [L], with the credit of its trajectory."""
     return TrainingRow(
         row_id=row_id,
         group_id=group_id,

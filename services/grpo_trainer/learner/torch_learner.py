@@ -93,10 +93,10 @@ class TorchLearner:
         """See protocol.Learner."""
         if self._config is None:
             raise RuntimeError("the learner was not begun")
-        for member in group.members:
-            for context in member.tokens.contexts:
-                if (why := misfit(self._config, context.token_ids)) is not None:
-                    raise UnusableTrajectory(f"{member.tokens.trajectory_id}: {why}")
+        for rollout in group.rollouts:
+            for row in rollout.rows:
+                if (why := misfit(self._config, row.token_ids)) is not None:
+                    raise UnusableTrajectory(f"{rollout.trajectory_id}: {why}")
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """See protocol.Learner."""

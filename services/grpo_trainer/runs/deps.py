@@ -12,11 +12,11 @@ from typing import Protocol
 
 from blob_store import BlobRef
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
-from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
 from grpo_trainer.learner.protocol import Learner
 from grpo_trainer.ports import Facts, Policies

@@ -13,13 +13,13 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.deps import RunDeps
@@ -179,15 +179,15 @@ class GroupBuffer:
     async def contents(self, group: CompleteGroup) -> BatchGroup:
         """The group with its tokens. Raises UnusableTrajectory for the first member that cannot be
         trained."""
-        members = []
-        for member, fetch in zip(group.members, self._fetches[group.group_id], strict=True):
+        rollouts = []
+        for fetch in self._fetches[group.group_id]:
             tokens = await fetch
             if isinstance(tokens, UnusableTrajectory):
                 raise tokens
-            members.append(BatchMember(tokens, member.reward, member.success))
-        if not any(member.tokens.num_trained for member in members):
+            rollouts.append(tokens)
+        if not any(tokens.num_trained for tokens in rollouts):
             raise Untrainable(f"{group.group_id}: no token of it may be trained")
-        return BatchGroup(group.group_id, tuple(members))
+        return BatchGroup(group.group_id, tuple(rollouts), tuple(member.reward for member in group.members))
 
     def close(self) -> None:
         """Cancel what is being fetched."""

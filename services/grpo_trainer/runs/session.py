@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from episodes import GroupReason
-from grpo_trainer.domain.contexts import context_counts
 from grpo_trainer.domain.errors import Diverged, Superseded, UnusableTrajectory
 from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.model_leases import RunLease
@@ -26,6 +25,7 @@ from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord
+from grpo_trainer.domain.token_rows import row_counts
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.retrying import RetryUntilAvailable
@@ -378,7 +378,7 @@ class TrainingSession:
 
 
 def _counted(batch: _Batch) -> dict[str, float]:
-    return context_counts(member.tokens for group in batch.contents for member in group.members)
+    return row_counts(rollout for group in batch.contents for rollout in group.rollouts)
 
 
 def _settled(state: SessionState | None, run_id: str) -> SettledGroups:

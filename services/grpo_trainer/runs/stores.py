@@ -21,10 +21,10 @@ from grpo_trainer import wire
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.adapters.step_folders import MARKER, step_folder
-from grpo_trainer.domain.contexts import EpisodeTokens
 from grpo_trainer.domain.errors import BrokenArtifact, UnusableTrajectory
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, failure_from_json
 from grpo_trainer.domain.states import SessionState, state_from_json
+from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import GradedTrajectory
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
 from grpo_trainer.runs.deps import FoundStates

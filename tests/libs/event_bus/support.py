@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from event_bus import (
     EventRouter,
     Topology,
 )
+from event_bus.batches import BatchHandler
 from event_bus.provision import provision
+from event_bus.router import EphemeralHandler
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
@@ -107,6 +109,24 @@ def subscribe(
         assert event == delivery.message
         await handler(delivery)
 
+    bus.include_router(router)
+
+
+def subscribe_batch(
+    bus: EventBus, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100
+) -> None:
+    """A router with one projection."""
+    router = EventRouter()
+    router.projection(spec, batch_size=batch_size)(handler)
+    bus.include_router(router)
+
+
+def subscribe_ephemeral(
+    bus: EventBus, events: Sequence[type[Message]], handler: EphemeralHandler, **options: Any
+) -> None:
+    """A router with one ephemeral reader."""
+    router = EventRouter()
+    router.ephemeral(*events, **options)(handler)
     bus.include_router(router)
 
 

@@ -14,6 +14,7 @@ from tests.libs.event_bus.support import (
     fact_spec,
     failed,
     running,
+    subscribe_batch,
     topology,
     until,
 )
@@ -62,7 +63,7 @@ async def test_everything_comes_in_stream_order_in_bounded_batches(server: NatsS
     async with running(server) as bus:
         await publish(bus, names)
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got, batch_size=20)),
+        running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got, batch_size=20)),
         eyes_on(server) as eyes,
     ):
         await until(lambda: len(got.done) == 90)
@@ -77,7 +78,7 @@ async def test_a_lone_message_after_silence_arrives_at_once(server: NatsServer) 
     spec, got = projection(), Batches()
     timings = replace(FAST, pull_s=60.0)  # a fetch that waits for the rest would wait longer than the test
     async with running(
-        server, spec, setup=lambda bus: bus.subscribe_batch(spec, got), timings=timings
+        server, spec, setup=lambda bus: subscribe_batch(bus, spec, got), timings=timings
     ) as bus:
         for n in range(3):
             await publish(bus, [str(n)])
@@ -96,7 +97,7 @@ async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: Na
 
     got.trouble = trouble  # type: ignore[method-assign]
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got, batch_size=5)) as bus,
+        running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got, batch_size=5)) as bus,
         eyes_on(server) as eyes,
     ):
         for n in range(12):
@@ -116,7 +117,7 @@ async def test_unavailable_nacks_the_batch_without_counting(server: NatsServer) 
             raise Unavailable("not yet", 0.05)
 
     got.trouble = trouble  # type: ignore[method-assign]
-    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got)) as bus:
         await publish(bus, ["a", "b"])
         await until(lambda: got.done == ["a", "b"])
 
@@ -128,7 +129,7 @@ async def test_what_cannot_be_decoded_leaves_the_batch_alone(server: NatsServer)
         await eyes.jetstream.publish(SUBJECT, b"{nonsense")
         await publish(bus, ["b"])
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)),
+        running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got)),
         eyes_on(server) as eyes,
     ):
         await until(lambda: len(got.done) == 2)
@@ -152,7 +153,7 @@ async def test_poison_in_a_batch_becomes_a_dead_letter_and_the_rest_passes_in_or
     async with running(server) as bus:
         await publish(bus, list("abcde"))
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, got)),
+        running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got)),
         eyes_on(server) as eyes,
     ):
         await until(lambda: len(got.done) == 4)
@@ -172,7 +173,7 @@ async def test_heartbeats_cover_a_whole_batch(server: NatsServer) -> None:
     async with running(server) as bus:
         await publish(bus, list("abc"))
     async with (
-        running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, slow)),
+        running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, slow)),
         eyes_on(server) as eyes,
     ):
         await until(lambda: len(got.done) == 3)
@@ -188,7 +189,7 @@ async def test_order_holds_across_a_reader_that_died_over_its_batch(server: Nats
         dead = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
         assert len(await dead.fetch(2)) == 2
     reader = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
-    reader.subscribe_batch(spec, got)
+    subscribe_batch(reader, spec, got)
     await reader.start()
     await until(lambda: len(got.done) == 3)
     await reader.stop()
@@ -204,7 +205,7 @@ async def test_a_stop_finishes_the_batch_in_hand(server: NatsServer) -> None:
         await release.wait()
         await got(deliveries)
 
-    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, slow)) as bus:
+    async with running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, slow)) as bus:
         await publish(bus, ["a"])
         await started.wait()
         stopping = asyncio.create_task(bus.stop())
@@ -226,7 +227,7 @@ async def test_a_stop_nacks_a_batch_that_would_not_end(server: NatsServer) -> No
 
     timings = replace(FAST, drain_s=0.3)
     async with running(
-        server, spec, setup=lambda bus: bus.subscribe_batch(spec, endless), timings=timings
+        server, spec, setup=lambda bus: subscribe_batch(bus, spec, endless), timings=timings
     ) as bus:
         await publish(bus, ["a"])
         await started.wait()

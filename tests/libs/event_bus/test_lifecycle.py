@@ -25,6 +25,7 @@ from tests.libs.event_bus.support import (
     requested,
     running,
     subscribe,
+    subscribe_ephemeral,
     topology,
     until,
 )
@@ -335,7 +336,7 @@ async def test_a_stop_lets_an_ephemeral_reader_finish_what_it_does(server: NatsS
         await release.wait()
         finished.append(delivery.message.detail)
 
-    async with running(server, setup=lambda bus: bus.subscribe_ephemeral([EpisodeFailed], handler)) as bus:
+    async with running(server, setup=lambda bus: subscribe_ephemeral(bus, [EpisodeFailed], handler)) as bus:
         await bus.publish(failed("a"), model=MODEL, event_id="a")
         await started.wait()
         stopping = asyncio.create_task(bus.stop())

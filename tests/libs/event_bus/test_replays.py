@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, until
+from tests.libs.event_bus.support import (
+    FAST,
+    MODEL,
+    Seen,
+    eyes_on,
+    failed,
+    running,
+    subscribe_ephemeral,
+    until,
+)
 from tests.local_servers import NatsServer
 
 from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
@@ -174,8 +183,8 @@ async def test_an_ephemeral_reader_sees_what_is_new_in_order_across_a_restart(se
     seen, other = Seen(), Seen()
 
     def setup(bus: EventBus) -> None:
-        bus.subscribe_ephemeral([EpisodeFailed], seen, model=MODEL)
-        bus.subscribe_ephemeral([EpisodeFailed], other, start=1)
+        subscribe_ephemeral(bus, [EpisodeFailed], seen, model=MODEL)
+        subscribe_ephemeral(bus, [EpisodeFailed], other, start=1)
 
     async with running(server) as bus:
         await publish(bus, "old", "older")
@@ -197,7 +206,7 @@ async def test_an_ephemeral_reader_tries_again_and_in_the_end_goes_on(server: Na
         if delivery.message.detail == "bad":
             raise ValueError("no")
 
-    async with running(server, setup=lambda bus: bus.subscribe_ephemeral([EpisodeFailed], handler)) as bus:
+    async with running(server, setup=lambda bus: subscribe_ephemeral(bus, [EpisodeFailed], handler)) as bus:
         await publish(bus, "bad", "good")
         await until(lambda: "good" in seen.details)
         assert bus.ready() is None

@@ -11,7 +11,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import Seen, fact_spec, failed, running, subscribe, until
+from tests.libs.event_bus.support import (
+    Seen,
+    fact_spec,
+    failed,
+    running,
+    subscribe,
+    subscribe_batch,
+    subscribe_ephemeral,
+    until,
+)
 
 from event_bus import Delivery, EventBus, tracing
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened
@@ -43,7 +52,7 @@ async def test_publish_process_publish_process_is_one_nested_trace(
             await bus.publish(GroupShortened(group_id="g"), model="m.1", event_id="second")
 
         subscribe(bus, spec, handler)
-        bus.subscribe_ephemeral([GroupShortened], end)
+        subscribe_ephemeral(bus, [GroupShortened], end)
 
     async with running(nats_server(), spec, setup=setup) as bus:
         await bus.publish(failed("a"), model="m.1", event_id="first")
@@ -76,7 +85,7 @@ async def test_a_batch_links_to_every_publish(nats_server: NatsFactory, spans: I
     async with running(server) as bus:
         for detail in "abc":
             await bus.publish(failed(detail), model="m", event_id=detail)
-    async with running(server, spec, setup=lambda bus: bus.subscribe_batch(spec, handler)):
+    async with running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, handler)):
         await done.wait()
     published = [one for one in spans.get_finished_spans() if one.kind is SpanKind.PRODUCER]
     batch = named(spans, "process tested")

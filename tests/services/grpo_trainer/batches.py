@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.packed_model import new_model
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup
 
 
 def config_of(architecture: str, *, tied: bool) -> Any:
@@ -34,11 +34,8 @@ def rollouts(seed: int, *, groups: int = 3, members: int = 4, reward: float = 1.
 
 def _group(name: str, members: int, reward: float, generator: torch.Generator) -> BatchGroup:
     prompt = _ids(5, generator)
-    made = []
-    for number in range(members):
-        tokens = _episode(f"{name}-e{number}", prompt, generator)
-        made.append(BatchMember(tokens, reward * (number % 2), bool(number % 2)))
-    return BatchGroup(name, tuple(made))
+    made = tuple(_episode(f"{name}-e{number}", prompt, generator) for number in range(members))
+    return BatchGroup(name, made, tuple(reward * (number % 2) for number in range(members)))
 
 
 def _episode(name: str, prompt: list[int], generator: torch.Generator) -> EpisodeTokens:
@@ -50,7 +47,7 @@ def _episode(name: str, prompt: list[int], generator: torch.Generator) -> Episod
         trained += [False] * observed + [True] * sampled
         turns += [turn] * (observed + sampled)
     logprobs = (-4 * torch.rand(len(ids), generator=generator)).tolist()
-    return EpisodeTokens(f"traj-{name}", (Context(ids, trained, logprobs, turns),), 1.0, 0, 0, 0)
+    return EpisodeTokens(f"traj-{name}", (TokenRow(ids, trained, logprobs, turns),), 1.0, 0, 0, 0)
 
 
 def _ids(count: int, generator: torch.Generator) -> list[int]:

@@ -10,26 +10,29 @@ from hypothesis import strategies as st
 from tests.services.grpo_trainer.bench import Episodes, World, submission
 
 from grpo_trainer import wire
-from grpo_trainer.domain.contexts import EpisodeTokens, SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import UnusableTrajectory
+from grpo_trainer.domain.token_rows import EpisodeTokens, episode_tokens
+from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
+
+UNREADABLE = "not JSON"
 
 
-def turn(prompt: int, sampled: int, **changes: object) -> SampledTurn:
+def turn(prompt: int, sampled: int, **changes: object) -> Turn:
     values: dict[str, object] = {
         "new_prompt_ids": [1] * prompt,
         "sampled_ids": [2] * sampled,
         "sampled_logprobs": [-0.5] * sampled,
-        "versions": [(3, sampled)],
+        "versions": [TokenVersions(version=3, num_tokens=sampled)],
     }
-    return SampledTurn(**{**values, **changes})  # type: ignore[arg-type]
+    return Turn(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def tokens(*turns: SampledTurn, train_parse_errors: bool = False) -> EpisodeTokens:
+def tokens(*turns: Turn, train_parse_errors: bool = False) -> EpisodeTokens:
     return episode_tokens("t", turns, temperature=1.0, train_parse_errors=train_parse_errors)
 
 
 def test_turns_join_into_one_row_and_observations_are_not_trained() -> None:
-    (row,) = tokens(turn(2, 1), turn(3, 2)).contexts
+    (row,) = tokens(turn(2, 1), turn(3, 2)).rows
     assert row.token_ids == [1, 1, 2, 1, 1, 1, 2, 2]
     assert row.trained == [False, False, True, False, False, False, True, True]
     assert row.turns == [0, 0, 0, 1, 1, 1, 1, 1]
@@ -37,26 +40,27 @@ def test_turns_join_into_one_row_and_observations_are_not_trained() -> None:
 
 
 def test_a_compacted_context_begins_a_new_row() -> None:
-    rows = tokens(turn(2, 1), turn(4, 1, restarts_context=True), turn(1, 1)).contexts
+    rows = tokens(turn(2, 1), turn(4, 1, restarts_context=True), turn(1, 1)).rows
     assert [len(row.token_ids) for row in rows] == [3, 7]
     assert rows[1].turns == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_turn_that_could_not_be_read_is_masked_and_the_rest_trains() -> None:
-    odd = turn(1, 2, has_parse_error=True)
+    odd = turn(1, 2, parse_error=UNREADABLE)
     masked = tokens(turn(2, 1), odd, turn(1, 1))
-    assert sum(masked.contexts[0].trained) == 2
+    assert sum(masked.rows[0].trained) == 2
     assert masked.num_masked_turns == 1
-    assert sum(tokens(turn(2, 1), odd, turn(1, 1), train_parse_errors=True).contexts[0].trained) == 4
+    assert sum(tokens(turn(2, 1), odd, turn(1, 1), train_parse_errors=True).rows[0].trained) == 4
 
 
 def test_tokens_after_the_last_trained_one_are_cut_off() -> None:
-    (row,) = tokens(turn(2, 1), turn(5, 3, has_parse_error=True)).contexts
+    (row,) = tokens(turn(2, 1), turn(5, 3, parse_error=UNREADABLE)).rows
     assert len(row.token_ids) == 3
 
 
 def test_versions_span_all_sampled_tokens() -> None:
-    mixed = tokens(turn(1, 3, versions=[(4, 1), (5, 2)]), turn(1, 1, versions=[(5, 1)]))
+    spans = [TokenVersions(version=4, num_tokens=1), TokenVersions(version=5, num_tokens=2)]
+    mixed = tokens(turn(1, 3, versions=spans), turn(1, 1, versions=spans[:1]))
     assert (mixed.oldest_version, mixed.newest_version) == (4, 5)
 
 
@@ -64,7 +68,7 @@ def test_versions_span_all_sampled_tokens() -> None:
     ("change", "said"),
     [
         ({"sampled_logprobs": [-0.5]}, "2 sampled ids and 1 logprobs"),
-        ({"versions": [(1, 1)]}, "versions do not cover"),
+        ({"versions": [TokenVersions(version=1, num_tokens=1)]}, "versions do not cover"),
         ({"sampled_logprobs": [0.5, -1.0]}, "above 0"),
         ({"new_prompt_ids": []}, "begins with a prompt"),
     ],
@@ -92,7 +96,7 @@ def test_every_sampled_token_is_trained_once_or_masked(
     shapes: list[tuple[int, int, bool, bool]],
 ) -> None:
     turns = [
-        turn(prompt, sampled, restarts_context=restart, has_parse_error=odd)
+        turn(prompt, sampled, restarts_context=restart, parse_error="not JSON" if odd else "")
         for prompt, sampled, restart, odd in shapes
     ]
     wanted = sum(sampled for _, sampled, _, odd in shapes if not odd)

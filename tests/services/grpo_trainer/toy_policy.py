@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from tests.services.grpo_trainer.toy_tasks import STOP, TASKS, Task
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
+from grpo_trainer.learner.protocol import BatchGroup
 
 VOCAB: Final = 260
 PAD: Final = 256
@@ -142,15 +142,15 @@ def groups_of(played: Sequence[Played], group_size: int) -> list[BatchGroup]:
     for first in range(0, len(played), group_size):
         members = played[first : first + group_size]
         if len({one.task.reward for one in members}) > 1:
-            rollouts = tuple(_member(one, f"{first}/{index}") for index, one in enumerate(members))
-            groups.append(BatchGroup(f"g{first:06d}", rollouts))
+            rollouts = tuple(_tokens(one, f"{first}/{index}") for index, one in enumerate(members))
+            rewards = tuple(one.task.reward for one in members)
+            groups.append(BatchGroup(f"g{first:06d}", rollouts, rewards))
     return groups
 
 
-def _member(played: Played, name: str) -> BatchMember:
-    context = Context(played.tokens, played.sampled, played.logprobs, played.turns)
-    tokens = EpisodeTokens(name, (context,), 1.0, 0, 0, 0)
-    return BatchMember(tokens, played.task.reward, played.task.reward > 0)
+def _tokens(played: Played, name: str) -> EpisodeTokens:
+    row = TokenRow(played.tokens, played.sampled, played.logprobs, played.turns)
+    return EpisodeTokens(name, (row,), 1.0, 0, 0, 0)
 
 
 def clone(task: str, size: Size, *, seed: int = 0) -> Any:

@@ -23,7 +23,7 @@ from checkpoint_registry.app import build_app as build_registry
 from checkpoint_registry.settings import CheckpointRegistrySettings
 from engine_client import EngineClient, SamplingParams, TokenSpan
 from episodes import Channel
-from event_bus import EventBus
+from event_bus import EventBus, EventRouter
 from identities.events import policy_published, run_finished, run_submitted
 from identities.subjects import fact
 from policy_engine.app import build_app
@@ -178,7 +178,9 @@ async def platform(
         facts.append(delivery.message)
 
     kinds = (events_pb2.EngineReady, events_pb2.EngineReloaded, events_pb2.EngineReloadFailed)
-    bus.subscribe_ephemeral(kinds, remember, model=model)
+    router = EventRouter()
+    router.ephemeral(*kinds, model=model)(remember)
+    bus.include_router(router)
     await registry.start()
     await bus.start()
     channel = connect(f"127.0.0.1:{port}")

@@ -18,9 +18,8 @@ from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL
 
 from blob_store import BlobRef, S3BlobStore
-from event_bus import BusSettings, BusTimings, Delivery, EventBus
+from event_bus import BusSettings, BusTimings, Delivery, EventBus, EventRouter
 from event_bus.provision import provision
-from event_bus.topology import TRAJECTORY_STORE_LEDGER
 from identities import objects
 from identities.entities import trajectory_id
 from service_kit import StoreFull
@@ -30,7 +29,7 @@ from sql_store import Database
 from trajectory_body import pack
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.app import build_app
-from trajectory_store.handlers import LedgerHandler
+from trajectory_store.handlers import ledger_router
 from trajectory_store.settings import StoreSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import service_pb2 as pb
@@ -378,16 +377,18 @@ async def test_a_full_disk_holds_facts_back_until_there_is_room(
     server = nats_server()
     await provision(server.url)
     bus = EventBus(BusSettings(url=server.url), client_name="test", timings=FAST)
-    handler, is_full = LedgerHandler(index, on_change=lambda: None), asyncio.Event()
+    (ledger,) = ledger_router(index, on_change=lambda: None, batch_size=50).projections
+    router, is_full = EventRouter(), asyncio.Event()
 
+    @router.projection(ledger.spec, batch_size=ledger.batch_size)
     async def handle(batch: Sequence[Delivery[Message]]) -> None:
         try:
-            await handler(batch)
+            await ledger.handler(batch)
         except StoreFull:
             is_full.set()
             raise
 
-    bus.subscribe_batch(TRAJECTORY_STORE_LEDGER, handle, batch_size=50)
+    bus.include_router(router)
 
     async def pragma(text: str) -> int:
         return int(await db.run(lambda connection: connection.exec_driver_sql(text).scalar_one()))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chat_format import ChatFormat
-from grpo_trainer.domain.contexts import episode_tokens
 from grpo_trainer.domain.errors import InvalidInput
+from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.inputs import ConversationInput, Sample, turns_of
 
@@ -38,7 +38,7 @@ async def test_a_conversation_is_one_row_whose_answers_are_trained() -> None:
     turns = turns_of("c", samples)
     assert [turn.restarts_context for turn in turns] == [True, False]
     tokens = episode_tokens("c", turns, temperature=1.0, train_parse_errors=True)
-    (row,) = tokens.contexts
+    (row,) = tokens.rows
     assert row.token_ids == chat.render(MESSAGES, (), add_generation_prompt=False)[: len(row.token_ids)]
     trained = [token for token, is_trained in zip(row.token_ids, row.trained, strict=True) if is_trained]
     assert trained == [*samples[0].output_ids, *samples[1].output_ids]

@@ -15,10 +15,10 @@ from tests.services.grpo_trainer.tiny import VOCAB
 from blob_store import BlobRef
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies
-from grpo_trainer.domain.contexts import SampledTurn, episode_tokens
 from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
 from grpo_trainer.interactive.inputs import (
@@ -39,6 +39,7 @@ from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from identities import entities
 from policy_files import load, manifest_ref
+from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 from upcycle.errors import Unavailable
 
 SGD_LIKE = Adam(1e-2, beta1=0.0, beta2=0.0, eps=1.0, max_grad_norm=0.0)
@@ -115,11 +116,22 @@ class Library:
     ) -> str:
         """A stored trajectory of two turns; returns its id. unreadable: none of its turns is trained.
         group: `<run>-g<index>`, if it matters."""
+        versions = [TokenVersions(version=version, num_tokens=2)]
+
+        def sampled(prompt: list[int], ids: list[int], logprobs: list[float]) -> Turn:
+            return Turn(
+                new_prompt_ids=prompt,
+                sampled_ids=ids,
+                sampled_logprobs=logprobs,
+                versions=versions,
+                parse_error="not JSON" if unreadable else "",
+            )
+
         tokens = episode_tokens(
             name,
             [
-                SampledTurn([1, 2, 3], [4, 5], [-4.0, -4.1], [(version, 2)], has_parse_error=unreadable),
-                SampledTurn([6], [7, 8], [-4.2, -4.3], [(version, 2)], has_parse_error=unreadable),
+                sampled([1, 2, 3], [4, 5], [-4.0, -4.1]),
+                sampled([6], [7, 8], [-4.2, -4.3]),
             ],
             temperature=1.0,
             train_parse_errors=False,

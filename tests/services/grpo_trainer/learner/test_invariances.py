@@ -16,11 +16,11 @@ from torch import Tensor
 
 from grpo_math.objective import LOSSES, build_objective
 from grpo_math.packing import TrainingRow, pack
-from grpo_trainer.domain.contexts import Context, EpisodeTokens, context_counts
 from grpo_trainer.domain.errors import Diverged
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow, row_counts
 from grpo_trainer.learner.optimization import StepOptions, accumulate, optimize
 from grpo_trainer.learner.packed_model import PolicyModel, new_model, new_padded_model
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.rows import batch_rows
 
 VOCAB = 32
@@ -217,18 +217,17 @@ def test_a_group_without_spread_adds_nothing_but_its_tokens_in_the_denominator()
     assert_same(gradient([*rows, *tied]), gradient(rows), factor=0.5)
 
 
-def episode(name: str, contexts: Sequence[Context]) -> EpisodeTokens:
+def episode(name: str, contexts: Sequence[TokenRow]) -> EpisodeTokens:
     return EpisodeTokens(name, tuple(contexts), 1.0, 0, 0, 0)
 
 
 def test_every_row_of_a_forked_episode_carries_its_advantage() -> None:
-    context = Context([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
-    one = BatchMember(episode("one", [context, context]), 1.0, True)
-    other = BatchMember(episode("other", [context]), 0.0, False)
-    rows = batch_rows([BatchGroup("g", (one, other))], advantage="dr_grpo", group_size=2)
+    context = TokenRow([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
+    one, other = episode("one", [context, context]), episode("other", [context])
+    rows = batch_rows([BatchGroup("g", (one, other), (1.0, 0.0))], advantage="dr_grpo", group_size=2)
     credit = {row.row_id: row.advantage for row in rows}
     assert credit == {"one/0": 0.5, "one/1": 0.5, "other/0": -0.5}
-    assert context_counts([one.tokens, other.tokens]) == {"context_forks": 1.0, "masked_turns": 0.0}
+    assert row_counts([one, other]) == {"context_forks": 1.0, "masked_turns": 0.0}
 
 
 Stepper = Callable[[list[TrainingRow]], dict[str, float] | None]

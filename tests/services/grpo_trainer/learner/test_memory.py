@@ -130,7 +130,7 @@ async def test_where_no_single_row_fits_the_weights_stay_and_the_text_says_what_
             with room_for(3, monkeypatch, ERRORS[0]) as sizes, pytest.raises(OutOfMemory) as raised:
                 await learner.step(rollouts(2))
             after = await weights(learner, tmp_path / "after")
-            rows = max(len(one.tokens.contexts[0].token_ids) for g in rollouts(2) for one in g.members)
+            rows = max(len(one.rows[0].token_ids) for g in rollouts(2) for one in g.rollouts)
     assert distance(before, after) == 0.0
     assert len(sizes) >= 3  # whole, halved, ..., one row
     for word in ("one at a time", f"longest has {rows} tokens", "GRADIENT_CHECKPOINTING", "--lora-rank"):

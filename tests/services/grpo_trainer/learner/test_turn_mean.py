@@ -8,16 +8,16 @@ from tests.services.grpo_trainer.batches import config_of
 from grpo_math.aggregation import StepTotals, token_weights
 from grpo_math.objective import build_objective
 from grpo_math.packing import pack
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.optimization import StepOptions, accumulate, trained_tokens
 from grpo_trainer.learner.packed_model import PackedModel, new_module
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.rows import batch_rows
 
 
-def context(*turns: int) -> Context:
+def context(*turns: int) -> TokenRow:
     """Two prompt tokens, then turns of that many sampled tokens, with an observation before each."""
-    made = Context([1, 2], [False] * 2, [0.0] * 2, [0] * 2)
+    made = TokenRow([1, 2], [False] * 2, [0.0] * 2, [0] * 2)
     for number, sampled in enumerate(turns):
         made.token_ids += [3, *range(4, 4 + sampled)]
         made.trained += [False, *[True] * sampled]
@@ -30,7 +30,7 @@ def group() -> BatchGroup:
     """One trajectory of a single row, one that forked: two turns, then one in a new row."""
     plain = EpisodeTokens("traj-a", (context(2, 1),), 1.0, 0, 0, 0)
     forked = EpisodeTokens("traj-b", (context(1, 2), context(4)), 1.0, 0, 0, 0)
-    return BatchGroup("g", (BatchMember(plain, 1.0, True), BatchMember(forked, 0.0, False)))
+    return BatchGroup("g", (plain, forked), (1.0, 0.0))
 
 
 def test_weights_of_worked_examples() -> None:

@@ -18,14 +18,14 @@ from episodes import GroupReason as Reason
 from grpo_math.packing import TrainingRow
 from grpo_trainer import wire
 from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
-from grpo_trainer.domain.contexts import Context, EpisodeTokens
 from grpo_trainer.domain.errors import InvalidTrainingSpec, Untrainable, UnusableTrajectory
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.domain.trajectories import Settlement
-from grpo_trainer.learner.protocol import BatchGroup, BatchMember
+from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.rows import batch_rows
 from identities.objects import policy_manifest
 from policy_files import PolicyFacts, load, manifest_ref, publish
@@ -207,16 +207,19 @@ async def test_a_manifest_that_is_gone_or_broken_ends_the_line(world: World) -> 
 # Groups of several sizes as rows
 
 
-def rollout(name: str, reward: float) -> BatchMember:
-    context = Context([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
-    return BatchMember(EpisodeTokens(name, (context,), 1.0, 0, 0, 0), reward, reward > 0)
+def compared(group_id: str, name: str, rewards: tuple[float, ...]) -> BatchGroup:
+    row = TokenRow([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0], [0, 0, 0])
+    rollouts = (EpisodeTokens(f"{name}/{n}", (row,), 1.0, 0, 0, 0) for n in range(len(rewards)))
+    return BatchGroup(group_id, tuple(rollouts), rewards)
 
 
 def mixed() -> list[BatchGroup]:
     """Four members of the run, of which two succeed; eight of an evaluation, of which one does."""
-    four = tuple(rollout(f"own/{n}", reward) for n, reward in enumerate((1.0, 0.0, 0.0, 1.0)))
-    eight = tuple(rollout(f"other/{n}", float(n == 5)) for n in range(8))
-    return [BatchGroup("run-1-g00000", four), BatchGroup("run-2-g00000", eight)]
+    one_of_eight = tuple(float(n == 5) for n in range(8))
+    return [
+        compared("run-1-g00000", "own", (1.0, 0.0, 0.0, 1.0)),
+        compared("run-2-g00000", "other", one_of_eight),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTurn:
-    """One completion: what was new in its prompt, what was sampled, and by which policy versions.
-
-    versions: (version, number of consecutive tokens), in order, over all sampled tokens.
-    """
-
-    new_prompt_ids: Sequence[int]
-    sampled_ids: Sequence[int]
-    sampled_logprobs: Sequence[float]
-    versions: Sequence[tuple[int, int]]
-    restarts_context: bool = False
-    has_parse_error: bool = False
+from upcycle.api.trajectory.v1.trajectory_pb2 import Turn
 
 
 @dataclass(slots=True)
-class Context:
+class TokenRow:
     """One row, arrays of equal length L. logprobs: the sampler's, 0 where untrained; turns: index within
     the row."""
 
@@ -39,7 +25,7 @@ class Context:
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def extend(self, turn: SampledTurn, *, index: int, train: bool) -> None:
+    def extend(self, turn: Turn, *, index: int, train: bool) -> None:
         """Append a turn: prompt tokens untrained, sampled tokens trained if `train`."""
         prompt, sampled = len(turn.new_prompt_ids), len(turn.sampled_ids)
         self.token_ids += [*turn.new_prompt_ids, *turn.sampled_ids]
@@ -47,18 +33,18 @@ class Context:
         self.logprobs += [0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs]
         self.turns += [index] * (prompt + sampled)
 
-    def trimmed(self) -> Context:
+    def trimmed(self) -> TokenRow:
         """Without the tokens after the last trained one: nothing is learned from them."""
         end = max((at + 1 for at, train in enumerate(self.trained) if train), default=0)
-        return Context(self.token_ids[:end], self.trained[:end], self.logprobs[:end], self.turns[:end])
+        return TokenRow(self.token_ids[:end], self.trained[:end], self.logprobs[:end], self.turns[:end])
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTokens:
-    """What the trainer needs of an episode's body."""
+    """An episode's tokens in rows, and what else the trainer needs of its body."""
 
     trajectory_id: str
-    contexts: tuple[Context, ...]
+    rows: tuple[TokenRow, ...]
     temperature: float
     oldest_version: int
     newest_version: int
@@ -66,11 +52,11 @@ class EpisodeTokens:
 
     @property
     def num_trained(self) -> int:
-        return sum(sum(context.trained) for context in self.contexts)
+        return sum(sum(row.trained) for row in self.rows)
 
 
 def episode_tokens(
-    trajectory_id: str, turns: Sequence[SampledTurn], *, temperature: float, train_parse_errors: bool
+    trajectory_id: str, turns: Sequence[Turn], *, temperature: float, train_parse_errors: bool
 ) -> EpisodeTokens:
     """The rows of an episode. Raises UnusableTrajectory where the arrays cannot be what was sampled."""
     if temperature == 0:
@@ -81,44 +67,44 @@ def episode_tokens(
         raise UnusableTrajectory(
             f"{trajectory_id}: sampled at temperature {temperature:g}; ratios need a temperature > 0"
         )
-    rows: list[Context] = []
+    rows: list[TokenRow] = []
     masked = 0
     within = 0
     for number, turn in enumerate(turns):
         _check_turn(trajectory_id, number, turn)
         if turn.restarts_context or not rows:
-            rows.append(Context())
+            rows.append(TokenRow())
             within = 0
-        train = train_parse_errors or not turn.has_parse_error
+        train = train_parse_errors or not turn.parse_error
         masked += not train
         rows[-1].extend(turn, index=within, train=train)
         within += 1
-    versions = [version for turn in turns for version, count in turn.versions if count]
-    contexts = tuple(row for row in (each.trimmed() for each in rows) if row.token_ids)
-    if not versions or any(row.trained[0] for row in contexts):
+    versions = [span.version for turn in turns for span in turn.versions if span.num_tokens]
+    trimmed = tuple(row for row in (each.trimmed() for each in rows) if row.token_ids)
+    if not versions or any(row.trained[0] for row in trimmed):
         raise UnusableTrajectory(
             f"{trajectory_id}: a row begins with a prompt, and a policy must have sampled"
         )
-    return EpisodeTokens(trajectory_id, contexts, temperature, min(versions), max(versions), masked)
+    return EpisodeTokens(trajectory_id, trimmed, temperature, min(versions), max(versions), masked)
 
 
-def context_counts(episodes: Iterable[EpisodeTokens]) -> dict[str, float]:
+def row_counts(episodes: Iterable[EpisodeTokens]) -> dict[str, float]:
     """Metrics of a batch: context_forks, rows that begin anew within an episode; masked_turns, turns that
     could not be read and were left out."""
     counts = {"context_forks": 0.0, "masked_turns": 0.0}
     for episode in episodes:
-        counts["context_forks"] += max(len(episode.contexts) - 1, 0)
+        counts["context_forks"] += max(len(episode.rows) - 1, 0)
         counts["masked_turns"] += episode.num_masked_turns
     return counts
 
 
-def _check_turn(trajectory_id: str, number: int, turn: SampledTurn) -> None:
+def _check_turn(trajectory_id: str, number: int, turn: Turn) -> None:
     sampled = len(turn.sampled_ids)
     if len(turn.sampled_logprobs) != sampled:
         raise UnusableTrajectory(
             f"{trajectory_id} turn {number}: {sampled} sampled ids and {len(turn.sampled_logprobs)} logprobs"
         )
-    if sum(count for _, count in turn.versions) != sampled:
+    if sum(span.num_tokens for span in turn.versions) != sampled:
         raise UnusableTrajectory(
             f"{trajectory_id} turn {number}: versions do not cover its {sampled} sampled tokens"
         )

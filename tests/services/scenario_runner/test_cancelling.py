@@ -1,6 +1,5 @@
 """Cancelling a training run: the trainer's word about a group wins wherever it has one."""
 
-import asyncio
 from datetime import timedelta
 
 from tests.services.scenario_runner.conftest import Runner, Start
@@ -202,7 +201,6 @@ async def facts_of(runner: Runner, *kinds: type) -> list[object]:
 
 async def test_a_step_that_ends_after_the_cancellation_still_trains_its_group(runner: Runner) -> None:
     run = await graded_run(runner)
-    await asyncio.sleep(1.0)
     assert (await get(runner, run.run_id)).run.state == taskset_pb2.RUN_STATE_DRAINING
     fact = trained(run.run_id)
     await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{fact.group_id}")

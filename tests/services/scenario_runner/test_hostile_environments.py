@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from identities.entities import trajectory_id
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
-from scenario_runner.adapters.stored_transcripts import StoredTranscripts
+from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES, StoredTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import (
+    BodyUnreadable,
     EnvironmentBroken,
     EnvironmentLost,
     EpisodeFault,
@@ -365,3 +367,29 @@ def _is_alive(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # gone before, or while, it was read
         return False
+
+
+async def test_a_trajectory_that_cannot_be_read_is_typed_and_the_lease_still_grades(fleet: Fleet) -> None:
+    opened = await fleet.open("sum", '{"a": 1, "b": 2}', source=ARITH)
+    good = await fleet.stored(opened, "3")
+    foreign = await fleet.stored(opened, "3", episode="another-episode")
+    bad = {
+        "not in the store": replace(good, key="bodies/nothing-here"),
+        "expected": replace(good, sha256="0" * 64),
+        "limit 33554432": replace(good, size_bytes=MAX_STORED_BYTES + 1),
+        "are not a trajectory body": await fleet.store.put("bodies/noise", b"no zstd frame"),
+        "is of episode 'another-episode'": foreign,
+    }
+    for text, ref in bad.items():
+        with pytest.raises(BodyUnreadable, match=text) as caught:
+            await fleet.leases.grade(opened.lease_id, ref)
+        assert caught.value.failure_kind == "body_corrupt"
+    assert (await fleet.leases.grade(opened.lease_id, good)).reward == 1.0
+
+
+async def test_two_graders_at_once_get_the_same_first_grade(fleet: Fleet) -> None:
+    opened = await fleet.open("sum", '{"a": 1, "b": 2}', source=ARITH)
+    right = await fleet.stored(opened, "3")
+    grades = await asyncio.gather(*(fleet.leases.grade(opened.lease_id, right) for _ in range(5)))
+    assert [grade.reward for grade in grades] == [1.0] * 5
+    assert all(grade is grades[0] for grade in grades)

@@ -1,7 +1,6 @@
 """The running service from outside: gRPC in, NATS out, real processes in between."""
 
 import asyncio
-import time
 from typing import Any
 
 import grpc
@@ -243,9 +242,7 @@ async def test_why_names_a_missing_engine_a_missing_grader_and_a_missing_bus(run
     await register(runner, arith())
     run = await submit(runner, run_spec())
     await until(runner, run.run_id, lambda counts: counts.requested == 6)
-    started = time.monotonic()
     why = await explain(runner, run.run_id)
-    assert time.monotonic() - started < 1.0
     assert [(one.owner, one.episodes) for one in why.waiting_for] == [("policy_engine", 6)]
     assert "no engine serves incident on channel latest" in why.summary
 

@@ -53,6 +53,13 @@ def test_the_folder_of_a_run_is_parsed_back_whatever_the_names(model: str, run: 
     assert objects.parse_interactive_session(f"{objects.interactive_session(model)}/x") == model
 
 
+@given(_NAMES, st.integers(0, 10**8))
+def test_the_folder_of_a_version_is_parsed_back_whatever_the_model(model: str, version: int) -> None:
+    assert objects.parse_policy_version(objects.policy_manifest(model, version)) == (model, version)
+    assert objects.parse_policy_version(objects.training_run(model, "run") + "/step") is None
+    assert objects.parse_policy_version(objects.policies()) is None
+
+
 @pytest.mark.parametrize("text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"])
 def test_foreign_spellings_are_not_taken_for_ours(text: str) -> None:
     assert entities.parse_checkpoint_id(text) is None

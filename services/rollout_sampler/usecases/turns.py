@@ -49,7 +49,7 @@ class EpisodePlayer:
     ) -> None:
         self._task = task
         self._environment = environment
-        self._conversation = Conversation(form.chat, environment)
+        self._conversation = Conversation(form.chat, environment, thinking=task.budget.thinking)
         self._token_texts: Mapping[int, str] = form.texts
         self._stop_token_ids = tuple(sorted(form.chat.stop_token_ids))
         self._engines = engines

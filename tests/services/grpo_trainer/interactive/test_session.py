@@ -11,9 +11,9 @@ import torch
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
-    sft_row,
     inline,
     passing,
+    sft_row,
     trainer_on,
 )
 from tests.services.grpo_trainer.learners import distance

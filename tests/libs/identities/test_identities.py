@@ -85,3 +85,19 @@ def test_an_empty_or_endless_name_is_refused() -> None:
 
 def test_an_id_cannot_leave_its_folder_in_the_object_store() -> None:
     assert objects.trajectory_body("../x", "a/b") == "default/trajectories/..%2Fx/a%2Fb.pb.zst"
+
+
+def test_templates_hide_tenant_and_model_also_in_dead_letters() -> None:
+    fact = subjects.fact("policy.published", "incident", "acme")
+    assert subjects.template_of(fact) == "up.{tenant}.evt.policy.published.{model}"
+    command = subjects.command("episode", "train", "incident", "acme")
+    assert subjects.template_of(command) == "up.{tenant}.task.episode.train.{model}"
+    dead = subjects.dead_letter(fact)
+    assert dead == "up.acme.dlq.up.acme.evt.policy.published.incident"
+    assert subjects.template_of(dead) == "up.{tenant}.dlq.up.{tenant}.evt.policy.published.{model}"
+    assert subjects.tenant_of(dead) == "acme"
+
+
+def test_a_filter_without_tenant_or_model_takes_all() -> None:
+    assert subjects.fact("run.submitted", None, None) == "up.*.evt.run.submitted.*"
+    assert subjects.command("episode", "train", None, None) == "up.*.task.episode.train.*"

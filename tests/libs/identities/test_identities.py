@@ -21,7 +21,7 @@ def test_ids_read_as_documented() -> None:
     assert entities.interactive_run_id("incident") == "interactive-incident"
     assert events.episode_outcome("e") == "episode.outcome/e"
     assert events.group_settled("g") == "group.settled/g"
-    assert events.group_settled("g", drawn_by="run-2") == "group.settled/run-2/g"
+    assert events.group_settled("g", offered_to="run-2") == "group.settled/run-2/g"
     assert events.run_stopping("run-1", is_final=True) != events.run_stopping("run-1", is_final=False)
     assert subjects.fact("run.submitted", "a.b") == "up.default.evt.run.submitted.a%2Eb"
     assert subjects.command("episode", "train", None) == "up.default.task.episode.train.*"

@@ -1,7 +1,7 @@
 """Writes the reference pages that come from the code: `make reference` writes them, a test compares.
 
 settings: from the settings class of each service. metrics: from the registered instruments. grpc: from the
-contracts and their comments. events: from the bus topology. cli: from the commands. exit codes: from the table
+contracts and their comments. events: from the bus topology. cli: from the commands. run configuration: from its model. exit codes: from the table
 that `--help` prints.
 """
 
@@ -147,9 +147,17 @@ def events() -> str:
     ), "", asyncapi.events_page()])  # fmt: skip
 
 
+def run_configuration() -> str:
+    """Every field of a run."""
+    from upcycle.run_config.reference import page
+
+    return _NOTE + page()
+
+
 GENERATED: Final[dict[str, Callable[[], str]]] = {
     "settings.md": settings,
     "metrics.md": metrics,
+    "run-configuration.md": run_configuration,
     "grpc.md": grpc,
     "events.md": events,
     "asyncapi.yaml": asyncapi.document,

@@ -57,13 +57,15 @@ class ChatFormat:
         messages: Sequence[Message],
         tools: Sequence[Message] = (),
         add_generation_prompt: bool = True,
+        *,
+        enable_thinking: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the policy to continue.
 
-        `tools` are OpenAI function specs. Control tokens spelled out in content are defused.
+        `tools` are OpenAI function specs. `enable_thinking=None` leaves thinking to the template. Control tokens spelled out in content are defused.
         Raises InvalidMessages.
         """
-        return self.encode(self._text(messages, tools, add_generation_prompt))
+        return self.encode(self._text(messages, tools, add_generation_prompt, enable_thinking))
 
     def bridge(
         self,
@@ -72,6 +74,7 @@ class ChatFormat:
         tools: Sequence[Message] = (),
         *,
         stopped: bool = True,
+        enable_thinking: bool | None = None,
     ) -> list[int]:
         """Token ids that follow the last sampled token, up to and including the next generation prompt.
 
@@ -84,7 +87,7 @@ class ChatFormat:
         if not new_messages:
             raise InvalidMessages("new_messages is empty; a bridge leads to at least one new message")
         sampled = {"role": "assistant", "content": _PLACEHOLDER}
-        text = self._text([*messages_so_far[:-1], sampled, *new_messages], tools, True)
+        text = self._text([*messages_so_far[:-1], sampled, *new_messages], tools, True, enable_thinking)
         _, found, after = text.rpartition(_PLACEHOLDER)
         _, stop, suffix = after.partition(self._stop_text)
         if not found or not stop:
@@ -113,10 +116,18 @@ class ChatFormat:
         """Token ids of raw text; control tokens in it become control tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Message], generate: bool) -> str:
+    def _text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        generate: bool,
+        enable_thinking: bool | None,
+    ) -> str:
         safe = defuse(normalise(messages), self._control_tokens)
         specs = defuse(list(tools), self._control_tokens)
-        return self._template.render(safe, specs, add_generation_prompt=generate)
+        return self._template.render(
+            safe, specs, add_generation_prompt=generate, enable_thinking=enable_thinking
+        )
 
     def _before_stop(self, token_ids: Sequence[int]) -> list[int]:
         for position, token in enumerate(token_ids):

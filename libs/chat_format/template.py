@@ -34,13 +34,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
+        enable_thinking: bool | None = None,
     ) -> str:
-        """The prompt text. Raises InvalidMessages where the template refuses the conversation."""
+        """The prompt text. enable_thinking: as templates call it; None: what the template does by itself. Raises InvalidMessages where the template refuses the conversation."""
         try:
             return self._template.render(
                 messages=list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
+                **({} if enable_thinking is None else {"enable_thinking": enable_thinking}),
                 **self._special_tokens,
             )
         except (

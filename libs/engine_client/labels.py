@@ -39,7 +39,7 @@ def unproven_label(version: int, *, after: int) -> str:
 
 
 def parse_label(label: str) -> WeightLabel | None:
-    """What a label says; None where nobody stamped a version yet (vLLM: `default`)."""
+    """What a label says; None for a label without a version (vLLM begins with `default`)."""
     found = _LABEL.fullmatch(label)
     if found is None:
         return None
@@ -49,7 +49,7 @@ def parse_label(label: str) -> WeightLabel | None:
 
 
 def version_of_label(label: str) -> tuple[int | None, bool]:
-    """(version, proven) of a label; (None, False) where nobody stamped one."""
+    """(version, proven) of a label; (None, False) where it names none."""
     found = parse_label(label)
     return (None, False) if found is None else (found.version, found.is_proven)
 

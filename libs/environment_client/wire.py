@@ -70,7 +70,7 @@ def open_error(error: grpc.aio.AioRpcError, what: str) -> Exception:
 def lease_error(
     error: grpc.aio.AioRpcError, what: str, lease: Lease, kinds: Mapping[grpc.StatusCode, str] = _KINDS
 ) -> Exception:
-    """Why an opened environment did not answer: in its own words where it sent a kind, else by the status."""
+    """Why an opened environment did not answer: by the kind that it sent, else by the status."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         if _came_from_the_service(error):
             return Unavailable(f"{lease.address} ({error.details()})")

@@ -29,12 +29,12 @@ class Attempts:
     """What became of the earlier deliveries of one message to one durable."""
 
     answered: int = 0
-    """Deliveries that a handler, or a drain, handed back."""
+    """Deliveries that were nacked, by a handler's error or a drain."""
     failures: int = 0
     """Those of them that failed."""
 
     def unanswered(self, num_delivered: int) -> int:
-        """Earlier deliveries after which nobody spoke: the process died, or was cut off."""
+        """Earlier deliveries that got neither ack nor nack: their process died or was cut off."""
         return max(0, num_delivered - 1 - self.answered)
 
 

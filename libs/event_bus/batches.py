@@ -1,7 +1,7 @@
 """Batches in stream order, for projections.
 
 First deliveries reach the handler in stream order as long as one process reads the durable: a batch that
-failed is handed back whole and nothing newer is fetched before it is due again; after a start or a
+failed is nacked whole and nothing newer is fetched before it is due again; after a start or a
 reconnect the reader first lets the deliveries that an earlier connection left unanswered run out, because
 the server sends those first.
 """
@@ -26,7 +26,7 @@ from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _MARGIN_S: Final = 0.25
-"""How long the server may take to make every message of a handed-back batch due again."""
+"""How long the server may take to make every message of a nacked batch due again."""
 _PAUSE_S: Final = 0.5
 
 BatchHandler = Callable[[Sequence[Delivery[Any]]], Awaitable[None]]
@@ -53,9 +53,7 @@ class BatchConsumer:
         self._failures = 0
 
     async def run(self, connection: BusConnection) -> None:
-        """Fetch and handle for ever. When cancelled between batches nothing is held; within one it is
-        handed back.
-        """
+        """Fetch and handle until cancelled; a batch that is in work then is nacked."""
         epoch, subscription = -1, None
         try:
             while True:
@@ -179,17 +177,17 @@ class BatchConsumer:
             if not raw._ackd:
                 try:
                     await raw.nak(delay=delay_s or None)
-                except NatsError as error:  # unheard: it comes again after ack_wait
+                except NatsError as error:  # then it is redelivered after ack_wait
                     _LOG.warning(
-                        "nak_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)}
+                        "nack_not_sent", extra={"consumer": self._spec.durable, "error": repr(error)}
                     )
         return delay_s
 
     async def _ack(self, raw: Msg) -> None:
         try:
             await raw.ack()
-        except NatsError as error:  # unheard: it comes again, and projections are idempotent
-            _LOG.warning("ack_not_heard", extra={"consumer": self._spec.durable, "error": repr(error)})
+        except NatsError as error:  # then it is redelivered, and projections are idempotent
+            _LOG.warning("ack_not_sent", extra={"consumer": self._spec.durable, "error": repr(error)})
 
     async def _dead_letter(self, raw: Msg, reason: str) -> None:
         _LOG.error(

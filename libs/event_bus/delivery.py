@@ -56,7 +56,7 @@ class BusTimings:
     connect_s: float = 30.0
     """Until the first connection, and until streams and durables are there, at start."""
     drain_s: float = 15.0
-    """What handlers in flight get at stop before they are cancelled and their messages handed back."""
+    """What handlers in flight get at stop before they are cancelled and their messages nacked."""
     pull_s: float = 3.0
     """One pull request; after a reconnect an idle consumer is deaf for at most this long."""
     first_retry_s: float = 0.5

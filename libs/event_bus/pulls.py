@@ -23,4 +23,4 @@ async def unsubscribe(subscription: JetStreamContext.PullSubscription) -> None:
     try:
         await subscription.unsubscribe()
     except NatsError as error:  # the connection is gone, and the subscription with it
-        _LOG.debug("unsubscribe_not_heard", extra={"error": repr(error)})
+        _LOG.debug("unsubscribe_not_sent", extra={"error": repr(error)})

@@ -73,7 +73,8 @@ def parse_policy_version(key: str) -> PolicyFolder | None:
     """The version that a key below `policies` belongs to; None for a key that belongs to none."""
     match key.split("/"):
         case [_, "policies", model, version, _, *_] if found := _VERSION.fullmatch(version):
-            return PolicyFolder(unquote(model), int(found[1]))
+            number = int(found[1])
+            return PolicyFolder(unquote(model), number) if found[1] == f"{number:08d}" else None
     return None
 
 

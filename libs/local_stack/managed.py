@@ -79,7 +79,7 @@ class Managed:
         if self._failure is not None:
             raise self._failure
         if self.phase is not Phase.READY:
-            raise GaveUp(f"{self.spec.name} is {self.phase.value}: nobody starts it")
+            raise GaveUp(f"{self.spec.name} is {self.phase.value} and was not started")
 
     async def stop(self) -> None:
         """SIGTERM, a grace period, SIGKILL; then everything left in its process group."""
@@ -90,7 +90,7 @@ class Managed:
         process = self._process
         if process is not None and process.returncode is None:
             _signal(process.pid, signal.SIGTERM)
-            _signal(process.pid, signal.SIGCONT)  # a stopped process could not hear it
+            _signal(process.pid, signal.SIGCONT)  # a process under SIGSTOP handles no SIGTERM
             try:
                 async with deadline(f"{self.spec.name} to stop", self.spec.stop_s):
                     await process.wait()
@@ -114,7 +114,7 @@ class Managed:
     async def _keep(self) -> None:
         try:
             await self._keep_running()
-        except Exception as error:  # whoever waits for the process must hear of it
+        except Exception as error:  # it is raised to the callers that wait for the process
             self._failure = GaveUp(f"the supervision of {self.spec.name} broke: {error!r}")
             await self._become(Phase.FAILED)
             raise
@@ -214,4 +214,4 @@ def _signal(pid: int, signum: signal.Signals) -> None:
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
-        return  # it ended in between; whoever waits for it sees that
+        return  # it ended in the meantime; the task that waits for it notices

@@ -1,4 +1,4 @@
-"""What a supervisor is told about each process: data, no behaviour."""
+"""What a supervisor knows of each process, as data."""
 
 import asyncio
 import json
@@ -88,7 +88,8 @@ def http_probe(url: str) -> Probe:
 
 
 async def _get(host: str, port: int, target: str) -> tuple[int, bytes]:
-    """A GET by hand: it runs many times a second while a stack starts, when processor time is scarce."""
+    """A GET over a plain socket: it runs many times a second while a stack starts, and an HTTP client costs
+    processor time that is scarce then."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET {target} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())

@@ -131,7 +131,7 @@ class Stack:
         await self._running.start(name, timeout_s=timeout_s)
 
     async def wait_ready(self, name: str, timeout_s: float = 60.0) -> None:
-        """Return when the process says now that it is ready. Raises DeadlineExceeded, GaveUp."""
+        """Return when the process answers that it is ready. Raises DeadlineExceeded, GaveUp."""
         await self._running.wait_ready(name, timeout_s=timeout_s)
 
     async def failed(self) -> None:

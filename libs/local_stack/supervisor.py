@@ -113,7 +113,7 @@ class Supervisor:
         self._started_at = time.time()
         if swept := await asyncio.to_thread(end_marked, self.folder):
             self._report("supervisor", f"ended {len(swept)} processes that an earlier start had left behind")
-        self._housekeeping.spawn("housekeeping", self._keep_house())
+        self._housekeeping.spawn("housekeeping", self._rotate_and_record())
         try:
             async with asyncio.TaskGroup() as group:
                 done: dict[str, asyncio.Task[None]] = {}
@@ -161,7 +161,7 @@ class Supervisor:
         await self.wait_ready(name, timeout_s=managed.spec.start_s if timeout_s is None else timeout_s)
 
     async def wait_ready(self, name: str, *, timeout_s: float) -> None:
-        """Return when the process says now that it is ready. Raises DeadlineExceeded, GaveUp."""
+        """Return when the process answers that it is ready. Raises DeadlineExceeded, GaveUp."""
         managed = self._of(name)
         try:
             async with deadline(f"{name} to be ready", timeout_s):
@@ -217,7 +217,7 @@ class Supervisor:
             raise UnknownProcess(f"{name!r} is not one of {', '.join(self._managed)}")
         return self._managed[name]
 
-    async def _keep_house(self) -> None:
+    async def _rotate_and_record(self) -> None:
         while True:
             try:
                 for managed in self._managed.values():

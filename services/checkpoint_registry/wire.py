@@ -32,6 +32,7 @@ from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events_pb2
+from upcycle.run_config import wire as run_config
 
 _STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
     CheckpointState.BASE: registry_pb2.CHECKPOINT_STATE_BASE,
@@ -292,26 +293,23 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
     )
 
 
-def profile_from_wire(sampling: taskset_pb2.SamplingConfig) -> SamplingProfile:
-    """Unset fields take the defaults that SamplingConfig documents."""
+def profile_from_wire(message: taskset_pb2.SamplingConfig) -> SamplingProfile:
+    """With the defaults of the run configuration."""
+    sampling = run_config.sampling_from_wire(message)
     return SamplingProfile(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        max_turns=sampling.max_turns or 8,
-        max_tokens_per_turn=sampling.max_tokens_per_turn or 128,
-        max_tokens_per_episode=sampling.max_tokens_per_episode or 2048,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_turns=sampling.max_turns,
+        max_tokens_per_turn=sampling.max_tokens_per_turn,
+        max_tokens_per_episode=sampling.max_tokens_per_episode,
+        thinking=sampling.thinking,
     )
 
 
-def gate_from_wire(gate: taskset_pb2.GateConfig) -> GateSpec:
-    """Unset fields take the defaults that GateConfig documents."""
-    return GateSpec(
-        taskset=gate.taskset,
-        attempts=gate.attempts or 4,
-        confidence=gate.confidence if gate.HasField("confidence") else 0.95,
-        regression_margin=gate.regression_margin if gate.HasField("regression_margin") else 0.05,
-        min_gain=gate.min_gain,
-    )
+def gate_from_wire(message: taskset_pb2.GateConfig) -> GateSpec:
+    """With the defaults of the run configuration."""
+    gate = run_config.gate_from_wire(message)
+    return GateSpec(gate.taskset, gate.attempts, gate.confidence, gate.regression_margin, gate.min_gain)
 
 
 def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
@@ -348,6 +346,7 @@ def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunReques
                 max_tokens_per_turn=profile.max_tokens_per_turn,
                 max_tokens_per_episode=profile.max_tokens_per_episode,
                 seed=order.seed,
+                thinking=profile.thinking,
             ),
             label=order.label,
         ),

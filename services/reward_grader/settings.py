@@ -20,7 +20,7 @@ class ExtraGraderSettings(BaseModel):
 
 
 class GraderSettings(ServiceSettings):
-    """Has each recorded trajectory graded by its own environment, once, and announces the reward."""
+    """Has each recorded trajectory graded by its own environment, once, and publishes the reward."""
 
     model_config = SettingsConfigDict(env_prefix="REWARD_GRADER_")
 

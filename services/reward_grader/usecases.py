@@ -1,4 +1,4 @@
-"""GradeTrajectory: the environment grades a stored trajectory, extra graders add to it; only valid numbers count.
+"""GradeTrajectory: the environment grades a stored trajectory, extra graders add; only valid numbers count.
 
 Guarantee: an outage is raised as Unavailable or ends as a typed failure, never as a low reward.
 """

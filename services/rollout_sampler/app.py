@@ -30,7 +30,7 @@ def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode
     timeouts = EnvironmentTimeouts(
         open_s=settings.open_timeout_s,
         tool_s=settings.tool_timeout_s,
-        unreachable_s=settings.environment_patience_s,
+        unreachable_s=settings.environment_retry_s,
     )
     environments = EnvironmentClient(settings.peers.environments, timeouts)
     deps = SamplerDeps(environments, engines, policies, StoredTrajectories(store))
@@ -60,7 +60,7 @@ def _limits(settings: SamplerSettings) -> PlayLimits:
     return PlayLimits(
         episode_s=settings.episode_timeout_s,
         late_start_s=settings.late_start_s,
-        patience_s=settings.patience_s,
+        retry_s=settings.retry_s,
         max_tool_calls_per_turn=settings.max_tool_calls_per_turn,
         max_tool_result_chars=settings.max_tool_result_chars,
     )

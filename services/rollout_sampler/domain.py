@@ -37,6 +37,8 @@ class SamplingBudget:
     max_tokens_per_turn: int = 128
     max_tokens_per_episode: int = 2048
     seed: int | None = None
+    thinking: str = ""
+    """`on`, `off`, or empty: as the chat template does by itself."""
 
     def completion_limit(self, num_context_tokens: int) -> int:
         """Tokens that the next completion may have; 0 or less: the episode's budget is spent."""

@@ -25,7 +25,7 @@ class SamplerSettings(ServiceSettings):
     """Longest play of one episode."""
     late_start_s: float = Field(30.0, gt=0)
     """Least time for an episode whose deadline is near or past when it starts."""
-    patience_s: float = Field(30.0, gt=0)
+    retry_s: float = Field(30.0, gt=0)
     """Longest wait in the middle of an episode for an engine or the object store to come back."""
     turn_timeout_s: float = Field(60.0, gt=0)
     """Longest request to an engine."""
@@ -33,7 +33,7 @@ class SamplerSettings(ServiceSettings):
     """Longest call of a tool."""
     open_timeout_s: float = Field(60.0, gt=0)
     """Longest start of an environment."""
-    environment_patience_s: float = Field(10.0, gt=0)
+    environment_retry_s: float = Field(10.0, gt=0)
     """How long a replica that holds a lease may be unreachable before the environment counts as lost."""
     engine_lease_age_s: float = Field(1.0, gt=0)
     """Age at which the cached list of engines is read again."""

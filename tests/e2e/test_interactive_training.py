@@ -144,13 +144,11 @@ async def test_inputs_mix_and_head_goes_back_and_forth(where: Addresses) -> None
     assert not cloned.is_head
     assert cloned.version == done.version + 1
     assert (await trainer.head()).version == before.version
-    with pytest.raises(RemoteNotFound, match="nobody"):
-        await TrainingClient("nobody", runtime=where).available_losses()
+    with pytest.raises(RemoteNotFound, match="unknown"):
+        await TrainingClient("unknown", runtime=where).available_losses()
 
 
-async def test_a_trainer_that_is_killed_applies_each_gradient_once_or_says_so(
-    stack: Stack, where: Addresses
-) -> None:
+async def test_a_killed_trainer_applies_each_gradient_once_or_refuses(stack: Stack, where: Addresses) -> None:
     trainer, row = TrainingClient(MODEL, runtime=where), TokenRow([5, 6, 7, 8], weights=[0, 1, 1, 1])
     before = await trainer.checkpoints()
     await trainer.forward_backward([row], "cross_entropy")
@@ -171,7 +169,7 @@ async def test_a_trainer_that_is_killed_applies_each_gradient_once_or_says_so(
     assert (session.kind, session.version) == (SESSION_KIND_INTERACTIVE, done.version)
 
 
-async def test_the_engine_of_head_follows(where: Addresses) -> None:
+async def test_the_engine_serves_the_head_that_an_interactive_step_moved(where: Addresses) -> None:
     """What was learnt is what is sampled."""
     trainer = TrainingClient(MODEL, runtime=where)
     version = (await trainer.head()).version

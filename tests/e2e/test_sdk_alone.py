@@ -67,7 +67,7 @@ async def test_the_sdk_alone_evaluates_an_environment_on_a_running_platform(
             env={**clean_environment(), **peers},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Heartbeat: while a handler works, the server is told that the message is in work, for a bounded time."""
+"""Heartbeat: while a handler works, the server gets "in progress" for its message, for a bounded time."""
 
 import asyncio
 from typing import Any

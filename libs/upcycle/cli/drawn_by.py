@@ -28,7 +28,7 @@ async def drawing_run(platform: "Platform", evaluation: "Run") -> "Run | None":
 
 
 def report_on(training: "Run", evaluation_id: str) -> "SourceReport | None":
-    """What a training run says of one evaluation; None before it looked at it."""
+    """What a training run reports of one evaluation; None before it has read the evaluation."""
     return next((one for one in training.sources if one.run_id == evaluation_id), None)
 
 

@@ -49,7 +49,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRaised:
-    """The trainer raised an alarm, for a person to look at."""
+    """The trainer raised an alarm."""
 
     alarm: "TrainingAlarm"
 

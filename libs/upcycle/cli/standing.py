@@ -78,7 +78,7 @@ def read(path: Path) -> Standing:
     return Standing(path, run, hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest())
 
 
-async def bring(platform: "Platform", standing: Standing) -> "Run":
+async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
     from upcycle.cli.tasksets import register_source
     from upcycle.run_client import is_over
@@ -163,7 +163,7 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
 
     try:
         async with remote_errors("standing run"):
-            return [told(await bring(platform, standing))]
+            return [standing_line(await start_or_find(platform, standing))]
     except FailsAtOnce as error:
         return [str(error)]
     except RemoteError as error:
@@ -199,7 +199,7 @@ async def _other_training(platform: "Platform", standing: Standing) -> "Run | No
     return next((run for run in listed.runs if run.spec.purpose == PURPOSE_TRAIN), None)
 
 
-def told(run: "Run") -> str:
+def standing_line(run: "Run") -> str:
     """One line: which run, what it does, where it is."""
     from upcycle.run_client import state_word
 

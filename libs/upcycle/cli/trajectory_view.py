@@ -1,4 +1,4 @@
-"""A trajectory as a person reads it: what was said and answered, how sure the policy was, what it earned."""
+"""A trajectory as text: messages, tool calls with results, log-probabilities of tokens, the reward tree."""
 
 import math
 from collections.abc import Iterable, Sequence

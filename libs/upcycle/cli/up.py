@@ -38,8 +38,8 @@ class Layout:
     port_offset: int = 0
     """added to every default port."""
     standing: Path | None = None
-    """TOML file of a training run that is going while the platform is up, and again after a restart: a table
-    [run] with keys named like the flags of `upcycle train`. Its model is served unless --model names one."""
+    """TOML file of a training run that is going while the platform is up, and again after a restart: the same
+    file that `upcycle train --config` takes. Its model is served unless --model names one."""
 
 
 async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:

@@ -59,7 +59,7 @@ def move_head(
 
 
 def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
-    """The audit's first line: the model was added with version 0 as head. No event: no engine serves it yet."""
+    """The audit's first line: the model was added with version 0 as head. No event: no engine serves it."""
     move = HeadMove(base.model, 1, "", base.checkpoint_id, "import", "the model was added", at)
     connection.execute(insert(tables.head_move).values(**_audit(move)))
 

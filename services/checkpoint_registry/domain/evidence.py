@@ -28,12 +28,14 @@ class SamplingProfile:
     max_turns: int
     max_tokens_per_turn: int
     max_tokens_per_episode: int
+    thinking: str = ""
 
     def key(self) -> str:
         """Canonical text, equal for equal profiles."""
         return (
             f"t{self.temperature:g}/p{self.top_p:g}/n{self.max_turns}"
             f"/k{self.max_tokens_per_turn}/e{self.max_tokens_per_episode}"
+            f"{f'/think-{self.thinking}' if self.thinking else ''}"
         )
 
 

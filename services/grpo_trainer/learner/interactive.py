@@ -27,24 +27,24 @@ from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner, misf
 from upcycle.run_config import loss_refusals
 
 _AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
-"""-sum(weight * logprob): its gradient is what the caller worked out."""
+"""-sum(weight * logprob): its gradient is the one that the client computed."""
 
 
 class InteractiveLearner(TorchLearner):
-    """See ports.AccumulatingLearner."""
+    """A learner whose gradients accumulate over calls. A failed call leaves the gradients as they were."""
 
     def __init__(self, thread: LearnerThread) -> None:
         super().__init__(thread)
         self._gradients: Accumulator | None = None
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
-        """See ports.Learner."""
+        """A fresh optimizer on the weights of a HF directory. Raises InvalidTrainingSpec, OutOfMemory."""
         self._refuse(spec)
         await super().begin(spec, base)
         self._gradients = Accumulator(self._loaded()[1])
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
-        """See ports.Learner."""
+        """The learner as it was when `tensors` was saved. Raises BrokenArtifact, OutOfMemory."""
         self._refuse(spec)
         await super().resume(spec, base, tensors)
         self._gradients = Accumulator(self._loaded()[1])
@@ -62,28 +62,28 @@ class InteractiveLearner(TorchLearner):
             )
 
     async def close(self) -> None:
-        """See ports.Learner."""
+        """Free the memory of model and gradients."""
         self._gradients = None
         await super().close()
 
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
-        """See ports.AccumulatingLearner."""
+        """Log-probabilities of all rows under the present weights. Raises InvalidInput."""
         return await self._thread.run(lambda: self._forward(self._rows(batch)))
 
     async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
-        """See ports.AccumulatingLearner."""
+        """Adds the gradient of a loss; the update divides the sum by its tokens. Raises InvalidInput."""
         return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps))
 
     async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
-        """See ports.AccumulatingLearner."""
+        """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
         return await self._thread.run(lambda: self._backward(batch, weights))
 
     async def apply(self, adam: Adam) -> Mapping[str, float]:
-        """See ports.AccumulatingLearner."""
+        """One update with all accumulated gradients. Raises Diverged, with the weights untouched."""
         return {"grad_norm": await self._thread.run(lambda: self._accumulated().apply(adam))}
 
     async def drop(self) -> None:
-        """See ports.AccumulatingLearner."""
+        """Forget the accumulated gradients."""
         await self._thread.run(lambda: self._accumulated().drop())
 
     def _accumulated(self) -> Accumulator:
@@ -144,7 +144,7 @@ class InteractiveLearner(TorchLearner):
         part = self._accumulated().as_given(lambda: _gradient(model, rows, options))
         self._thread.group.core(self._session).canary_rows = [one.row for one in credited[:CANARY_ROWS]]
         measured = _measured(batch, credited, [part])
-        # What is summed is no loss: the caller knows its own.
+        # The sum of weighted log-probabilities is not the client's loss, so it is left out.
         return replace(measured, metrics={k: v for k, v in measured.metrics.items() if k != "loss"})
 
 

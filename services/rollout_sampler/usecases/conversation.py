@@ -15,15 +15,17 @@ _UNREADABLE = (
 class Conversation:
     """Grows by what the policy samples and what the environment replies; never encodes sampled text again."""
 
-    def __init__(self, chat: ChatFormat, environment: OpenedEnvironment) -> None:
+    def __init__(self, chat: ChatFormat, environment: OpenedEnvironment, *, thinking: str = "") -> None:
+        """thinking: `on`, `off`, or empty: as the chat template does by itself."""
         self._chat = chat
+        self._enable_thinking = {"on": True, "off": False}.get(thinking)
         self._tools = environment.tools
         self._messages: list[dict[str, Any]] = [prompt_message(message) for message in environment.prompt]
         self.token_ids: list[int] = []
 
     def begin(self) -> list[int]:
         """Ids of the scenario's prompt. Raises chat_format.InvalidMessages."""
-        ids = self._chat.render(self._messages, self._tools)
+        ids = self._chat.render(self._messages, self._tools, enable_thinking=self._enable_thinking)
         self.token_ids.extend(ids)
         return ids
 
@@ -43,7 +45,7 @@ class Conversation:
         return self._reply([{"role": "user", "content": _UNREADABLE.format(error=error)}])
 
     def _reply(self, messages: list[dict[str, Any]]) -> list[int]:
-        ids = self._chat.bridge(self._messages, messages, self._tools)
+        ids = self._chat.bridge(self._messages, messages, self._tools, enable_thinking=self._enable_thinking)
         self._messages.extend(messages)
         self.token_ids.extend(ids)
         return ids

@@ -106,6 +106,6 @@ class PlayEpisode:
         """An object store that is away for a moment does not cost the episode. Raises Unavailable."""
         return await retry(
             lambda: self._deps.trajectories.store_first(task.identity, body),
-            budget_s=self._limits.patience_s,
+            budget_s=self._limits.retry_s,
             max_pause_s=2.0,
         )

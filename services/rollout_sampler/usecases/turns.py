@@ -30,7 +30,7 @@ class PlayLimits:
     episode_s: float = 120.0
     late_start_s: float = 30.0
     """Least time for an episode that starts after its deadline, or just before it."""
-    patience_s: float = 30.0
+    retry_s: float = 30.0
     """Longest wait in the middle of an episode for an engine or for the object store to come back."""
     max_tool_calls_per_turn: int = 16
     max_tool_result_chars: int = 32_768
@@ -49,7 +49,7 @@ class EpisodePlayer:
     ) -> None:
         self._task = task
         self._environment = environment
-        self._conversation = Conversation(form.chat, environment)
+        self._conversation = Conversation(form.chat, environment, thinking=task.budget.thinking)
         self._token_texts: Mapping[int, str] = form.texts
         self._stop_token_ids = tuple(sorted(form.chat.stop_token_ids))
         self._engines = engines
@@ -91,7 +91,7 @@ class EpisodePlayer:
         if self._task.budget.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
-        completion = await self._complete(index, limits.patience_s)
+        completion = await self._complete(index, limits.retry_s)
         self._engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
@@ -124,7 +124,7 @@ class EpisodePlayer:
             )
         return ids
 
-    async def _complete(self, index: int, patience_s: float) -> Completion:
+    async def _complete(self, index: int, retry_s: float) -> Completion:
         """One completion; when an engine is lost, the same request goes to another one."""
         policy, budget, context = self._task.policy, self._task.budget, self._conversation.token_ids
         sampling = SamplingParams(
@@ -140,7 +140,7 @@ class EpisodePlayer:
         ):
             completion = await retry(
                 lambda: self._engines.sample(policy, context, sampling),
-                budget_s=patience_s,
+                budget_s=retry_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,
             )

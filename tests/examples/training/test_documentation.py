@@ -61,5 +61,6 @@ def test_a_printed_command_is_one_that_can_be_typed(command: str, monkeypatch: p
 
 def test_the_standing_run_of_the_examples_can_be_used() -> None:
     standing = read(TRAINING / "run.toml")
-    assert standing.options.steps == 0
-    assert Path(standing.taskset).samefile(REPOSITORY / "examples" / "incident" / "tasks.py")
+    assert standing.run.training is not None
+    assert standing.run.training.is_standing
+    assert Path(standing.run.taskset).samefile(REPOSITORY / "examples" / "incident" / "tasks.py")

@@ -99,7 +99,7 @@ async def test_tokens_of_refused_weights_never_reach_the_caller(now: str) -> Non
             await client.generate("m", [1], PARAMS)
 
 
-async def test_an_engine_that_nobody_proved_is_not_used() -> None:
+async def test_an_engine_without_a_proven_version_is_not_used() -> None:
     serving = scripted({GENERATE: lambda _: generated([1], [("default", 0, 1)])})
     async with serving as (url, _), EngineClient(url) as client:
         with pytest.raises(EngineUnavailable, match="no version"):

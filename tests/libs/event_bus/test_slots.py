@@ -228,7 +228,7 @@ async def test_slots_bound_what_is_taken_not_only_what_runs(server: NatsServer) 
             await asyncio.sleep(0.02)
         await eyes.settled(spec)
     assert (starts, peak) == (16, 4)
-    # The server hears an acknowledgement a moment after the slot asked for the next message.
+    # The server gets an acknowledgement a moment after the slot asked for the next message.
     assert taken <= 8
 
 

@@ -21,7 +21,7 @@ def test_ids_read_as_documented() -> None:
     assert entities.interactive_run_id("incident") == "interactive-incident"
     assert events.episode_outcome("e") == "episode.outcome/e"
     assert events.group_settled("g") == "group.settled/g"
-    assert events.group_settled("g", drawn_by="run-2") == "group.settled/run-2/g"
+    assert events.group_settled("g", offered_to="run-2") == "group.settled/run-2/g"
     assert events.run_stopping("run-1", is_final=True) != events.run_stopping("run-1", is_final=False)
     assert subjects.fact("run.submitted", "a.b") == "up.default.evt.run.submitted.a%2Eb"
     assert subjects.command("episode", "train", None) == "up.default.task.episode.train.*"
@@ -53,6 +53,13 @@ def test_the_folder_of_a_run_is_parsed_back_whatever_the_names(model: str, run: 
     assert objects.parse_interactive_session(f"{objects.interactive_session(model)}/x") == model
 
 
+@given(_NAMES, st.integers(0, 10**8))
+def test_the_folder_of_a_version_is_parsed_back_whatever_the_model(model: str, version: int) -> None:
+    assert objects.parse_policy_version(objects.policy_manifest(model, version)) == (model, version)
+    assert objects.parse_policy_version(objects.training_run(model, "run") + "/step") is None
+    assert objects.parse_policy_version(objects.policies()) is None
+
+
 @pytest.mark.parametrize("text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"])
 def test_foreign_spellings_are_not_taken_for_ours(text: str) -> None:
     assert entities.parse_checkpoint_id(text) is None
@@ -78,3 +85,19 @@ def test_an_empty_or_endless_name_is_refused() -> None:
 
 def test_an_id_cannot_leave_its_folder_in_the_object_store() -> None:
     assert objects.trajectory_body("../x", "a/b") == "default/trajectories/..%2Fx/a%2Fb.pb.zst"
+
+
+def test_templates_hide_tenant_and_model_also_in_dead_letters() -> None:
+    fact = subjects.fact("policy.published", "incident", "acme")
+    assert subjects.template_of(fact) == "up.{tenant}.evt.policy.published.{model}"
+    command = subjects.command("episode", "train", "incident", "acme")
+    assert subjects.template_of(command) == "up.{tenant}.task.episode.train.{model}"
+    dead = subjects.dead_letter(fact)
+    assert dead == "up.acme.dlq.up.acme.evt.policy.published.incident"
+    assert subjects.template_of(dead) == "up.{tenant}.dlq.up.{tenant}.evt.policy.published.{model}"
+    assert subjects.tenant_of(dead) == "acme"
+
+
+def test_a_filter_without_tenant_or_model_takes_all() -> None:
+    assert subjects.fact("run.submitted", None, None) == "up.*.evt.run.submitted.*"
+    assert subjects.command("episode", "train", None, None) == "up.*.task.episode.train.*"

@@ -130,9 +130,9 @@ async def test_what_the_planner_refuses_is_printed(planner: tuple[Planner, Addre
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("m --from run-a --sft talks.jsonl", "are for SFT"),
-        ("m --from run-a --sft-from run-b", "are for SFT"),
-        ("m --no-sampling --sft-from run-b", "are for SFT"),
+        ("m --from run-a --sft talks.jsonl", "--from: for GRPO over a taskset, not for SFT"),
+        ("m --from run-a --sft-from run-b", "--from: for GRPO over"),
+        ("m --no-sampling --sft-from run-b", "--no-sampling: for GRPO over"),
         ("--attach run-t --from run-a", "--attach follows"),
         ("--attach run-t --no-sampling", "--attach follows"),
         ("m --from run-a --group 1", "--group must be >= 2"),
@@ -216,7 +216,7 @@ async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
         arguments = ("eval", "sums", "m", "--trainable", "--group", group)
         status, _, err = await upcycle(None, *arguments, cwd=tmp_path)
         assert status == 2
-        assert f"--trainable with --group {group}" in err
+        assert f"--trainable needs --group of 2 to 512, it is {group}" in err
 
 
 def test_outcomes_in_words() -> None:

@@ -22,7 +22,7 @@ from upcycle.api.taskset.v1.taskset_pb2 import (
 from upcycle.api.training.v1.training_pb2 import StepPoint, TrainingAlarm, TrainingMetrics
 from upcycle.cli.progress_view import Lines, curves, dashboard, dashboard_of
 from upcycle.cli.run_follower import AlarmRaised, RunChanged, Stepped, TrainingProgress
-from upcycle.cli.sft import SftOptions, SftRefused, conversations_in, planned
+from upcycle.cli.sft import SftCall, SftRefused, conversations_in, planned
 from upcycle.cli.sparkline import sparkline
 
 
@@ -152,12 +152,12 @@ def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, wron
 
 def test_each_epoch_sees_everything_once_in_an_order_of_its_own() -> None:
     inputs = [f"t{number}" for number in range(10)]
-    plan = planned(inputs, "run-1", SftOptions(epochs=2, batch=4))
+    plan = planned(inputs, "run-1", 4, SftCall(epochs=2))
     assert [len(batch) for batch in plan.batches] == [4, 4, 2] * 2
     first, second = (sum((list(b) for b in plan.batches[at : at + 3]), list[Any]()) for at in (0, 3))
     assert sorted(first) == sorted(second) == inputs
     assert first != second
-    assert planned(inputs, "run-1", SftOptions(epochs=2, batch=4)) == plan
-    assert len(planned(inputs, "run-1", SftOptions(batch=4), steps=2).batches) == 2
+    assert planned(inputs, "run-1", 4, SftCall(epochs=2)) == plan
+    assert len(planned(inputs, "run-1", 4, SftCall(steps=2)).batches) == 2
     with pytest.raises(SftRefused, match="no conversation to train on"):
-        planned([], "empty.jsonl", SftOptions())
+        planned([], "empty.jsonl", 16, SftCall())

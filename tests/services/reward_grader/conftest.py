@@ -70,7 +70,7 @@ class Testbed:
         )
         return event
 
-    async def announce(self, event: TrajectoryRecorded, again: str = "") -> None:
+    async def publish(self, event: TrajectoryRecorded, again: str = "") -> None:
         event_id = f"{events.trajectory_recorded(event.episode.trajectory_id)}{again}"
         await self.bus.publish(event, model=MODEL, event_id=event_id)
 

@@ -36,7 +36,7 @@ def extra(name: str, weight: float = 1.0) -> ExtraGraderSettings:
 async def test_extra_graders_are_weighed_into_the_tree(bed: Testbed) -> None:
     bed.environments.grade = lambda _: GradeResponse(reward=0.5, success=True, subscores=[tree()])
     await bed.grader(environment_weight=2.0, extra_graders=(extra("brief"), extra("polite")))
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     # (2 x 0.5 + 1 x 1 + 1 x 0) / 4
     assert fact.reward == 0.5
@@ -51,7 +51,7 @@ async def test_extra_graders_are_weighed_into_the_tree(bed: Testbed) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("broken", "grader_error"), ("silly", "reward_invalid")])
 async def test_an_extra_grader_that_fails_has_not_scored_zero(bed: Testbed, name: str, kind: str) -> None:
     await bed.grader(extra_graders=(extra(name),))
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert fact.kind == kind
 
@@ -65,10 +65,10 @@ def test_an_extra_grader_that_does_not_exist_stops_the_start() -> None:
 @pytest.mark.parametrize("stored", [b"garbage", b""])
 async def test_a_body_that_extra_graders_cannot_read_fails_its_episode(bed: Testbed, stored: bytes) -> None:
     await bed.grader(extra_graders=(extra("brief"),))
-    await bed.announce(await bed.record(body=stored))
+    await bed.publish(await bed.record(body=stored))
     flipped = await bed.record(1)
     flipped.body.sha256 = "0" * 64
-    await bed.announce(flipped)
+    await bed.publish(flipped)
     facts = await bed.outcomes(2)
     assert [fact.kind for fact in facts] == ["body_corrupt", "body_corrupt"]
     assert bed.environments.grades == []

@@ -31,7 +31,7 @@ async def test_the_environments_reward_becomes_a_self_sufficient_fact(bed: Testb
     bed.environments.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
     await bed.grader()
     record = await bed.record()
-    await bed.announce(record)
+    await bed.publish(record)
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     assert (fact.reward, fact.success, fact.subscores[0].children[0].name) == (0.75, True, "class")
@@ -58,7 +58,7 @@ async def test_a_reward_that_is_no_number_is_a_failure_and_never_a_reward(
 ) -> None:
     bed.environments.grade = lambda _: answer
     await bed.grader()
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, fact.reported_by) == ("reward_invalid", "reward_grader")
@@ -69,11 +69,11 @@ async def test_a_redelivery_after_the_lease_lapsed_cannot_undo_the_reward(bed: T
     """A crash between publishing and acknowledging: the environment is gone, the reward stands."""
     await bed.grader()
     record = await bed.record()
-    await bed.announce(record)
+    await bed.publish(record)
     await bed.outcomes(1)
     bed.environments.open_leases.clear()
-    await bed.announce(record, again="/redelivered")
-    await bed.announce(await bed.record(1))
+    await bed.publish(record, again="/redelivered")
+    await bed.publish(await bed.record(1))
     facts = await bed.all_outcomes(num_records=3)
     assert [type(fact) for fact in facts] == [TrajectoryGraded, TrajectoryGraded]
 
@@ -82,7 +82,7 @@ async def test_an_environment_that_is_gone_is_lost_not_wrong(bed: Testbed) -> No
     await bed.grader()
     record = await bed.record()
     bed.environments.open_leases.clear()
-    await bed.announce(record)
+    await bed.publish(record)
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "environment_lost"
@@ -95,7 +95,7 @@ async def test_a_replica_that_restarts_is_waited_for(bed: Testbed) -> None:
     record.environment_address = f"127.0.0.1:{port}"
     await bed.grader(gone_after_s=20.0)
     tried = num_waits()
-    await bed.announce(record)
+    await bed.publish(record)
     await until(lambda: num_waits() > tried)
     assert bed.events == []
     replica.open_leases["lease-0"] = record.episode.episode_id
@@ -110,7 +110,7 @@ async def test_a_replica_that_stays_away_is_lost_after_a_while(bed: Testbed) -> 
     record = await bed.record()
     record.environment_address = f"127.0.0.1:{port}"
     await bed.grader(gone_after_s=1.0)
-    await bed.announce(record)
+    await bed.publish(record)
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert (fact.kind, str(port) in fact.detail) == ("environment_lost", True)
@@ -131,7 +131,7 @@ async def test_a_scenario_that_cannot_grade_is_a_typed_failure(
 ) -> None:
     bed.environments.refuse, bed.environments.kind = (code, "it raised"), sent
     await bed.grader()
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == kind
@@ -143,7 +143,7 @@ async def test_a_store_that_the_runner_cannot_read_is_waited_for_and_loses_no_en
     bed.environments.refuse = (grpc.StatusCode.UNAVAILABLE, "the object store is away")
     bed.environments.kind = "unavailable"
     await bed.grader(gone_after_s=0.01)
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     await until(lambda: bed.environments.num_grade_calls >= 2)
     assert bed.events == []
     bed.environments.refuse = None
@@ -157,7 +157,7 @@ async def test_a_huge_reward_tree_is_cut_to_what_an_event_holds(bed: Testbed) ->
     ]
     bed.environments.grade = lambda _: GradeResponse(reward=1.0, success=True, subscores=leaves)
     await bed.grader()
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, TrajectoryGraded)
     assert (fact.reward, len(fact.subscores), fact.subscores[0].info) == (1.0, 500, "")
@@ -167,8 +167,8 @@ async def test_a_record_that_names_nothing_goes_to_the_dead_letters(bed: Testbed
     await bed.grader()
     nameless = await bed.record()
     nameless.lease_id = ""
-    await bed.announce(nameless)
-    await bed.announce(await bed.record(1))
+    await bed.publish(nameless)
+    await bed.publish(await bed.record(1))
     (fact,) = await bed.all_outcomes(num_records=2)
     assert fact.episode.group_id.endswith("g00001")
 
@@ -179,7 +179,7 @@ async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch:
 
     monkeypatch.setattr(GradeTrajectory, "__call__", surprise)
     await bed.grader()
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert fact.kind == "grader_error"
 
@@ -191,7 +191,7 @@ async def test_many_records_are_each_graded_once(bed: Testbed) -> None:
     bed.environments.grade = grade
     await bed.grader()
     for number in range(60):
-        await bed.announce(await bed.record(number))
+        await bed.publish(await bed.record(number))
     facts = await bed.outcomes(60)
     assert sorted(fact.reward for fact in facts) == [number / 100 for number in range(60)]
     assert len(bed.environments.grades) == 60
@@ -206,7 +206,7 @@ async def test_each_score_is_an_event_on_the_span(bed: Testbed) -> None:
     provider.add_span_processor(SimpleSpanProcessor(memory))
     bed.environments.grade = lambda _: GradeResponse(reward=0.75, success=True, subscores=[tree()])
     await bed.grader()
-    await bed.announce(await bed.record())
+    await bed.publish(await bed.record())
     await bed.outcomes(1)
     await until(lambda: any(span.name == "grade" for span in memory.get_finished_spans()))
     (span,) = [span for span in memory.get_finished_spans() if span.name == "grade"]

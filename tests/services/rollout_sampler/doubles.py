@@ -214,7 +214,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self, request: environment_pb2.CallToolRequest, context: Context
     ) -> environment_pb2.CallToolResponse:
         if self.fail_calls:
-            await self._fail(context, self.fail_calls.pop(0), "told to")
+            await self._fail(context, self.fail_calls.pop(0), "as the test wants")
         if request.lease_id not in self.open_leases:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such lease")
         if request.call_id not in self.results:

@@ -146,7 +146,7 @@ async def test_many_calls_in_one_turn_are_bounded(bed: Testbed) -> None:
     assert len(bed.environments.calls) == 2
 
 
-async def test_a_pinned_version_is_sampled_from_whoever_holds_it(bed: Testbed) -> None:
+async def test_a_pinned_version_is_sampled_from_an_engine_that_holds_it(bed: Testbed) -> None:
     latest = await bed.engine(lambda _, __: "no", engine_id="other", version=3)
     holder = await bed.engine(
         lambda _, __: "yes",

@@ -33,7 +33,7 @@ def investigator(prompt: str, _: object) -> str:
     return "OOM" if looked == 2 else tool_call("search_logs", page=looked)
 
 
-async def test_a_stored_body_is_announced_again_and_never_sampled_again(bed: Testbed) -> None:
+async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_again(bed: Testbed) -> None:
     """The sampler died after it stored the body and before it published the event."""
     engine = await bed.engine(lambda _, __: "first answer")
     await bed.sampler()
@@ -68,7 +68,7 @@ async def _store_without_publishing(bed: Testbed, request: EpisodeRequested) -> 
     return outcome
 
 
-async def test_two_samplers_of_one_episode_announce_one_body(bed: Testbed) -> None:
+async def test_two_samplers_of_one_episode_publish_one_body(bed: Testbed) -> None:
     """A re-dispatch while the first sampler still plays: one body wins, the other environment closes."""
     answers = iter(["one", "two"])
     gate = asyncio.Event()
@@ -292,7 +292,7 @@ async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch:
     assert "ZeroDivisionError" in fact.detail
 
 
-async def test_a_drain_hands_work_back_for_another_sampler_at_once(bed: Testbed) -> None:
+async def test_a_drained_sampler_leaves_its_episode_to_another_one_at_once(bed: Testbed) -> None:
     engine = await bed.engine(never)
     first = await bed.sampler(drain_s=1.0)
     await bed.ask(bed.request())

@@ -27,7 +27,8 @@ def standing(tmp_path: Path) -> Standing:
     """A file beside a tasks file of two sums."""
     write_sums(tmp_path, 2)
     path = tmp_path / "run.toml"
-    path.write_text('[run]\nmodel = "incident"\ntaskset = "sums.json"\nsteps = 9\ngroup = 2\nprompts = 2\n')
+    head = 'taskset = "sums.json"\ngroup_size = 2\npolicy.model = "incident"\n'
+    path.write_text(f"{head}[training]\nsteps = 9\nprompts_per_step = 2\n")
     return read(path)
 
 
@@ -96,6 +97,6 @@ async def test_what_the_platform_refuses_is_one_line(runner: Runner, standing: S
     (line,) = await brought(runner, read(path))
     assert line.startswith("no standing run: ")
     assert "no model 'nobody'" in line
-    path.write_text('[run]\nmodel = "incident"\ntaskset = "absent"\n')
+    path.write_text('taskset = "absent"\npolicy.model = "incident"\n')
     (line,) = await brought(runner, read(path))
     assert "absent" in line

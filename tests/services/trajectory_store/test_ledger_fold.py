@@ -276,9 +276,9 @@ def _true_stories(draw: st.DrawFn) -> tuple[list[Message], list[Message]]:
 @settings(max_examples=200, deadline=None)
 @given(_true_stories(), st.lists(st.integers(1, 9), max_size=12))
 def test_what_really_happened_is_the_same_ledger_in_any_order(
-    told: tuple[list[Message], list[Message]], sizes: list[int]
+    history: tuple[list[Message], list[Message]], sizes: list[int]
 ) -> None:
-    story, shuffled = told
+    story, shuffled = history
     expected = folded(*story)
     rows: dict[str, Episode] = {}
     counts: dict[str, Counter[tuple[LedgerState, str]]] = {}

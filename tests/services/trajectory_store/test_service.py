@@ -292,17 +292,17 @@ async def test_a_corrupt_body_is_quarantined_and_never_handed_out(store: Store) 
         events.recorded(2, body=missing),
         events.recorded(3, body=garbage),
     )
-    announced: set[str] = set()
+    quarantined: set[str] = set()
 
     async def watch() -> None:
         async for delivery in store.bus.replay([TrajectoryQuarantined], after_sequence=0):
             assert isinstance(delivery.message, TrajectoryQuarantined)
-            announced.add(delivery.message.episode.episode_id)
-            if len(announced) == 3:
+            quarantined.add(delivery.message.episode.episode_id)
+            if len(quarantined) == 3:
                 return
 
     await asyncio.wait_for(watch(), 30)
-    assert announced == {events.episode_id(number) for number in (1, 2, 3)}
+    assert quarantined == {events.episode_id(number) for number in (1, 2, 3)}
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await store.api.GetTrajectory(pb.GetTrajectoryRequest(trajectory_id=events.episode_id(1)))
     assert refused.value.code() is grpc.StatusCode.DATA_LOSS

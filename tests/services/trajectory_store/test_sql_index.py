@@ -86,7 +86,7 @@ async def test_counters_equal_a_recount_after_every_batch(index: SqlIndex, db: D
 
 
 async def test_trained_episodes_of_an_evaluation_move_within_its_own_counters(index: SqlIndex) -> None:
-    """Eight episodes of run-e, of which run-t trains one group of four: told in the worst order."""
+    """Eight episodes of run-e, of which run-t trains one group of four, folded in the worst order."""
     drawn, rest = range(4), range(4, 8)
     await index.project(facts(events.stepped(drawn, 3, run="run-e", by="run-t")))
     assert (await index.ledger("run-t", 0)).by_label == {"trained": 4}, "nothing else is known until now"

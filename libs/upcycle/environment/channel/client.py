@@ -29,7 +29,7 @@ class ChannelTimeout(UpcycleError, TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What `hello` said. speaks_tools: `tools.*` and trajectories in grade are understood."""
+    """The answer to `hello`. speaks_tools: the server understands `tools.*` and trajectories in grade."""
 
     session_id: str
     name: str

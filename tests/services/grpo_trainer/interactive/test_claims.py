@@ -64,7 +64,7 @@ async def test_every_kind_of_pass_claims_its_stored_tasks_once_each(world: World
 
 
 @pytest.mark.parametrize("split", [Split.UNASSIGNED, Split.TRAIN])
-async def test_a_task_that_is_held_out_by_now_refuses_the_batch_before_anything_is_computed(
+async def test_a_batch_with_a_task_that_was_held_out_later_is_refused_before_computing(
     world: World, split: Split
 ) -> None:
     """split: what the stored body says, which was so when the episode was asked for."""
@@ -79,7 +79,7 @@ async def test_a_task_that_is_held_out_by_now_refuses_the_batch_before_anything_
         assert (await trainer.optim_step("p")).version == 1
 
 
-async def test_a_batch_that_is_refused_anyway_claims_nothing(world: World) -> None:
+async def test_a_refused_batch_claims_no_task(world: World) -> None:
     async with trainer_on(world) as trainer:
         with pytest.raises(PartialGroup):
             await trainer.forward_backward("f", stored(trainer, "a", "b")[:3], group_size=2)
@@ -89,14 +89,14 @@ async def test_a_batch_that_is_refused_anyway_claims_nothing(world: World) -> No
         assert trainer.claims.made == []
 
 
-async def test_a_claim_waits_for_the_planner(world: World) -> None:
+async def test_a_claim_waits_for_an_unavailable_planner(world: World) -> None:
     async with trainer_on(world) as trainer:
         trainer.claims.absences = 2
         await trainer.forward_backward("f", stored(trainer, "a"))
         assert trainer.claims.made == [(("a",), WHO)]
 
 
-async def test_the_refusal_reaches_the_caller(world: World) -> None:
+async def test_the_caller_gets_the_planners_refusal(world: World) -> None:
     async with trainer_on(world) as trainer, serving(trainer) as where:
         trainer.claims.held_out.add("b")
         names = [one.trajectory_id for one in stored(trainer, "b")]
@@ -162,7 +162,9 @@ async def services() -> AsyncIterator[tuple[Planner, Store, Peer]]:
     await server.stop()
 
 
-async def test_what_the_planner_says_is_told_by_type(services: tuple[Planner, Store, Peer]) -> None:
+async def test_each_refusal_of_the_planner_becomes_its_error_class(
+    services: tuple[Planner, Store, Peer],
+) -> None:
     planner, _, peer = services
     claims = PlannerClaims(peer)
     await claims.claim([f"{n:064d}" for n in range(20_001)], "me")
@@ -182,7 +184,7 @@ async def test_what_the_planner_says_is_told_by_type(services: tuple[Planner, St
         assert type(raised.value) is error
 
 
-async def test_the_split_is_that_of_the_stored_body(services: tuple[Planner, Store, Peer]) -> None:
+async def test_the_split_is_read_from_the_stored_body(services: tuple[Planner, Store, Peer]) -> None:
     _, store, peer = services
     trajectories = PlatformTrajectories(peer, train_parse_errors=False)
     for wire, split in (

@@ -46,7 +46,7 @@ async def test_a_conversation_is_one_row_whose_answers_are_trained() -> None:
     assert chat.parse(samples[1].output_ids).text == "api"
 
 
-async def test_only_the_last_answer_where_asked() -> None:
+async def test_last_turn_only_trains_the_last_answer() -> None:
     (sample,) = await ChatConversations().samples(conversation(MESSAGES, last_turn_only=True), POLICY)
     assert ChatFormat.load(POLICY).parse(sample.output_ids).text == "api"
 
@@ -58,12 +58,14 @@ async def test_only_the_last_answer_where_asked() -> None:
         ([{"role": "robot", "content": ""}, *MESSAGES[1:]], "role is 'robot'"),
     ],
 )
-async def test_what_cannot_be_rendered_is_refused(messages: list[dict[str, Any]], says: str) -> None:
+async def test_a_conversation_that_cannot_be_rendered_is_refused(
+    messages: list[dict[str, Any]], says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         await ChatConversations().samples(conversation(messages), POLICY)
 
 
-def test_a_prompt_that_repeats_everything_continues_the_row() -> None:
+def test_a_prompt_that_repeats_all_earlier_tokens_continues_the_row() -> None:
     one, two, three = (
         Sample([1, 2], [3], [-0.1]),
         Sample([1, 2, 3, 4], [5, 6], [-0.2, -0.3]),

@@ -114,7 +114,7 @@ async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bo
         world, client = await trained(tmp_path / f"kill-{kill_at}", Fuse(kill_at, late=late, write_s=0.0))
         versions = [one.version for one in client.done]
         assert [one.step for one in client.done] == [1, 2], kill_at
-        assert 1 <= versions[0] < versions[1] <= 3, kill_at  # a number that nobody heard of may be left out
+        assert 1 <= versions[0] < versions[1] <= 3, kill_at  # a number that no event names may be skipped
         assert [one.metrics for one in client.done] == [one.metrics for one in calm_client.done], kill_at
         assert world.heads[MODEL].version == versions[1], kill_at
         async with trainer_on(world) as trainer:
@@ -123,7 +123,7 @@ async def test_a_kill_at_any_write_trains_nothing_twice(tmp_path: Path, late: bo
         assert set(world.recorder.events) == announced(versions), kill_at
 
 
-async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
+async def test_the_optimizer_moments_survive_a_restart(tmp_path: Path) -> None:
     one, two = World(tmp_path / "one"), World(tmp_path / "two")
     for world in (one, two):
         await world.publish_base()
@@ -140,7 +140,7 @@ async def test_another_process_goes_on_with_the_moments(tmp_path: Path) -> None:
     assert same(found, expected)
 
 
-async def test_steps_that_keep_head_go_on_after_a_restart(tmp_path: Path) -> None:
+async def test_steps_that_keep_head_are_continued_after_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     await world.publish_base()
     registry = Registry(world)
@@ -165,7 +165,7 @@ async def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path) -> N
         assert done.metrics["tokens"] == kept.metrics["tokens"]
 
 
-async def test_a_version_that_somebody_else_took_is_left_to_them(tmp_path: Path) -> None:
+async def test_a_version_of_another_trainer_is_not_overwritten(tmp_path: Path) -> None:
     world = World(tmp_path / "world")
     await world.publish_base()
     async with trainer_on(world) as trainer:

@@ -75,7 +75,9 @@ async def promoted(heads: RegistryHeads, checkpoint_id: str, expected_revision: 
     return await heads.promote(MODEL, checkpoint_id, expected_revision=expected_revision, reason="a step")
 
 
-async def test_head_moves_once_and_its_new_revision_is_told(registry: Registry, heads: RegistryHeads) -> None:
+async def test_promote_moves_head_once_and_returns_its_new_revision(
+    registry: Registry, heads: RegistryHeads
+) -> None:
     registry.known.append("v1")
     assert (await heads.head(MODEL)).revision == 1
     assert await promoted(heads, "v1", 1) == 2
@@ -83,14 +85,16 @@ async def test_head_moves_once_and_its_new_revision_is_told(registry: Registry, 
     assert (registry.head, registry.revision) == ("v1", 2)
 
 
-async def test_a_head_that_moved_elsewhere_stays_there(registry: Registry, heads: RegistryHeads) -> None:
+async def test_promote_does_not_move_a_head_at_another_revision(
+    registry: Registry, heads: RegistryHeads
+) -> None:
     registry.known.append("v1")
     registry.revision = 5
     assert await promoted(heads, "v1", 1) is None
     assert registry.head == "v0"
 
 
-async def test_a_checkpoint_that_the_registry_has_not_heard_of_is_waited_for(
+async def test_promote_waits_until_the_registry_has_recorded_the_checkpoint(
     registry: Registry, heads: RegistryHeads
 ) -> None:
     assert not await heads.holds(MODEL, "v1")
@@ -100,7 +104,7 @@ async def test_a_checkpoint_that_the_registry_has_not_heard_of_is_waited_for(
     assert await heads.holds(MODEL, "v1")
 
 
-async def test_an_answer_that_was_lost_is_found_out_by_asking_again(
+async def test_a_promotion_whose_answer_was_lost_counts_as_done(
     registry: Registry, heads: RegistryHeads
 ) -> None:
     registry.known.append("v1")
@@ -111,7 +115,9 @@ async def test_an_answer_that_was_lost_is_found_out_by_asking_again(
     assert await promoted(heads, "v1", 1) == 2
 
 
-async def test_an_unknown_model_and_an_absent_registry_are_told_apart(heads: RegistryHeads) -> None:
+async def test_an_unknown_model_and_an_unavailable_registry_raise_different_errors(
+    heads: RegistryHeads,
+) -> None:
     with pytest.raises(UnknownModel, match="'other' is not registered"):
         await heads.head("other")
     (nowhere,) = free_ports(1)

@@ -51,7 +51,9 @@ def mean_k3(reference: Sequence[DatumValues], policy: Sequence[DatumValues]) -> 
 
 
 @pytest.mark.parametrize("lora", [Lora(), Lora(rank=2)])
-async def test_the_penalty_is_the_divergence_from_where_the_line_began(world: World, lora: Lora) -> None:
+async def test_the_kl_reference_is_the_checkpoint_at_which_the_session_was_opened(
+    world: World, lora: Lora
+) -> None:
     async with trainer_on(world) as trainer:
         began = await scored(trainer, "s0", lora)
         assert await penalty(trainer, "p0", lora) == pytest.approx(0.0, abs=1e-6)
@@ -64,7 +66,7 @@ async def test_the_penalty_is_the_divergence_from_where_the_line_began(world: Wo
         assert await penalty(trainer, "p2", lora) == pytest.approx(expected, rel=1e-3)
 
 
-async def test_the_penalty_pulls_the_policy_back(world: World) -> None:
+async def test_the_kl_penalty_moves_the_policy_towards_the_reference(world: World) -> None:
     async with trainer_on(world) as trainer:
         began = await scored(trainer, "s0", Lora())
         await trainer.forward_backward("f1", batch(), group_size=4)
@@ -77,7 +79,7 @@ async def test_the_penalty_pulls_the_policy_back(world: World) -> None:
         assert mean_k3(began, await scored(trainer, "s2", Lora())) < 0.7 * away
 
 
-async def test_another_line_has_another_reference(world: World) -> None:
+async def test_setting_head_resets_the_kl_reference(world: World) -> None:
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("f1", batch(), group_size=4)
         await trainer.optim_step("o1", Adam(1e-2))

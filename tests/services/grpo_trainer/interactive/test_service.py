@@ -57,7 +57,7 @@ def trajectories(count: int = 4) -> list[Trajectory]:
     return made
 
 
-async def test_a_client_trains_and_reads_what_came_of_it(world: World) -> None:
+async def test_a_client_takes_a_step_and_reads_its_result(world: World) -> None:
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         assert {"importance_sampling", "ppo", "cispo", "dro", "cross_entropy"} <= set(
@@ -99,7 +99,7 @@ async def test_a_forward_pass_has_arrays_of_equal_length(world: World) -> None:
         assert sum(datum.mask) == len(expected)
 
 
-async def test_refusals_name_the_way_out(world: World) -> None:
+async def test_refusals_say_what_to_change(world: World) -> None:
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         with pytest.raises(RemoteRefused, match="known: cispo, cross_entropy") as refused:
@@ -113,8 +113,8 @@ async def test_refusals_name_the_way_out(world: World) -> None:
         with pytest.raises(RemoteRefused, match="no gradient is accumulated") as refused:
             await client.optim_step(1e-3)
         assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
-        with pytest.raises(RemoteNotFound, match="'nobody' is not registered"):
-            await TrainingClient("nobody", runtime=where).available_losses()
+        with pytest.raises(RemoteNotFound, match="'unknown' is not registered"):
+            await TrainingClient("unknown", runtime=where).available_losses()
         with pytest.raises(RemoteRefused, match="without kl_coefficient is not read"):
             await client.forward_backward(trajectories(), "ppo", {"kl_bias_correction": 1})
         with pytest.raises(RemoteRefused, match="needs; cross_entropy does not"):
@@ -125,7 +125,7 @@ async def test_refusals_name_the_way_out(world: World) -> None:
             await client.optim_step(1e-3, lr=1.0)  # type: ignore[call-arg]
 
 
-async def test_a_custom_loss_is_checked_where_it_is_written(world: World) -> None:
+async def test_the_client_refuses_an_invalid_custom_loss(world: World) -> None:
     def detached(data: list[DatumTensors], logprobs: list[Any]) -> Any:
         return logprobs[0].detach().sum(), {}
 
@@ -145,7 +145,7 @@ async def test_a_custom_loss_is_checked_where_it_is_written(world: World) -> Non
             await client.backward(passed.forward_id, [[0.0]] * 4)
 
 
-async def test_the_same_request_is_done_once(world: World) -> None:
+async def test_a_repeated_request_id_is_executed_once(world: World) -> None:
     async with (
         trainer_on(world) as trainer,
         serving(trainer) as where,
@@ -179,7 +179,7 @@ async def test_the_same_request_is_done_once(world: World) -> None:
         assert again.result.version == 1
 
 
-async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None:
+async def test_a_request_runs_to_its_end_after_its_caller_disconnected(world: World) -> None:
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         leaving = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
@@ -191,7 +191,7 @@ async def test_a_caller_that_leaves_does_not_stop_the_work(world: World) -> None
                 await asyncio.sleep(0.02)
 
 
-async def test_a_trainer_that_is_away_is_waited_for(world: World) -> None:
+async def test_the_client_waits_for_an_unavailable_trainer(world: World) -> None:
     async with trainer_on(world) as trainer:
         async with serving(trainer) as where:
             port = int(where.peers["training"].rpartition(":")[2])
@@ -210,7 +210,7 @@ def test_groups_with_an_episode_that_failed_are_left_out() -> None:
         whole_groups(runs, 4)
 
 
-async def test_a_run_without_a_reward_is_refused_here() -> None:
+async def test_the_client_refuses_a_run_without_a_reward() -> None:
     where = Addresses(dict.fromkeys(PEERS, f"{LOCAL}:1"), "nowhere")
     failed = Run("t", 0.0, False, "traj-1", "e-1", failure="timeout")
     with pytest.raises(InputInvalid, match=r"no reward: timeout.*whole_groups"):

@@ -11,9 +11,9 @@ import torch
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
-    cloned_row,
     inline,
     passing,
+    sft_row,
     trainer_on,
 )
 from tests.services.grpo_trainer.learners import distance
@@ -114,8 +114,8 @@ async def test_a_custom_loss_has_the_gradient_of_the_built_in_one(world: World) 
     assert data[0].advantage == pytest.approx(1.0 - 0.375)
 
 
-async def test_cloning_raises_the_likelihood_of_what_was_cloned(world: World) -> None:
-    rows = [cloned_row(seed) for seed in range(4)]
+async def test_sft_raises_the_likelihood_of_its_data(world: World) -> None:
+    rows = [sft_row(seed) for seed in range(4)]
     losses = []
     async with trainer_on(world) as trainer:
         for step in range(4):
@@ -128,10 +128,10 @@ async def test_cloning_raises_the_likelihood_of_what_was_cloned(world: World) ->
     assert losses[-1] < losses[0] - 0.3
 
 
-async def test_the_gradient_of_cloning_is_that_of_torch(world: World) -> None:
+async def test_the_gradient_of_sft_equals_that_of_torch(world: World) -> None:
     from transformers import AutoModelForCausalLM
 
-    row = cloned_row(3)
+    row = sft_row(3)
     async with trainer_on(world) as trainer:
         measured = await trainer.forward_backward("a", [row], loss="cross_entropy")
         done = await trainer.optim_step("b")
@@ -159,7 +159,7 @@ async def test_the_gradient_of_cloning_is_that_of_torch(world: World) -> None:
         (0, {}, InvalidInput, "empty"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_the_reason(
+async def test_an_invalid_pass_is_refused_with_its_reason(
     world: World, count: int, how: dict[str, object], error: type[Exception], says: str
 ) -> None:
     async with trainer_on(world) as trainer:
@@ -198,11 +198,13 @@ async def test_held_out_trajectories_never_train(world: World) -> None:
             await trainer.forward_backward("a", inputs)
 
 
-async def test_unknown_names_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_models_and_losses_are_refused_by_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("grpo_trainer.interactive.preparing._INDEX_PAUSE_S", 5.0)
     async with trainer_on(world) as trainer:
-        with pytest.raises(UnknownModel, match="nobody"):
-            await trainer.forward_backward("a", batch(), model="nobody")
+        with pytest.raises(UnknownModel, match="unknown"):
+            await trainer.forward_backward("a", batch(), model="unknown")
         with pytest.raises(UnknownForward, match="call forward again"):
             await trainer.sessions.once(MODEL, "b", b"", lambda one: one.backward("b", "fwd-0", [], {}))
         with pytest.raises(UnknownTrajectory, match="traj-9"):
@@ -237,7 +239,7 @@ async def test_a_repeated_request_changes_nothing(world: World) -> None:
     assert world.heads[MODEL].version == 1
 
 
-async def test_a_run_keeps_its_model_to_itself(world: World) -> None:
+async def test_calls_are_refused_while_a_run_trains_the_model(world: World) -> None:
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("a", batch())
         trainer.leases.queue_run(MODEL, "run-1")
@@ -248,7 +250,7 @@ async def test_a_run_keeps_its_model_to_itself(world: World) -> None:
             await trainer.optim_step("c", gradients=("a",))
 
 
-async def test_a_head_that_was_set_is_where_training_goes_on(world: World) -> None:
+async def test_training_continues_from_a_head_that_was_set_elsewhere(world: World) -> None:
     async with trainer_on(world) as trainer:
         for step in (1, 2):
             await trainer.forward_backward(f"f{step}", batch())
@@ -278,7 +280,7 @@ async def test_models_train_side_by_side(world: World) -> None:
         assert (await trainer.optim_step("d")).version == 2
 
 
-async def test_a_step_is_both_under_one_id(world: World) -> None:
+async def test_a_step_is_a_pass_and_an_update_under_one_request_id(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked, update = passing(batch(), group_size=4), Update(SGD_LIKE)
         measured, done = await trainer.sessions.once(
@@ -287,7 +289,7 @@ async def test_a_step_is_both_under_one_id(world: World) -> None:
         assert (measured.num_datums, done.version, done.metrics["tokens"] > 0) == (8, 1, True)
 
 
-async def test_adapters_train_on_a_base_that_stays(world: World) -> None:
+async def test_training_adapters_leaves_the_base_unchanged(world: World) -> None:
     lora = Lora(rank=2)
     async with trainer_on(world) as trainer:
         for step in (1, 2):
@@ -314,7 +316,7 @@ async def test_adapters_train_on_a_base_that_stays(world: World) -> None:
     assert distance(base, found) > 1e-4
 
 
-async def test_what_trains_may_change_between_steps(world: World) -> None:
+async def test_the_trained_parameters_may_change_between_steps(world: World) -> None:
     async with trainer_on(world) as trainer:
         for step, lora in enumerate((Lora(rank=2), Lora(), Lora(rank=3)), start=1):
             await trainer.forward_backward(f"f{step}", batch(), group_size=4, lora=lora)
@@ -339,7 +341,7 @@ class Counting:
         return getattr(self.inner, name)
 
 
-async def test_a_step_asks_the_store_only_for_what_others_may_have_changed(world: World) -> None:
+async def test_a_step_reads_only_what_other_processes_may_have_changed(world: World) -> None:
     store = Counting(world.store)
     async with trainer_on(world) as trainer:
         for adapter in (trainer.deps.states, trainer.deps.policies):

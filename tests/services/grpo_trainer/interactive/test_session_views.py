@@ -96,7 +96,7 @@ async def test_a_model_in_interactive_training_is_listed_as_a_session(world: Wor
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_it_is_seen_after_a_restart_and_goes_on_from_there(world: World) -> None:
+async def test_a_session_is_listed_after_a_restart_and_continued(world: World) -> None:
     async with trainer_on(world) as trainer:
         await one_step(trainer, 1)
         registry = trainer.registry
@@ -109,7 +109,7 @@ async def test_it_is_seen_after_a_restart_and_goes_on_from_there(world: World) -
         assert [point.step for point in got.steps] == [1, 2]
 
 
-async def test_watching_it_shows_each_step(world: World) -> None:
+async def test_watch_session_streams_each_interactive_step(world: World) -> None:
     async with trainer_on(world) as trainer, asked(trainer) as stub:
         await one_step(trainer, 1)
         watch = stub.WatchSession(service.WatchSessionRequest(run_id=RUN))
@@ -124,7 +124,7 @@ async def test_watching_it_shows_each_step(world: World) -> None:
     assert seen[0] == 1
 
 
-async def test_a_state_that_cannot_be_read_is_a_session_that_failed(world: World) -> None:
+async def test_a_session_with_an_unreadable_state_is_listed_as_failed(world: World) -> None:
     async with trainer_on(world) as trainer:
         await one_step(trainer, 1)
     world.store.objects[f"{objects.interactive_session(MODEL)}/step-00000001/state.json"] = b"{}"

@@ -60,7 +60,7 @@ async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(worl
         assert await step(trainer, 5, group(trainer, SECOND, 9)) == {SECOND: 1}
 
 
-async def test_a_callers_own_loss_names_the_sources_too(world: World) -> None:
+async def test_a_step_with_a_custom_loss_names_its_sources(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(group(trainer, FIRST, 0), group_size=2)
         forward_id, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))

@@ -29,7 +29,7 @@ def stored(trainer: InteractiveTrainer, *rewards: float | None, unreadable: int 
 
 
 def row(name: str, advantage: float) -> RowInput:
-    """What `Library.add` stores, with its credit worked out by hand."""
+    """What `Library.add` stores, with hand-worked credit."""
     sampled = {3: -4.0, 4: -4.1, 6: -4.2, 7: -4.3}
     return RowInput(
         name=name,
@@ -42,7 +42,7 @@ def row(name: str, advantage: float) -> RowInput:
     )
 
 
-async def test_one_stays_in_the_baseline_of_its_group_and_is_counted(world: World) -> None:
+async def test_an_untrainable_trajectory_counts_in_its_groups_baseline(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
         _, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
@@ -56,7 +56,7 @@ async def test_one_stays_in_the_baseline_of_its_group_and_is_counted(world: Worl
     assert measured.trajectory_ids == ("traj-0", "traj-1", "traj-2")
 
 
-async def test_its_reward_moves_the_gradient_of_the_others_and_nothing_else_does(world: World) -> None:
+async def test_only_the_reward_of_an_untrainable_trajectory_affects_the_gradient(world: World) -> None:
     other = World(world.folder / "other")
     await other.publish_base()
     async with trainer_on(world) as trainer:
@@ -72,7 +72,7 @@ async def test_its_reward_moves_the_gradient_of_the_others_and_nothing_else_does
     assert done.metrics["untrainable"] == 1
 
 
-async def test_a_caller_answers_a_forward_pass_without_it(world: World) -> None:
+async def test_a_forward_pass_has_no_datum_for_an_untrainable_trajectory(world: World) -> None:
     async with trainer_on(world) as trainer:
         asked = passing(stored(trainer, 1.0, 0.0, 0.0), group_size=3)
         forward_id, _, data = await trainer.sessions.once(MODEL, "f", b"", lambda one: one.forward(asked))
@@ -83,7 +83,7 @@ async def test_a_caller_answers_a_forward_pass_without_it(world: World) -> None:
     assert (measured.num_datums, measured.metrics["untrainable"]) == (2, 1)
 
 
-async def test_passes_of_a_step_add_up_what_they_left_out(world: World) -> None:
+async def test_a_step_sums_the_untrainable_trajectories_of_its_passes(world: World) -> None:
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("a", stored(trainer, 1.0, 0.0, 0.0), group_size=3)
         await trainer.forward_backward("b", stored(trainer, 1.0, 0.0, unreadable=0), group_size=2)
@@ -91,7 +91,7 @@ async def test_passes_of_a_step_add_up_what_they_left_out(world: World) -> None:
     assert done.metrics["untrainable"] == 2
 
 
-async def test_a_batch_of_nothing_else_is_refused_and_nothing_changes(world: World) -> None:
+async def test_a_batch_of_untrainable_trajectories_is_refused_without_effect(world: World) -> None:
     async with trainer_on(world) as trainer:
         alone = [StoredInput(trainer.library.add(f"t{n}", float(n), unreadable=True)) for n in range(2)]
         for how in ({"group_size": 2}, {"loss": "cross_entropy"}):
@@ -103,7 +103,7 @@ async def test_a_batch_of_nothing_else_is_refused_and_nothing_changes(world: Wor
             await trainer.optim_step("b")
 
 
-async def test_what_was_not_sampled_at_all_is_untrainable_too(world: World) -> None:
+async def test_a_trajectory_without_sampled_tokens_is_untrainable(world: World) -> None:
     silent = InlineInput("silent", (Sample([1, 2, 3], [], []),), 1.0, 0.0)
     async with trainer_on(world) as trainer:
         measured = await trainer.forward_backward("a", [inline(0, 1.0), silent, inline(1, 0.5)], group_size=3)
@@ -111,13 +111,13 @@ async def test_what_was_not_sampled_at_all_is_untrainable_too(world: World) -> N
     assert measured.metrics["reward_mean"] == 0.5
 
 
-async def test_cloning_leaves_it_out(world: World) -> None:
+async def test_sft_leaves_an_untrainable_trajectory_out(world: World) -> None:
     async with trainer_on(world) as trainer:
         measured = await trainer.forward_backward("a", stored(trainer, 1.0, 1.0), loss="cross_entropy")
     assert (measured.metrics["tokens"], measured.metrics["untrainable"]) == (4, 1)
 
 
-async def test_it_still_needs_a_reward_and_still_must_not_be_held_out(world: World) -> None:
+async def test_an_untrainable_trajectory_needs_a_reward_and_must_not_be_held_out(world: World) -> None:
     async with trainer_on(world) as trainer:
         trainer.library.add("held", 0.0, unreadable=True, split=Split.HELD_OUT)
         with pytest.raises(HeldOutInput):
@@ -126,7 +126,7 @@ async def test_it_still_needs_a_reward_and_still_must_not_be_held_out(world: Wor
             await trainer.forward_backward("a", stored(trainer, 1.0, float("nan"), 0.0))
 
 
-async def test_the_client_sees_how_many(world: World) -> None:
+async def test_the_client_reads_the_number_of_untrainable_trajectories(world: World) -> None:
     async with trainer_on(world) as trainer, serving(trainer) as where:
         stored(trainer, 1.0, 0.0, 0.0)
         client = TrainingClient(MODEL, runtime=where)

@@ -263,7 +263,7 @@ def inline(seed: int, reward: float | None) -> InlineInput:
     return InlineInput(f"t{seed}", samples, 1.0, reward)
 
 
-def cloned_row(seed: int, length: int = 6) -> RowInput:
+def sft_row(seed: int, length: int = 6) -> RowInput:
     """A row of which all but two tokens are trained."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (length,), generator=generator).tolist()

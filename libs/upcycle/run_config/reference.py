@@ -1,0 +1,69 @@
+"""The reference page of the run configuration, from the model. `docs/generate.py` writes it."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from upcycle.run_config.flags import default_text, flags_of
+from upcycle.run_config.limits import Limit, OneOf
+from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS
+from upcycle.run_config.names import Purpose
+from upcycle.run_config.reading import RunFile
+from upcycle.run_config.refusing import leaves
+
+_INTRODUCTION: Final = """# Run configuration
+
+What a run has, as keys of a TOML file: `upcycle train --config run.toml`, `upcycle eval --config run.toml`,
+`upcycle up --standing run.toml`. A flag goes before `--set KEY=VALUE`, which goes before the file, which goes
+before the default. A flag and a `--set` of one key that say different things are refused, and so are `steps`
+beside `epochs`. The planner and the trainer check the same rules for every client. Paths begin at the folder
+of the file.
+
+    upcycle train --config examples/incident/demo.toml --set training.steps=20
+"""
+
+
+def page() -> str:
+    """The page in Markdown."""
+    sections: dict[str, list[str]] = {}
+    for path, info in leaves(RunFile).items():
+        sections.setdefault(path.rpartition(".")[0], []).append(_row(path, info))
+    lines = [_INTRODUCTION]
+    for name, rows in sections.items():
+        lines += [f"## {f'[{name}]' if name else 'Top of the file'}\n", _HEAD, *rows, ""]
+    return "\n".join([*lines, *_options()]) + "\n"
+
+
+_HEAD: Final = (
+    "| key | default | limits | flag of train | flag of eval | meaning |\n|---|---|---|---|---|---|"
+)
+
+
+def _row(path: str, info: Any) -> str:
+    flags = [f"`--{flags_of(one)[path]}`" if path in flags_of(one) else "" for one in Purpose]
+    meaning = " ".join((info.description or "").split()).replace("|", "\\|")
+    cells = (f"`{path}`", _default(path), _limits(info), *flags, meaning)
+    return f"| {' | '.join(cells)} |"
+
+
+def _default(path: str) -> str:
+    train, evaluation = default_text(path, Purpose.TRAIN), default_text(path, Purpose.EVAL)
+    if path == "policy.channel":
+        return f"{train}; of eval {evaluation}"
+    return train if train == evaluation else f"{train}; of eval {evaluation}"
+
+
+def _limits(info: Any) -> str:
+    known = [one for one in info.metadata if isinstance(one, Limit | OneOf)]
+    texts = [one.range_text if isinstance(one, Limit) else ", ".join(one.names) for one in known]
+    return "; ".join(texts)
+
+
+def _options() -> Iterator[str]:
+    yield "## [training.loss_config]\n"
+    yield "| loss | options of its own |\n|---|---|"
+    for name, loss in LOSSES.items():
+        own = ", ".join(f"`{option}` {limit.range_text}" for option, limit in loss.options.items())
+        yield f"| `{name}` | {own or 'none'} |"
+    yield "\nBeside every loss:\n\n| option | limits |\n|---|---|"
+    for option, limit in OBJECTIVE_OPTIONS.items():
+        yield f"| `{option}` | {limit.range_text} |"

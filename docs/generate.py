@@ -1,7 +1,7 @@
 """Writes the reference pages that come from the code: `make reference` writes them, a test compares.
 
 settings: from the settings class of each service. metrics: from the registered instruments. grpc: from the
-contracts and their comments. events: from the bus topology. cli: from the commands. run configuration: from its model. exit codes: from the table
+contracts and their comments. events: from the bus topology. cli: from the commands. run configuration: its model. exit codes: the table
 that `--help` prints.
 """
 

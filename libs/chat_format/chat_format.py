@@ -62,7 +62,8 @@ class ChatFormat:
     ) -> list[int]:
         """Token ids of a conversation, ready for the policy to continue.
 
-        `tools` are OpenAI function specs. `enable_thinking=None` leaves thinking to the template. Control tokens spelled out in content are defused.
+        `tools` are OpenAI function specs. `enable_thinking=None` leaves thinking to the template.
+        Control tokens spelled out in content are defused.
         Raises InvalidMessages.
         """
         return self.encode(self._text(messages, tools, add_generation_prompt, enable_thinking))

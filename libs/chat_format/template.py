@@ -36,7 +36,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         enable_thinking: bool | None = None,
     ) -> str:
-        """The prompt text. enable_thinking: as templates call it; None: what the template does by itself. Raises InvalidMessages where the template refuses the conversation."""
+        """The prompt text. enable_thinking: None leaves it to the template. Raises InvalidMessages where the
+        template refuses the conversation."""
         try:
             return self._template.render(
                 messages=list(messages),

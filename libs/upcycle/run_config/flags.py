@@ -62,7 +62,7 @@ def default_text(path: str, purpose: Purpose) -> str:
     default = leaves(RunFile)[path].get_default(call_default_factory=True)
     if purpose is Purpose.EVAL:
         default = DEFAULTS_OF_EVAL.get(path, default)
-    if default is PydanticUndefined or default in (None, "", (), False):
+    if default in (PydanticUndefined, None, "", ()) or default is False:
         return ""
     return f"{default:g}" if isinstance(default, float) else str(default)
 

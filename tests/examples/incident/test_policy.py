@@ -37,7 +37,8 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def episodes(chat: ChatFormat, model: Any) -> list[Episode]:
     incidents = [draw_incident("held_out", task.args["seed"]) for task in held_out.tasks]
-    limits = Limits(RECIPE.run.sampling.max_turns, RECIPE.run.sampling.max_tokens_per_turn, RECIPE.run.sampling.temperature)
+    sampling = RECIPE.run.sampling
+    limits = Limits(sampling.max_turns, sampling.max_tokens_per_turn, sampling.temperature)
     return play(model, chat, incidents, limits, torch.Generator().manual_seed(1))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
+from tests.services.grpo_trainer.interactive.trainers import inline, trainer_on
 
 from grpo_trainer.domain.errors import ModelBusy
+from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -50,34 +51,32 @@ async def phase_of(trainer: Trainer, run_id: str) -> Phase:
 
 
 async def test_a_run_submitted_during_an_interactive_step_goes_on_from_it(world: World) -> None:
-    trainers: list[Trainer] = []
-    async with trainer_on(world, busy=lambda model: trainers[0].sessions.trainer_of(model)) as trainer:
-        one: InteractiveTrainer = trainer
-        async with Trainer(world, by_hand=one.models.is_working_on) as trainer:
-            trainers.append(trainer)
-            await one.forward_backward("a", batch())
-            gate = Gate(one.models.deps.policies, "publish")
-            stepping = asyncio.create_task(one.optim_step("b"))
-            await asyncio.wait_for(gate.reached.wait(), 20)
-            await one_step(world)
-            assert await phase_of(trainer, RUN) is Phase.OPENING
-            late = asyncio.create_task(one.forward_backward("c", batch()))
-            await asyncio.sleep(0.3)
-            assert trainer.sessions.get(RUN).phase is Phase.OPENING
-            assert "the interactive call about" in (trainer.sessions.waiting_for() or "")
-            gate.open.set()
-            assert (await stepping).version == 1
-            with pytest.raises(ModelBusy, match=RUN):
-                await late
-            await world.published(f"policy.published/default/{MODEL}/2")
-            assert trainer.sessions.get(RUN).failure == ""
+    leases = ModelLeases()
+    async with trainer_on(world, leases=leases) as one, Trainer(world, leases=leases) as trainer:
+        await one.forward_backward("a", batch())
+        gate = Gate(one.sessions.deps.policies, "publish")
+        stepping = asyncio.create_task(one.optim_step("b"))
+        await asyncio.wait_for(gate.reached.wait(), 20)
+        await one_step(world)
+        assert await phase_of(trainer, RUN) is Phase.OPENING
+        late = asyncio.create_task(one.forward_backward("c", batch()))
+        await asyncio.sleep(0.3)
+        assert trainer.sessions.get(RUN).phase is Phase.OPENING
+        assert "the interactive call about" in (trainer.sessions.waiting_for() or "")
+        gate.open.set()
+        assert (await stepping).version == 1
+        with pytest.raises(ModelBusy, match=RUN):
+            await late
+        await world.published(f"policy.published/default/{MODEL}/2")
+        assert trainer.sessions.get(RUN).failure == ""
     assert [one.version for one in world.recorder.of(events.StepCompleted)] == [2]
 
 
 async def test_an_interactive_call_waits_until_it_is_known_which_runs_go_on(world: World) -> None:
-    trainer = Trainer(world)
-    async with trainer_on(world, busy=trainer.sessions.trainer_of) as trainer:
-        asking = asyncio.create_task(trainer.forward_backward("a", batch()))
+    leases = ModelLeases()
+    trainer = Trainer(world, leases=leases)
+    async with trainer_on(world, leases=leases) as one:
+        asking = asyncio.create_task(one.forward_backward("a", batch()))
         await asyncio.sleep(0.3)
         assert not asking.done()
         async with trainer:

@@ -23,13 +23,14 @@ from benchmarks.options import Options
 from benchmarks.stacks import MODEL, POLICY_DIR
 from benchmarks.trainer import record
 from blob_store import BlobRef, BlobStore, S3BlobStore
+from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.ports import Facts, PublishedEndings
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
@@ -198,18 +199,21 @@ class _Policies(RegistryPolicies):
         return self._head
 
 
-class _SilentFacts:
+class _SilentFacts(BusFacts):
     """The bus is no part of a state."""
 
+    def __init__(self) -> None:
+        pass
+
     async def endings_since(self, *_: Any) -> PublishedEndings:
-        """Nobody spoke."""
+        """The stream is empty."""
         return PublishedEndings({}, final_stop=False)
 
     async def stepped(self, *_: Any) -> None:
-        """Nobody listens."""
+        """Publish nothing."""
 
     async def published(self, *_: Any, **__: Any) -> None:
-        """Nobody listens."""
+        """Publish nothing."""
 
 
 class _SilentInstruments:
@@ -228,7 +232,7 @@ async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
         states=BlobStates(store),
         policies=_Policies(store, scratch / "policies", head),
         held_out=unused,
-        facts=cast(Facts, _SilentFacts()),
+        facts=_SilentFacts(),
         instruments=cast(Instruments, _SilentInstruments()),
         now=lambda: datetime.now(UTC),
         work_dir=scratch,

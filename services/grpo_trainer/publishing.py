@@ -5,14 +5,19 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.ports import Policies, PublishedPolicy
 from grpo_trainer.retrying import RetryUntilAvailable
 
 
 async def store_version(
-    state: SessionState, snapshot: Snapshot, policies: Policies, work_dir: Path, retry: RetryUntilAvailable
+    state: SessionState,
+    snapshot: Snapshot,
+    policies: RegistryPolicies,
+    work_dir: Path,
+    retry: RetryUntilAvailable,
 ) -> PublishedPolicy:
     """Store the weights of a state's version; no event names them yet.
 

@@ -42,7 +42,7 @@ LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", 
 
 
 class TrainerInstruments:
-    """See ports.Instruments."""
+    """Spans and metrics of training."""
 
     def __init__(self, limits: AlarmLimits = DEFAULT_LIMITS) -> None:
         """limits: of alarms, which are said when they are raised and when they clear."""
@@ -58,7 +58,7 @@ class TrainerInstruments:
         trace_headers: Mapping[str, str],
         trajectories: Sequence[GradedTrajectory],
     ) -> Iterator[str]:
-        """See ports.Instruments."""
+        """Span of one step, in the run's trace, linked to its trajectories; gives its traceparent."""
         links = [link for one in trajectories if (link := _link(one)) is not None]
         attributes: dict[str, str | int] = {
             "upcycle.run.id": spec.run_id,
@@ -85,7 +85,7 @@ class TrainerInstruments:
         return self._meters[model]
 
     def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
-        """See ports.Instruments."""
+        """A step is durable."""
         STEPS.labels(spec.model).inc()
         TOKENS.labels(spec.model).inc(record.metrics.get("tokens", 0.0))
         LEARN_S.observe(record.metrics.get("learner_s", 0.0))
@@ -112,7 +112,7 @@ class TrainerInstruments:
         self._alarms[spec.run_id] = frozenset(raised)
 
     def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
-        """See ports.Instruments."""
+        """A group is over."""
         GROUPS.labels(spec.model, settlement.outcome.value, settlement.reason.value).inc()
 
 

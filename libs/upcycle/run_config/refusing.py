@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from inspect import get_annotations
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,9 +45,10 @@ def checked(kind: type[T], values: Mapping[str, Any], say: Say = str) -> T:
     """An object of the model from nested plain values. say: what the reader calls a dotted path, such as
     `training.steps`. Raises RunConfigInvalid with every reason."""
     try:
-        return _adapter(kind).validate_python(values)
+        made: T = _adapter(cast(Hashable, kind)).validate_python(values)
     except ValidationError as error:
         raise RunConfigInvalid(reasons_of(error, kind, say)) from error
+    return made
 
 
 def reasons_of(error: ValidationError, kind: type, say: Say = str) -> list[str]:
@@ -95,7 +96,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

@@ -14,10 +14,10 @@ from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import Unpublishable
 from grpo_trainer.domain.failures import Failure
+from grpo_trainer.domain.published import PublishedEndings, PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
-from grpo_trainer.ports import PublishedEndings, PublishedPolicy
 from upcycle.api.taskset.v1.events_pb2 import RunStopping
 from upcycle.api.training.v1.events_pb2 import GroupSettled
 
@@ -35,7 +35,7 @@ class Bus(Protocol):
 
 
 class BusFacts:
-    """See ports.Facts."""
+    """The trainer's events; each method returns when its event is stored, and may be repeated."""
 
     def __init__(self, bus: Bus, *, now: Callable[[], datetime]) -> None:
         self._bus = bus
@@ -46,11 +46,11 @@ class BusFacts:
         await self._bus.publish(event, model=model, event_id=event_id)
 
     async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
-        """See ports.Facts."""
+        """The end of a group."""
         await self._publish(spec.model, wire.group_settled(spec, settlement, self._now()))
 
     async def endings_since(self, spec: TrainingSpec, sequence: int) -> PublishedEndings:
-        """See ports.Facts."""
+        """What the stream holds after `sequence` about the end of the run and of its groups."""
         kinds = (GroupSettled, RunStopping)
         found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
         facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
@@ -62,13 +62,13 @@ class BusFacts:
         return PublishedEndings(outcomes, final_stop=final_stop)
 
     async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
-        """See ports.Facts."""
+        """A step and what it consumed."""
         await self._publish(spec.model, wire.step_completed(spec, record))
 
     async def published(
         self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
     ) -> None:
-        """See ports.Facts."""
+        """A version is durable and latest."""
         fact = wire.policy_published(
             spec, version=policy.version, step=step, digest=policy.digest, manifest=policy.manifest, at=at
         )
@@ -82,14 +82,14 @@ class BusFacts:
         state: BlobRef,
         sources: Mapping[str, int],
     ) -> None:
-        """See ports.Facts."""
+        """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
         fact = wire.checkpoint_saved(
             spec, record, digest=policy.digest, manifest=policy.manifest, state=state, sources=sources
         )
         await self._publish(spec.model, fact)
 
     async def failed(self, failure: Failure) -> None:
-        """See ports.Facts."""
+        """A session ended without success. Raises Unavailable; Unpublishable where no repeat can help."""
         try:
             await self._publish(failure.model, wire.session_failed(failure))
         except (EventTooLarge, UnknownEvent) as error:

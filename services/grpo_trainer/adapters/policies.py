@@ -12,8 +12,8 @@ from grpo_trainer import wire
 from grpo_trainer.adapters.boundaries import lookup, object_store
 from grpo_trainer.domain.errors import BrokenArtifact
 from grpo_trainer.domain.offers import Ancestor
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.states import BasePolicy, SessionState
-from grpo_trainer.ports import PublishedPolicy
 from identities import objects
 from identities.entities import checkpoint_id, parse_checkpoint_id
 from policy_files import (
@@ -40,7 +40,7 @@ IDEMPOTENT: Final = ("GetModel", "GetTaskset", "ClaimTasks")
 
 
 class RegistryPolicies:
-    """See ports.Policies."""
+    """Published policy versions, and the heads that sessions begin from."""
 
     def __init__(self, registry: Peer, store: BlobStore, cache_dir: Path) -> None:
         self._stub = RegistryServiceStub(registry.channel)
@@ -49,20 +49,21 @@ class RegistryPolicies:
         self._cache_dir = cache_dir
 
     async def head(self, model: str) -> BasePolicy:
-        """See ports.Policies."""
+        """The promoted version. Raises InvalidTrainingSpec for an unknown model; Unavailable."""
         with lookup(f"the registry at {self._address}", f"model {model!r} is not registered"):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         return wire.base_from_wire(reply.head)
 
     async def newest_version(self, model: str) -> int:
-        """See ports.Policies."""
+        """Largest version that was ever published."""
         with object_store(f"versions of {model}"):
             keys = await self._store.list(objects.policy_versions(model))
         found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
         return max(found, default=0)
 
     async def ancestors(self, base: BasePolicy, limit: int) -> tuple[Ancestor, ...]:
-        """See ports.Policies."""
+        """The versions that the base was trained from, newest first, at most `limit`, as far as their
+        manifests are kept. Raises Unavailable."""
         found: list[Ancestor] = []
         with object_store(f"ancestors of base policy v{base.version}"):
             manifest = await self._manifest(base.manifest)
@@ -82,12 +83,12 @@ class RegistryPolicies:
             return None
 
     async def fetch(self, base: BasePolicy) -> Path:
-        """See ports.Policies."""
+        """A HF directory with exactly these weights."""
         with object_store(f"base policy v{base.version}"):
             return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
 
     async def publish(self, state: SessionState, directory: Path) -> PublishedPolicy:
-        """See ports.Policies."""
+        """Publish the version of `state` from a HF directory; the same bytes again are success."""
         with object_store(f"policy {state.spec.model} v{state.version}"):
             parent = await self._parent(state)
             record = state.last_step
@@ -128,14 +129,14 @@ class BranchPolicies(RegistryPolicies):
 
 
 class HeldOutTasks:
-    """See ports.HeldOut."""
+    """Tasks that must never train."""
 
     def __init__(self, tasksets: Peer) -> None:
         self._stub = TasksetServiceStub(tasksets.channel)
         self._address = tasksets.address
 
     async def digests(self, taskset: str) -> tuple[str, ...]:
-        """See ports.HeldOut."""
+        """Digests of a taskset's tasks, sorted. Raises InvalidTrainingSpec, Unavailable."""
         with lookup(f"the planner at {self._address}", f"the gate's taskset {taskset!r} is not registered"):
             reply = await self._stub.GetTaskset(taskset_pb2.GetTasksetRequest(name=taskset))
         return tuple(sorted(task.digest for task in reply.taskset.tasks))

@@ -17,6 +17,9 @@ from upcycle.run_config.model import CONFIG
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 
+_OF_PLANNER: Final = ("epochs", "no_step_groups")
+"""Hyperparameters that the planner alone acts on: no weights depend on them."""
+
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class TrainingSpec(Training):
@@ -63,7 +66,7 @@ class TrainingSpec(Training):
         plain = asdict(self)
         for one in fields(self):
             default = one.default_factory() if callable(one.default_factory) else one.default
-            if plain[one.name] == default:
+            if plain[one.name] == default or one.name in _OF_PLANNER:
                 del plain[one.name]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 

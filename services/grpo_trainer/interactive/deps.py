@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.interactive.conversations import ChatConversations
@@ -15,7 +17,6 @@ from grpo_trainer.interactive.inputs import Split
 from grpo_trainer.interactive.state import Head, StepDone
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.protocol import AccumulatingLearner
-from grpo_trainer.ports import Facts, Policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class InteractiveDeps:
     conversations: ChatConversations
     heads: Heads
     states: InteractiveStates
-    policies: Policies
-    facts: Facts
+    policies: RegistryPolicies
+    facts: BusFacts
     leases: ModelLeases
     stepped: Callable[[StepDone], None]
     now: Callable[[], datetime]

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 
 from blob_store import BlobRef
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -14,7 +15,6 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.prepared import Adam, Measured
-from grpo_trainer.ports import PublishedPolicy
 from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
 from upcycle.run_config import ALL_LINEAR

@@ -62,7 +62,7 @@ def weighted(credited: CreditedRow, weights: Tensor) -> TrainingRow:
 
 def _advantages(batch: PreparedBatch, rewards: list[float]) -> list[float]:
     size = batch.group_size
-    if size is None:  # cloning, or credit that came with the rows
+    if size is None:  # SFT, or advantages that came with the rows
         return [1.0] * len(rewards)
     if size == 1:
         return rewards

@@ -66,7 +66,7 @@ class DatumValues:
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
     """One context, arrays of equal length L. logprobs: the sampler's, NaN where there is none; weights, if
-    any: of a cloning loss; advantages, if any: per token, instead of the trajectory's."""
+    any: of the SFT loss; advantages, if any: per token, instead of the trajectory's."""
 
     token_ids: Sequence[int]
     trained: Sequence[bool]

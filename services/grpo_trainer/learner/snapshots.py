@@ -39,7 +39,10 @@ class WriterThread:
 
 
 class HostSnapshot:
-    """See ports.Snapshot."""
+    """One version of a session, on the host: it does not change while the learner goes on.
+
+    Both methods work beside the learner's thread. canary: rows of the last batch under these weights.
+    """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], canary: Canary, export: Export, writer: WriterThread
@@ -56,11 +59,11 @@ class HostSnapshot:
         return self._canary
 
     async def save(self, directory: Path) -> None:
-        """See ports.Snapshot."""
+        """Write everything that the next step depends on, in the format of torch.distributed.checkpoint."""
         await self._writer.run(lambda: write_tensors(directory, self._tensors))
 
     async def export(self, directory: Path) -> None:
-        """See ports.Snapshot."""
+        """Write the policy as a HF directory; equal weights, equal bytes."""
         await self._writer.run(lambda: self._export(directory))
 
 

@@ -65,7 +65,7 @@ def misfit(config: Any, token_ids: Sequence[int]) -> str | None:
 
 
 class TorchLearner:
-    """See protocol.Learner."""
+    """Model, optimizer and random state of one session; heavy work happens in its own thread."""
 
     def __init__(self, thread: LearnerThread) -> None:
         self._thread = thread
@@ -74,11 +74,12 @@ class TorchLearner:
         self._config: Any = None
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
-        """See protocol.Learner."""
+        """Fresh optimizer on the weights in `base`, a HF directory. Raises InvalidTrainingSpec,
+        OutOfMemory."""
         await self._load(spec, base, None)
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
-        """See protocol.Learner."""
+        """As it was when the folder `tensors` was saved. Raises BrokenArtifact, OutOfMemory."""
         await self._load(spec, base, tensors)
 
     async def _load(self, spec: TrainingSpec, base: Path, tensors: Path | None) -> None:
@@ -90,7 +91,7 @@ class TorchLearner:
         self._spec, self._config = spec, self._loaded()[0].module.config
 
     def check(self, group: BatchGroup) -> None:
-        """See protocol.Learner."""
+        """Raises UnusableTrajectory where this model cannot take the tokens."""
         if self._config is None:
             raise RuntimeError("the learner was not begun")
         for rollout in group.rollouts:
@@ -99,7 +100,7 @@ class TorchLearner:
                     raise UnusableTrajectory(f"{rollout.trajectory_id}: {why}")
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        """See protocol.Learner."""
+        """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
         with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
             commands = await self._thread.run(partial(self._step_commands, groups))
             values = await self._thread.run(partial(self._thread.group.execute, commands))
@@ -119,7 +120,7 @@ class TorchLearner:
         return [Step(self._session, tuple(part), longest, canary_rows) for part in parts]
 
     async def snapshot(self) -> HostSnapshot:
-        """See protocol.Learner."""
+        """The session as it is now, copied to the host. Raises OutOfMemory."""
         writers = [self._thread.writer, *[None] * (self._thread.options.ranks - 1)]
         commands = [TakeSnapshot(self._session, writer) for writer in writers]
         with memory_for("the host copy of a step does not fit in memory"):
@@ -133,6 +134,6 @@ class TorchLearner:
         return self._thread.group.core(self._session).loaded
 
     async def close(self) -> None:
-        """See protocol.Learner."""
+        """Let the memory go."""
         self._config = None
         await self._thread.run(lambda: self._thread.group.close_session(self._session))

@@ -21,11 +21,12 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.trajectories import Submission
 from grpo_trainer.retrying import RetryUntilAvailable
-from grpo_trainer.runs.deps import FoundStates, RunDeps
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import Fact, RunOver
 from grpo_trainer.runs.reopening import Interim, ReadAgain, fed, hand_over, may_go_on, newest_of
 from grpo_trainer.runs.session import Phase, TrainingSession
+from grpo_trainer.runs.stores import FoundStates
 from grpo_trainer.runs.watermark import ReplayWatermark
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,6 @@ from grpo_trainer.domain.states import SessionState, state_from_json
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import GradedTrajectory
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
-from grpo_trainer.runs.deps import FoundStates
 from grpo_trainer.telemetry import STATES_REMOVED
 from identities.objects import parse_training_run, training_run, training_states
 from trajectory_body import MalformedBody, unpack
@@ -40,15 +39,25 @@ _FAILED: Final = "failed.json"
 _ATTEMPTS: Final = "attempts.json"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundStates:
+    """states: of runs that did not fail. broken: runs whose newest state cannot be read. failed: runs that
+    are known to have failed."""
+
+    states: tuple[SessionState, ...] = ()
+    broken: tuple[BrokenRun, ...] = ()
+    failed: tuple[FailedRun, ...] = ()
+
+
 class BlobBodies:
-    """See ports.Bodies."""
+    """Stored trajectories."""
 
     def __init__(self, store: BlobStore, *, train_parse_errors: bool) -> None:
         self._store = store
         self._train_parse_errors = train_parse_errors
 
     async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
-        """See ports.Bodies."""
+        """Raises UnusableTrajectory; Unavailable while the store is away."""
         try:
             with object_store(trajectory.trajectory_id):
                 data = await self._store.get(trajectory.body)
@@ -59,18 +68,18 @@ class BlobBodies:
 
 
 class BlobStates:
-    """See ports.States."""
+    """Durable training states; a state exists once its marker does."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
         self._checkpoints: dict[str, frozenset[str]] = {}
 
     async def find(self) -> FoundStates:
-        """See ports.States."""
+        """The newest state of every run, finished ones included."""
         return await self._found(training_states(), "training states")
 
     async def find_run(self, model: str, run_id: str) -> FoundStates:
-        """See ports.States."""
+        """As `find`, of one run."""
         return await self._found(f"{training_run(model, run_id)}/", f"training states of {run_id}")
 
     async def _found(self, prefix: str, what: str) -> FoundStates:
@@ -119,7 +128,8 @@ class BlobStates:
         return await step_folders.read_marker(self._store, key, state_from_json)
 
     async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
-        """See ports.States."""
+        """Write the files of the folder `tensors`, then the marker. Raises LineageTaken where another marker
+        is there."""
         folder = _folder(state)
         with object_store(f"step {state.step} of {state.spec.run_id}"):
             if tensors is not None:
@@ -129,23 +139,23 @@ class BlobStates:
         return state
 
     async def tensors(self, state: SessionState, directory: Path) -> None:
-        """See ports.States."""
+        """Fetch the files of a state that has some into an empty folder."""
         if not state.tensors:
             raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
         with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
             await step_folders.get_tensors(self._store, state.tensors, directory)
 
     async def marker_of(self, state: SessionState) -> BlobRef:
-        """See ports.States."""
+        """Claim check of the marker of a committed state."""
         return step_folders.marker_of(_folder(state), state.to_json())
 
     async def stop(self, state: SessionState) -> None:
-        """See ports.States."""
+        """Remember that the run ends early, with this state."""
         with object_store(f"the early end of {state.spec.run_id}"):
             await self._store.put(f"{_line_of(state)}/{_STOPPED}", json.dumps({"step": state.step}).encode())
 
     async def fail(self, failure: Failure) -> Failure:
-        """See ports.States."""
+        """Remember that the run failed; returns what is remembered, the first failure of the run."""
         line = training_run(failure.model, failure.run_id)
         data = json.dumps(failure.to_json(), sort_keys=True).encode()
         with object_store(f"the failure of {failure.run_id}"):
@@ -153,11 +163,11 @@ class BlobStates:
         return failure if written is not None else await self._failure(line)
 
     async def close(self, state: SessionState) -> None:
-        """See ports.States."""
+        """Remember that the run is over; of its states, the newest and those that a checkpoint names stay."""
         await self._close(state.spec.model, state.spec.run_id, state.seen)
 
     async def close_failed(self, failure: Failure) -> None:
-        """See ports.States."""
+        """As `close`, of a run that failed, with or without a state."""
         await self._close(failure.model, failure.run_id, failure.cursor)
 
     async def _close(self, model: str, run_id: str, seen: int) -> None:
@@ -168,7 +178,7 @@ class BlobStates:
         await self.prune(run_id, model, newest=1)
 
     async def attempt(self, model: str, run_id: str) -> Attempt | None:
-        """See ports.States."""
+        """The batch that was begun last; None where nothing is recorded, or nothing that can be read."""
         key = f"{training_run(model, run_id)}/{_ATTEMPTS}"
         with object_store(f"attempts of {run_id}"):
             data = await self._store.read(key)
@@ -181,13 +191,13 @@ class BlobStates:
             return None
 
     async def note_attempt(self, model: str, run_id: str, attempt: Attempt) -> None:
-        """See ports.States."""
+        """Record which batch is begun, or that it was computed."""
         data = json.dumps(attempt.to_json()).encode()
         with object_store(f"attempts of {run_id}"):
             await self._store.put(f"{training_run(model, run_id)}/{_ATTEMPTS}", data)
 
     async def prune(self, run_id: str, model: str, *, newest: int) -> None:
-        """See ports.States."""
+        """Delete old states, except the `newest` and those that a checkpoint names."""
         with object_store(f"old states of {run_id}"):
             folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/step-"))
             for folder in list(folders)[:-newest]:

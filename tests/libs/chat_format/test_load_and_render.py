@@ -103,3 +103,17 @@ def test_a_template_without_stop_token_cannot_bridge(tmp_path: Path) -> None:
     history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     with pytest.raises(InvalidMessages, match="im_end"):
         chat.bridge(history, [{"role": "user", "content": "z"}])
+
+
+def test_thinking_is_left_to_the_template_unless_it_is_chosen(tmp_path: Path) -> None:
+    # As Qwen3 templates do: only an explicit false closes the thinking block at once.
+    template = (
+        "{{ messages[-1].content }}{% if enable_thinking is defined and not enable_thinking %} b{% endif %}"
+    )
+    chat = ChatFormat.load(write_model_dir(tmp_path, template))
+    rendered = [
+        chat.render([{"role": "user", "content": "a"}], enable_thinking=chosen)
+        for chosen in (None, True, False)
+    ]
+    assert rendered[0] == rendered[1] == chat.encode("a")
+    assert rendered[2] == chat.encode("a b")

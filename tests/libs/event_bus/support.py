@@ -90,7 +90,7 @@ class Seen:
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
 
 
-async def until(true: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+async def until(true: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Wait for a condition; fails the test when it does not come true."""
     deadline = time.monotonic() + timeout_s
     while not true():
@@ -130,7 +130,7 @@ def subscribe_ephemeral(
     bus.include_router(router)
 
 
-async def in_time(work: Awaitable[T], *, within_s: float = 15.0) -> T:
+async def in_time(work: Awaitable[T], *, within_s: float = 30.0) -> T:
     """Wait for what must end by itself; fails the test when it does not."""
     async with asyncio.timeout(within_s):
         return await work
@@ -238,7 +238,7 @@ class Worker:
         )
         worker = cls(process)
         try:
-            await worker.says("up")
+            await worker.says("up", within_s=60)  # a machine at work starts processes slowly
             yield worker
         finally:
             if process.returncode is None:
@@ -251,7 +251,7 @@ class Worker:
         async for line in self.process.stdout:
             self.lines.append(line.decode().rstrip())
 
-    async def says(self, line: str, *, within_s: float = 15.0) -> None:
+    async def says(self, line: str, *, within_s: float = 30.0) -> None:
         """Wait until it printed that line."""
         await until(lambda: line in self.lines, timeout_s=within_s)
 

@@ -1,10 +1,12 @@
 """Finished evaluations as the first batches of a training run: what fits, what is refused, in which order."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
+from pydantic import ValidationError
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, graded, settled, train_spec
 
 from blob_store import BlobRef
@@ -16,7 +18,6 @@ from scenario_runner.domain.facts import Advanced, Failed
 from scenario_runner.domain.runs import (
     EpisodeRow,
     GroupRow,
-    InvalidRequest,
     NotFound,
     Refused,
     RunRecord,
@@ -225,23 +226,20 @@ async def test_released_groups_go_to_a_later_run(sources: SourcesHarness) -> Non
 async def test_fields_of_the_other_kind_of_run_and_impossible_ones_are_refused(
     sources: SourcesHarness,
 ) -> None:
-    for spec, text in (
-        (eval_spec(group_size=1, online=True), "spec.trainable needs spec.group_size of 2 or more"),
-        (
-            eval_spec(group_size=600, online=True),
-            "spec.trainable needs spec.group_size of 512 or less, it is 600: no training run can draw larger "
-            "groups; use a smaller group_size, or leave spec.trainable out",
-        ),
-        (train_spec("a", "b", "a"), "spec.source_runs names 'a' twice"),
-        (train_spec(*(f"run-{n}" for n in range(65))), "spec.source_runs names 65 runs, limit 64"),
-    ):
-        error = await _refused(sources, spec)
-        assert isinstance(error, InvalidRequest)
-        assert text in str(error)
+    impossible: list[tuple[Callable[[], RunSpec], str]] = [
+        (lambda: eval_spec(group_size=1, online=True), "trainable needs group_size of 2 to 512, it is 1"),
+        (lambda: eval_spec(group_size=600, online=True), "trainable needs group_size of 2 to 512, it is 600"),
+        (lambda: train_spec("a", "b", "a"), "source_runs names 'a' twice"),
+        (lambda: train_spec(*(f"run-{n}" for n in range(65))), "source_runs names 65 runs, limit 64"),
+    ]
+    for make, text in impossible:  # such a run cannot be made
+        with pytest.raises(ValidationError) as error:
+            make()
+        assert text in str(error.value).replace("{", "").replace("}", "")
     await sources.register("held", Split.HELD_OUT)
-    error = await _refused(sources, eval_spec("held", online=True))
-    assert isinstance(error, Refused)
-    assert "'held' is held out: its episodes never train" in str(error)
+    refused = await _refused(sources, eval_spec("held", online=True))
+    assert isinstance(refused, Refused)
+    assert "'held' is held out: its episodes never train" in str(refused)
 
 
 async def test_a_cancelled_evaluation_gives_the_groups_that_ended(sources: SourcesHarness) -> None:

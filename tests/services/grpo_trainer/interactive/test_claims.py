@@ -184,7 +184,7 @@ async def test_each_refusal_of_the_planner_becomes_its_error_class(
         assert type(raised.value) is error
 
 
-async def test_the_split_is_read_from_the_stored_body(services: tuple[Planner, Store, Peer]) -> None:
+async def test_the_split_is_read_from_the_body(services: tuple[Planner, Store, Peer]) -> None:
     _, store, peer = services
     trajectories = PlatformTrajectories(peer, train_parse_errors=False)
     for wire, split in (

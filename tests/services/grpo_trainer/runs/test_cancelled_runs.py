@@ -25,8 +25,8 @@ from tests.services.grpo_trainer.fakes import Recorder
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.ports import PublishedEndings
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events

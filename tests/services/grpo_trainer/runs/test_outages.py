@@ -12,6 +12,7 @@ import pytest
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 
 from grpo_trainer import views
+from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
@@ -76,7 +77,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
     await one_step(world)
     answers: list[BasePolicy] = []
 
-    class Away:
+    class Away(RegistryPolicies):
         def __init__(self, inner: Any) -> None:
             self._inner = inner
 

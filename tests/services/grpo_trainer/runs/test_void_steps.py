@@ -1,7 +1,6 @@
 """A step that the planner ended the run without stays unheard of, however long its policy's upload took."""
 
 import asyncio
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, sett
 from tests.services.grpo_trainer.fakes import Recorder
 from tests.services.grpo_trainer.runs.test_cancelled_runs import Gate, cancelled, until_closed
 
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.states import SessionState
-from grpo_trainer.ports import PublishedPolicy
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -47,10 +46,10 @@ async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world
     def slow_upload(deps: RunDeps) -> RunDeps:
         upload = deps.policies.publish
 
-        async def publish(state: SessionState, directory: Path, *, at: datetime) -> PublishedPolicy:
+        async def publish(state: SessionState, directory: Path) -> PublishedPolicy:
             if state.last_step is not None:
                 await gate.passed()
-            return await upload(state, directory, at=at)
+            return await upload(state, directory)
 
         vars(deps.policies)["publish"] = publish
         return deps

@@ -25,7 +25,9 @@ from service_kit.settings import variables
 
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = ROOT / "docs/reference"
-SERVICES: Final = tuple(sorted(path.name for path in (ROOT / "services").iterdir() if (path / "app.py").exists()))
+SERVICES: Final = tuple(
+    sorted(path.name for path in (ROOT / "services").iterdir() if (path / "app.py").exists())
+)
 _NOTE: Final = "<!-- Written by docs/generate.py. Edit the code, then run `make reference`. -->\n"
 
 
@@ -49,7 +51,9 @@ def _settings_classes(service: str) -> list[type[BaseSettings]]:
         module = importlib.import_module(f"{service}.settings")
     except ModuleNotFoundError:
         return []
-    classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
+    classes = [
+        cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__
+    ]
     return [cls for cls in classes if issubclass(cls, BaseSettings)]
 
 
@@ -75,7 +79,11 @@ def metrics() -> str:
         for module in _modules(lib):
             if module.rpartition(".")[2] in ("metrics", "relay", "idleness"):
                 rows |= _instruments(importlib.import_module(module), f"every service ({lib})")
-    lines = [_NOTE, "# Metrics\n", "Each service serves them at `/metrics` on its `HTTP_PORT`, for Prometheus.\n"]
+    lines = [
+        _NOTE,
+        "# Metrics\n",
+        "Each service serves them at `/metrics` on its `HTTP_PORT`, for Prometheus.\n",
+    ]
     lines.append("| metric | kind | labels | of | meaning |\n|---|---|---|---|---|")
     for name, (kind, labels, owner, meaning) in sorted(rows.items()):
         lines.append(f"| `{name}` | {kind} | {labels} | {owner} | {meaning} |")
@@ -84,7 +92,11 @@ def metrics() -> str:
 
 def _modules(package: str) -> list[str]:
     root = importlib.import_module(package)
-    return [found.name for found in pkgutil.walk_packages(root.__path__, f"{package}.") if "migrations" not in found.name]
+    return [
+        found.name
+        for found in pkgutil.walk_packages(root.__path__, f"{package}.")
+        if "migrations" not in found.name
+    ]
 
 
 def _instruments(module: Any, owner: str) -> dict[str, tuple[str, str, str, str]]:
@@ -110,7 +122,13 @@ def grpc() -> str:
     for path in sorted((ROOT / "proto/upcycle/api").glob("*/v1/service.proto")):
         text = path.read_text()
         package = re.search(r"^package (\S+);", text, re.M)
-        lines += [f"## {package[1] if package else path.parent.parent.name}\n", "```protobuf", text.strip(), "```", ""]
+        lines += [
+            f"## {package[1] if package else path.parent.parent.name}\n",
+            "```protobuf",
+            text.strip(),
+            "```",
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -7,7 +7,8 @@ from typing import Final
 from identities.entities import trajectory_id
 from identities.tenants import DEFAULT_TENANT
 from upcycle.api.common.v1 import common_pb2
-from upcycle.run_config import Channel, Purpose
+from upcycle.run_config import Channel as Channel
+from upcycle.run_config import Purpose as Purpose
 
 
 class Split(StrEnum):

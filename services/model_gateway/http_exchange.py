@@ -45,16 +45,16 @@ class HttpExchange:
         self.trace = telemetry.carrier_of(self.span)
 
     def headers(self) -> dict[str, str]:
-        """What a client is told beside the answer."""
-        told = {"x-request-id": self.request_id, **self.trace}
+        """Sent to the client beside the answer."""
+        sent = {"x-request-id": self.request_id, **self.trace}
         if self.weights is not None:
-            told["x-upcycle-model"] = self.weights.model
-            told["x-upcycle-version"] = str(self.weights.newest)
-            told["x-upcycle-digest"] = self.weights.digest
+            sent["x-upcycle-model"] = self.weights.model
+            sent["x-upcycle-version"] = str(self.weights.newest)
+            sent["x-upcycle-digest"] = self.weights.digest
             if self.weights.oldest != self.weights.newest:
-                told["x-upcycle-oldest-version"] = str(self.weights.oldest)
-        told["x-upcycle-overhead-ms"] = f"{1000 * self._overhead_s():.2f}"
-        return told
+                sent["x-upcycle-oldest-version"] = str(self.weights.oldest)
+        sent["x-upcycle-overhead-ms"] = f"{1000 * self._overhead_s():.2f}"
+        return sent
 
     def first_byte(self) -> None:
         """Bytes go to the client now."""

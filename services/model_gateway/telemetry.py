@@ -94,14 +94,14 @@ def carrier_of(span: Span) -> dict[str, str]:
 
 def describe(span: Span, weights: ServedWeights | None, usage: TokenUsage, finish_reasons: list[str]) -> None:
     """What came back."""
-    told: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
     }
     if weights is not None:
-        told["gen_ai.response.model"] = weights.checkpoint_id
-        told["upcycle.policy.version"] = weights.newest
-        told["upcycle.policy.digest"] = weights.digest
+        attributes["gen_ai.response.model"] = weights.checkpoint_id
+        attributes["upcycle.policy.version"] = weights.newest
+        attributes["upcycle.policy.digest"] = weights.digest
     if finish_reasons:
-        told["gen_ai.response.finish_reasons"] = finish_reasons
-    span.set_attributes(told)
+        attributes["gen_ai.response.finish_reasons"] = finish_reasons
+    span.set_attributes(attributes)

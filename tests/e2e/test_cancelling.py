@@ -46,7 +46,7 @@ async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer
 
 
 @pytest.mark.parametrize("trainer_dies", [False, True])
-async def test_a_run_that_is_cancelled_during_steps_contradicts_nobody(
+async def test_a_run_that_is_cancelled_during_steps_leaves_no_conflict_in_the_ledger(
     stack: Stack, platform: Platform, trainer_dies: bool
 ) -> None:
     run = await cancelled(stack, platform, after_s=0.3, trainer_dies=trainer_dies)
@@ -54,7 +54,7 @@ async def test_a_run_that_is_cancelled_during_steps_contradicts_nobody(
     assert session.session.step == run.step  # the trainer was waited for, so no step is void
 
 
-async def test_a_trainer_that_is_not_waited_for_contradicts_nobody(tmp_path: Path) -> None:
+async def test_a_trainer_that_is_not_waited_for_leaves_no_conflict_in_the_ledger(tmp_path: Path) -> None:
     """The planner gives up at once, in the middle of steps; the next run on the model goes on regardless."""
     settings = StackSettings(
         data_dir=tmp_path,

@@ -103,10 +103,10 @@ async def assert_no_sampling_until(platform: Platform, bus: EventBus, run_id: st
     step = (await steps_of(bus, run_id))[1]
     assert len(step.trajectory_ids) == PROMPTS * GROUP
 
-    async def is_told() -> bool:
+    async def is_in_the_ledger() -> bool:
         return (await ledger(platform, source)).by_state["trained"] >= PROMPTS * GROUP
 
-    await until("the ledger to hear of the first step", is_told)
+    await until("the ledger to have the first step", is_in_the_ledger)
     rows = [one for one in await trained(platform, source) if one.ledger.step == 1]
     assert {one.episode.trajectory_id for one in rows} == set(step.trajectory_ids)
     assert {one.ledger.trained_by_run for one in rows} == {run_id}
@@ -132,10 +132,10 @@ async def test_a_finished_evaluation_is_the_first_batches_of_a_run(
     async def is_settled() -> bool:
         return (await ledger(platform, source)).by_state["trained"] == groups * GROUP
 
-    await until("the ledger to hear of the last step", is_settled)
-    told = await balanced(platform, source)
-    assert_conserved(told)
-    assert dict(told.by_state) == {"trained": groups * GROUP, "evaluated": (NUM_TASKS - groups) * GROUP}
+    await until("the ledger to have the last step", is_settled)
+    reported = await balanced(platform, source)
+    assert_conserved(reported)
+    assert dict(reported.by_state) == {"trained": groups * GROUP, "evaluated": (NUM_TASKS - groups) * GROUP}
     own = await balanced(platform, run.run_id)
     assert (own.requested, own.conflicts, own.trained_twice) == (0, 0, 0)
 
@@ -261,12 +261,12 @@ async def fed_through_kills(stack: Stack, platform: Platform, run_id: str) -> Se
 async def assert_own_report(platform: Platform, run: Run) -> None:
     """An evaluation tells what it measured, whatever was trained on it."""
     assert run.state == RUN_STATE_COMPLETED, run.failure
-    told = await report(platform, run.run_id)
-    graded = [result for result in told.results if result.status == EPISODE_STATUS_GRADED]
-    assert told.run.counts.by_state["evaluated"] == len(graded) > 0
-    assert not told.run.counts.by_state["trained"]
+    reported = await report(platform, run.run_id)
+    graded = [result for result in reported.results if result.status == EPISODE_STATUS_GRADED]
+    assert reported.run.counts.by_state["evaluated"] == len(graded) > 0
+    assert not reported.run.counts.by_state["trained"]
     rate = sum(result.success for result in graded) / len(graded)
-    assert told.run.success_rate == pytest.approx(rate)
+    assert reported.run.success_rate == pytest.approx(rate)
     assert len({result.task_slug for result in graded}) == NUM_TASKS
 
 
@@ -288,11 +288,11 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
     assert sorted(steps) == list(range(1, done.step + 1))
     assert len(claimed) == len(set(claimed)) == done.step * PROMPTS * GROUP
 
-    async def is_told() -> bool:
+    async def is_in_the_ledger() -> bool:
         rows = [await trained(platform, one.run_id) for one in evaluations]
         return sum(map(len, rows)) == len(claimed)
 
-    await until("the ledger to hear of every step", is_told)
+    await until("the ledger to have every step", is_in_the_ledger)
     for one in evaluations:
         assert_conserved(await balanced(platform, one.run_id))
         await assert_own_report(platform, one)

@@ -101,7 +101,7 @@ async def stopped(platform: Platform, run_id: str) -> Run:
     """The run after it was asked to stop, with everything that must hold then."""
     steps: list[int] = []
 
-    def show(picture: TrainingProgress, event: Event) -> None:
+    def show(progress: TrainingProgress, event: Event) -> None:
         if isinstance(event, Stepped):
             steps.append(event.point.step)
 

@@ -81,7 +81,7 @@ class InteractiveSessions:
                 f"{model}: request id {request_id!r} belongs to another request; make ids unique"
             )
         if known is None:
-            task = asyncio.create_task(self._do(model, work), name=f"interactive/{model}/{request_id}")
+            task = asyncio.create_task(self._do(model, work), name=f"interactive call {model} {request_id}")
             known = self._requests[key] = _Request(digest, task)
             task.add_done_callback(lambda done: self._ended(key, done, remember))
             self._forget_old()

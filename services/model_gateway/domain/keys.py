@@ -14,7 +14,7 @@ SCOPES = (INFERENCE, ADMIN)
 
 _KEY = re.compile(r"up_([a-z0-9]{8,32})_([A-Za-z0-9_-]{16,128})")
 # Compared against when there is no such key, so that an unknown id costs what a wrong secret costs.
-_NOBODY = hashlib.sha256(b"nobody").hexdigest()
+_NO_KEY = hashlib.sha256(b"nobody").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def bearer(authorization: str | None) -> PresentedKey:
 
 def check(presented: PresentedKey, stored: ApiKey | None) -> ApiKey:
     """The stored key if the secret is its own; constant time in the secret. Raises NotAuthenticated."""
-    expected = stored.secret_sha256 if stored is not None else _NOBODY
+    expected = stored.secret_sha256 if stored is not None else _NO_KEY
     matches = hmac.compare_digest(hash_secret(presented.secret), expected)
     if stored is None or not matches or stored.revoked_at is not None:
         raise NotAuthenticated

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from episodes import GroupReason
-from scenario_runner.domain import sources
 from upcycle.cli.group_outcomes import word
 from upcycle.cli.main import build_app
 from upcycle.cli.standing import read
@@ -17,16 +16,16 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PAGE = (REPOSITORY / "docs" / "evaluations_train.md").read_text()
 TRAINING = REPOSITORY / "examples" / "training"
 PLANNERS_REASONS = {
-    "split",
+    "held_out",
     "unassigned",
     "other_environment",
     "incomplete_group",
     "group_of_one",
-    "group_too_large",
+    "too_large",
     "no_tokens",
     "version",
-    sources.ALREADY_TRAINED,
-    sources.RUN_OVER,
+    "already_trained",
+    "run_over",
 }
 COMMANDS = re.findall(r"^    upcycle (.*?)(?:\s{2,}#.*)?$", PAGE, re.MULTILINE)
 

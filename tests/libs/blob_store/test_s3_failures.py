@@ -79,9 +79,7 @@ async def test_an_absent_server_is_unavailable_after_the_budget_and_no_later() -
     store = S3BlobStore(settings, retry_s=0.5)
     before = time.monotonic()
 
-    with pytest.raises(
-        Unavailable, match=r"store at 127.*; put k in bucket upcycle: .*gave up after 0.5 s"
-    ):
+    with pytest.raises(Unavailable, match=r"store at 127.*; put k in bucket upcycle: .*gave up after 0.5 s"):
         await store.put("k", b"x")
 
     assert 0.2 < time.monotonic() - before < 2.0

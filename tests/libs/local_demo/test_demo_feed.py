@@ -71,7 +71,7 @@ def test_promotions_and_holds_are_remembered() -> None:
     assert state.checkpoints == {"promoted": 1, "held": 1}
 
 
-def test_a_fact_nobody_asked_for_changes_nothing() -> None:
+def test_a_fact_of_another_run_changes_nothing() -> None:
     state = LoopState()
     assert apply(state, registry.GatewaySampled()) is None
     assert state == LoopState()

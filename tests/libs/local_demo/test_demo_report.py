@@ -30,7 +30,7 @@ def good() -> Report:
     )
 
 
-def test_wilson_by_hand() -> None:
+def test_wilson_of_worked_numbers() -> None:
     # 8 of 10, z = 1.96: centre (0.8 + 3.8416/20) / 1.38416 = 0.71675,
     # half 1.96 * sqrt(.016 + .009604) / 1.38416 = 0.22658
     low, high = wilson(8, 10, z=1.96)

@@ -21,7 +21,7 @@ from service_kit import S3Settings
 REPOSITORY = Path(__file__).parents[3]
 
 
-def test_nobody_reads_without_a_key(s3_server: S3Server) -> None:
+def test_a_read_without_a_key_is_refused(s3_server: S3Server) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://{s3_server.settings.endpoint}/{s3_server.settings.bucket}/")
     assert caught.value.code == 403

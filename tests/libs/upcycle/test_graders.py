@@ -103,7 +103,7 @@ def test_json_fields(answer: str, expected: float) -> None:
     assert value(json_fields({"service": "db", "count": 3}), answer) == expected
 
 
-def test_json_fields_tells_booleans_from_numbers() -> None:
+def test_json_fields_keeps_booleans_and_numbers_apart() -> None:
     assert value(json_fields({"ok": True}), '{"ok": 1}') == 0.0
     assert value(json_fields({"ok": True}), '{"ok": true}') == 1.0
     with pytest.raises(DefinitionError):

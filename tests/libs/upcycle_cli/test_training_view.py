@@ -65,15 +65,15 @@ def test_a_learning_rate_is_a_curve_where_it_bends() -> None:
 def test_a_terminal_shows_curves_alarms_and_the_state_of_the_run() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
     spec = RunSpec(training=TrainingConfig(steps=9))
-    picture = TrainingProgress(Run(run_id="run-1", spec=spec, state=RUN_STATE_PAUSED, step=2))
+    progress = TrainingProgress(Run(run_id="run-1", spec=spec, state=RUN_STATE_PAUSED, step=2))
     alarm = TrainingAlarm(kind="no_eos", text="they do not stop")
     with dashboard(console) as show:
         for number in (1, 2):
-            picture.points[number] = point(number, reward_mean=number / 2)
-            show(picture, Stepped(picture.points[number]))
-        picture.alarms[alarm.kind] = alarm
-        show(picture, AlarmRaised(alarm))
-        show(picture, RunChanged(picture.run))
+            progress.points[number] = point(number, reward_mean=number / 2)
+            show(progress, Stepped(progress.points[number]))
+        progress.alarms[alarm.kind] = alarm
+        show(progress, AlarmRaised(alarm))
+        show(progress, RunChanged(progress.run))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for part in ("run-1", "paused", "step 2/9", "▁█", "1.000", "they do not stop"):
@@ -105,12 +105,12 @@ async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate(
     console = Console(file=io.StringIO(), width=160, highlight=False)
     assert isinstance(console.file, io.StringIO)
     lines = Lines(console, every_s=0.3)
-    picture = TrainingProgress(Run(run_id="run-1"))
+    progress = TrainingProgress(Run(run_id="run-1"))
     began = time.monotonic()
     for ended in range(6):
         flat = RunCounts(groups_by_outcome={"excluded(zero_spread)": ended})
-        picture.run = Run(run_id="run-1", counts=flat, notice=f"{ended} of {ended}" if ended else "")
-        lines(picture, RunChanged(picture.run))
+        progress.run = Run(run_id="run-1", counts=flat, notice=f"{ended} of {ended}" if ended else "")
+        lines(progress, RunChanged(progress.run))
     assert time.monotonic() - began < 0.3
     printed = console.file.getvalue().splitlines()
     assert [line for line in printed if "groups" in line] == ["  groups 1: 1 no spread"]

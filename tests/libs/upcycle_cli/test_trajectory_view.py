@@ -77,7 +77,7 @@ def test_turns_calls_results_and_rewards_are_shown_as_they_are() -> None:
         ),
     ],
 )
-def test_the_ledger_is_told_in_words(entry: pb.LedgerEntry, words: str) -> None:
+def test_the_ledger_is_shown_in_words(entry: pb.LedgerEntry, words: str) -> None:
     assert ledger_words(entry) == words
     summary = pb.TrajectorySummary(episode=EpisodeIdentity(trajectory_id="t"), ledger=entry)
     assert f"ledger: {words}" in shown(summary, pb.TrajectoryBody())

@@ -367,7 +367,7 @@ async def test_head_stays_when_it_is_merely_unlucky(bench: Bench) -> None:
     assert await bench.head() == 1
 
 
-async def test_a_head_set_by_hand_is_not_rolled_back(bench: Bench) -> None:
+async def test_a_manual_move_of_head_is_not_rolled_back(bench: Bench) -> None:
     await promote(bench, 1, 0.5, head_rate=0.5)
     target = await bench.models.version(MODEL, 1)
     await bench.models.move_head(target, expected_revision=None, actor="ada", reason="x", at=bench.clock())

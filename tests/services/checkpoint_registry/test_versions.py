@@ -54,7 +54,7 @@ async def test_a_version_with_other_weights_is_refused(bench: Bench) -> None:
     assert (await latest(bench)).digest == published(1).digest
 
 
-async def test_a_checkpoint_whose_publication_was_not_heard_is_a_published_version(bench: Bench) -> None:
+async def test_a_checkpoint_whose_publication_was_missed_is_a_published_version(bench: Bench) -> None:
     await bench.save(4)
     assert (await latest(bench)).version == 4
     assert not await bench.versions.publish(replace(published(4), manifest=checkpoint(4).manifest))

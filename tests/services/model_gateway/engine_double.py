@@ -22,7 +22,7 @@ class EngineDouble:
 
     model: str = "incident"
     version: int = 0
-    tells_versions: bool = True  # as the embedded engine does; vLLM's chat route does not
+    reports_versions: bool = True  # as the embedded engine does; vLLM's chat route does not
     token_delay_s: float = 0.0
     fail_status: int = 0  # answer every completion with this
     cut_after: int | None = None  # close the connection after so many tokens of a stream
@@ -120,7 +120,7 @@ class EngineDouble:
             choice["logprobs"] = {"content": content, "refusal": None}
         if body.get("return_token_ids"):
             choice["token_ids"] = [11, 12, 13, 14]
-        if self.tells_versions:
+        if self.reports_versions:
             choice["weight_versions"] = spans(versions)
         return choice
 
@@ -163,7 +163,7 @@ class EngineDouble:
             part["token_ids"] = [11 + index]
         if index == len(WORDS) - 1:
             part["finish_reason"] = "stop"
-            if self.tells_versions:
+            if self.reports_versions:
                 part["weight_versions"] = spans(versions)
         return part
 

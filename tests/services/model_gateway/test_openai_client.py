@@ -208,7 +208,7 @@ async def test_versions_by_name(gateway: Gateway, served: EngineDouble) -> None:
         ("incident@v1", "incident@v1", "1"),
     ):
         if version == "1":
-            served.tells_versions = False
+            served.reports_versions = False
         raw = await client.chat.completions.with_raw_response.create(model=asked, messages=ASK)
         assert served.requests[-1]["model"] == sent
         assert raw.headers["x-upcycle-version"] == version

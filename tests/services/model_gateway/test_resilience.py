@@ -110,11 +110,11 @@ async def test_a_reloading_engine_makes_requests_wait_not_fail(gateway: Gateway)
         assert versions == {"1"}
 
 
-@pytest.mark.parametrize("tells_versions", [True, False])
+@pytest.mark.parametrize("reports_versions", [True, False])
 async def test_after_a_promotion_no_answer_names_the_old_version(
-    gateway: Gateway, tells_versions: bool
+    gateway: Gateway, reports_versions: bool
 ) -> None:
-    async with engine(version=1, tells_versions=tells_versions) as double:
+    async with engine(version=1, reports_versions=reports_versions) as double:
         gateway.registry.head("incident", 1)
         gateway.registry.lease(double)
         assert (await ask(gateway)).headers["x-upcycle-version"] == "1"

@@ -79,7 +79,7 @@ async def test_bytes_pass_unchanged_however_they_are_cut(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-async def test_usage_that_nobody_asked_for_is_kept_back(size: int) -> None:
+async def test_usage_that_was_not_asked_for_is_kept_back(size: int) -> None:
     chunks = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
     reader = events(chunks)
     assert await passed(reader) == b"".join([*TOKENS, LAST, DONE])

@@ -92,8 +92,8 @@ class Platform:
         self, version: int, *, canary_of: int | None = None, announce: bool = True
     ) -> PolicyManifest:
         directory = self.policy_dir(version)
-        told = self.policy_dir(version if canary_of is None else canary_of)
-        rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(told))
+        scored = self.policy_dir(version if canary_of is None else canary_of)
+        rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(scored))
         facts = PolicyFacts(
             self.model,
             version,
@@ -323,7 +323,7 @@ async def test_an_evaluation_run_finds_its_pinned_version_beside_the_latest(plat
         await platform.bus.publish(finished, model=platform.model, event_id=run_finished(platform.model))
 
 
-async def test_an_engine_does_not_outlive_a_keeper_that_is_killed(platform: Platform) -> None:
+async def test_an_engine_does_not_outlive_a_supervisor_that_is_killed(platform: Platform) -> None:
     await platform.import_base()
     peers, bus, s3 = (platform.settings[name] for name in ("peers", "bus", "s3"))
     env = {
@@ -357,7 +357,7 @@ async def test_an_engine_does_not_outlive_a_keeper_that_is_killed(platform: Plat
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-async def test_the_same_keeper_keeps_vllm(platform: Platform) -> None:
+async def test_the_same_supervisor_runs_vllm(platform: Platform) -> None:
     await platform.import_base()
     async with platform.supervisor(kind="vllm", vllm_python=VLLM_PYTHON, max_num_seqs=16):
         await platform.serving(0, 300.0)

@@ -52,15 +52,15 @@ async def platform(runner: Runner) -> AsyncIterator[Addresses]:
     store = Bodies()  # type: ignore[abstract]
     server = GrpcServer("127.0.0.1", 0).add(add_TrajectoryServiceServicer_to_server, store)
     await server.start()
-    nobody = "127.0.0.1:1"
+    absent = "127.0.0.1:1"
     peers = {
         "tasksets": runner.address,
         "trajectories": server.address,
-        "training": nobody,
-        "registry": nobody,
+        "training": absent,
+        "registry": absent,
     }
     async with sampling(runner, lambda request: play_to_grade(runner, request)):
-        yield Addresses({**peers, "environments": runner.address, "gateway": nobody}, "test")
+        yield Addresses({**peers, "environments": runner.address, "gateway": absent}, "test")
     await server.stop()
 
 

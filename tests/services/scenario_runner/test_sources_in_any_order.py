@@ -130,7 +130,9 @@ class Order:
 
     async def check(self) -> None:
         rows = await self.sources.database.run(
-            lambda sql: sql.execute(sa.text("SELECT group_id, run_id, source_run_id, state FROM source_group")).all()
+            lambda sql: sql.execute(
+                sa.text("SELECT group_id, run_id, source_run_id, state FROM source_group")
+            ).all()
         )
         taken = Counter(row.group_id for row in rows if row.state in ("offered", "trained"))
         assert all(count == 1 for count in taken.values())

@@ -1,9 +1,4 @@
-"""Writes the reference pages that come from the code: `make reference` writes them, a test compares.
-
-settings: from the settings class of each service. metrics: from the registered instruments. grpc: from the
-contracts and their comments. events: from the bus topology. cli: from the commands. run configuration: its model. exit codes: the table
-that `--help` prints.
-"""
+"""Writes the reference pages that come from the code; with --check it only names those that are out of date."""
 
 import importlib
 import inspect
@@ -35,9 +30,9 @@ def settings() -> str:
     """Every environment variable of every service."""
     lines = [_NOTE, "# Settings\n", inspect.cleandoc(
         """
-        Each service reads its settings once, at its start, from environment variables or from a dotenv file that
-        `<PREFIX>SETTINGS_FILE` names; the environment wins. A variable with a known prefix that no service has, and a
-        value that is not allowed, end the process with status 2 and the nearest valid name.
+        Each service reads its settings once, at its start, from environment variables or from a dotenv file
+        that `<PREFIX>SETTINGS_FILE` names; the environment wins. A variable with a known prefix that no
+        service has, and a value that is not allowed, end the process with status 2 and the nearest valid name.
         """
     ), ""]  # fmt: skip
     for service in SERVICES:
@@ -115,8 +110,8 @@ def grpc() -> str:
     """Every rpc and message of the public contracts, with the comments of the .proto files."""
     lines = [_NOTE, "# gRPC\n", inspect.cleandoc(
         """
-        The contracts are the files below `proto/upcycle/api`; each server also answers gRPC reflection. A failed call
-        carries `google.rpc.ErrorInfo` with a reason in `grpc-status-details-bin`.
+        The contracts are the files below `proto/upcycle/api`; each server also answers gRPC reflection. A
+        failed call carries `google.rpc.ErrorInfo` with a reason in `grpc-status-details-bin`.
         """
     ), ""]  # fmt: skip
     for path in sorted((ROOT / "proto/upcycle/api").glob("*/v1/service.proto")):
@@ -145,13 +140,14 @@ def exit_codes() -> str:
     from service_kit import service
     from upcycle.cli.exits import TABLE
 
-    return "\n".join([_NOTE, "# Exit codes\n", "## upcycle\n", TABLE, "", "## Services\n", inspect.cleandoc(f"""
+    head = [_NOTE, "# Exit codes\n", "## upcycle\n", TABLE, "", "## Services\n"]
+    return "\n".join([*head, inspect.cleandoc(f"""
         | status | meaning |
         |---|---|
         | 0 | stopped by a signal, everything in flight handed over |
         | {service.EXIT_FAILED} | a component did not start, or did not stop within its deadline |
         | 2 | the settings are wrong; each problem is a line on stderr |
-        | {service.EXIT_DIED} | something that must live as long as the process died; a supervisor restarts it |
+        | {service.EXIT_DIED} | a part that must live as long as the process died; a supervisor restarts it |
         """), ""])  # fmt: skip
 
 
@@ -160,7 +156,7 @@ def events() -> str:
     return "\n".join([_NOTE, "# Events\n", inspect.cleandoc(
         """
         Facts and commands on NATS JetStream, as `up.<tenant>.evt.<kind>.<model>` and
-        `up.<tenant>.task.<kind>.<pool>.<model>`. Schemas, addresses and operations: [AsyncAPI 3](asyncapi.yaml).
+        `up.<tenant>.task.<kind>.<pool>.<model>`. Schemas, addresses, operations: [AsyncAPI 3](asyncapi.yaml).
         """
     ), "", asyncapi.events_page()])  # fmt: skip
 
@@ -184,12 +180,21 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
 }
 
 
-def main() -> None:
-    """Write every page, or those that the arguments name."""
+def main(arguments: list[str]) -> int:
+    """Write every page, or those named; with --check write none and name those that are out of date."""
     PAGES.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or GENERATED:
-        (PAGES / name).write_text(GENERATED[name]())
+    names = [name for name in arguments if name != "--check"] or list(GENERATED)
+    outdated = []
+    for name in names:
+        page, path = GENERATED[name](), PAGES / name
+        if "--check" not in arguments:
+            path.write_text(page)
+        elif not path.exists() or path.read_text() != page:
+            outdated.append(name)
+    if outdated:
+        print(f"docs/reference: {', '.join(outdated)} out of date; run `make reference`")
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

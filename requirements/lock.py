@@ -12,7 +12,9 @@ DEV_EXTRAS = ("local", "train", "postgres", "dev")
 
 
 def wanted(extras: tuple[str, ...]) -> list[str]:
-    """Requirements of both distributions with `extras` of the platform, without torch and without each other."""
+    """Requirements of both distributions with `extras` of the platform, without torch and without each
+    other.
+    """
     platform, sdk = (
         tomllib.loads(path.read_text())["project"]
         for path in (HERE.parent / "pyproject.toml", HERE.parent / "libs" / "pyproject.toml")

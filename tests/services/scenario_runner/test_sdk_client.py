@@ -22,6 +22,7 @@ from upcycle.errors import UpcycleError
 from upcycle.eval import EvaluationFailed, Job
 from upcycle.platform import Addresses, Platform
 from upcycle.rpc import RemoteConflict, RemoteNotFound, RemoteRefused
+from upcycle.run_client import RegisteredTaskset, register_taskset
 from upcycle.tasks import Task, Taskset
 
 
@@ -112,18 +113,17 @@ async def test_names_and_sides_are_kept(platform: Addresses, monkeypatch: pytest
         RemoteRefused, match=r"task '1\+1' of taskset 'judge' .held_out. is training data already"
     ):
         await Taskset("judge", sums((1, 1)), split="held_out").run(agent, runtime=platform)
-    bare = sums((1, 1), (5, 5))  # evaluated in any company, and on no side because of it
+    bare = sums((1, 1), (5, 5))  # evaluated with any other tasks, and on no side because of it
     async with upcycle.eval(bare, runtime=platform) as ctx:
         await agent.run(ctx)
     await Taskset("judge", sums((5, 5)), split="held_out").run(agent, runtime=platform)
 
-    async def overtaken(client: Platform, taskset: Taskset) -> str:
-        name = await registered(client, taskset)
-        await registered(client, Taskset(taskset.name, sums((8, 8))))
-        return name
+    async def overtaken(client: Platform, taskset: Taskset) -> RegisteredTaskset:
+        registered = await register_taskset(client, taskset)
+        await register_taskset(client, Taskset(taskset.name, sums((8, 8))))
+        return registered
 
-    registered = evaluation.register
-    monkeypatch.setattr(evaluation, "register", overtaken)
+    monkeypatch.setattr(evaluation, "register_taskset", overtaken)
     (run,) = await Taskset("mine", sums((1, 1))).run(agent, runtime=platform)
     assert run.task_slug == "1+1"  # not what another client registered meanwhile
 
@@ -144,7 +144,7 @@ def test_an_agent_can_pin_a_version_and_a_way_of_sampling() -> None:
     agent = create_agent(
         "incident@v12", completion_kwargs={"max_tokens": 64, "temperature": 0.5}, max_turns=3
     )
-    spec = agent.run_spec("ts", 4, "label")
+    spec = evaluation.spec_of(agent, "ts", 4, label="label")
     assert (spec.policy.model, spec.policy.pinned_version, spec.group_size) == ("incident", 12, 4)
     sampled = spec.sampling
     assert (sampled.temperature, sampled.max_tokens_per_turn, sampled.max_turns) == (0.5, 64, 3)

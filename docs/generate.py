@@ -1,4 +1,4 @@
-"""Writes the reference pages that come from the code; with --check it only names those that are out of date."""
+"""Writes the reference pages that come from the code; --check only names those that are out of date."""
 
 import importlib
 import inspect
@@ -32,7 +32,8 @@ def settings() -> str:
         """
         Each service reads its settings once, at its start, from environment variables or from a dotenv file
         that `<PREFIX>SETTINGS_FILE` names; the environment wins. A variable with a known prefix that no
-        service has, and a value that is not allowed, end the process with status 2 and the nearest valid name.
+        service has, and a value that is not allowed, end the process with status 2 and name the nearest
+        valid variable.
         """
     ), ""]  # fmt: skip
     for service in SERVICES:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.services.grpo_trainer.batches import rollouts
 from torch import Tensor
 
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 
@@ -19,7 +19,8 @@ DEADLINE_S = 60.0
 
 
 def spec(**other: object) -> TrainingSpec:
-    return TrainingSpec("run-0000000000ab", "tiny", 4, learning_rate=2e-3, **other)  # type: ignore[arg-type]
+    given = {"learning_rate": 2e-3, **other}
+    return training_spec(run_id="run-0000000000ab", model="tiny", group_size=4, **given)
 
 
 def options(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grpo_math.packing import pack
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.learner.core import LearnerCore, canary
 from grpo_trainer.learner.lora import AdaptedModel
 from grpo_trainer.learner.packed_model import ModelOptions, load_model, new_model
@@ -29,7 +29,7 @@ from upcycle.api.training.v1 import events_pb2 as events
 
 def spec(**changes: Any) -> TrainingSpec:
     given: dict[str, Any] = {"lora_rank": 4, "learning_rate": 1e-2, **changes}
-    return TrainingSpec("run-lora", MODEL, 4, **given)
+    return training_spec(run_id="run-lora", model=MODEL, group_size=4, **given)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 from grpo_trainer import views, wire
 from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec
 from grpo_trainer.domain.schedules import Schedule
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.tensor_files import read_tensors
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner
@@ -35,7 +35,7 @@ SCHEDULES_OF_TRANSFORMERS: dict[str, Callable[..., LRScheduler]] = {
 
 def spec(**changes: Any) -> TrainingSpec:
     given: dict[str, Any] = {"steps": 4, "learning_rate": RATE, **changes}
-    return TrainingSpec("run-0", MODEL, 4, **given)
+    return training_spec(run_id="run-0", model=MODEL, group_size=4, **given)
 
 
 @pytest.fixture(scope="module")

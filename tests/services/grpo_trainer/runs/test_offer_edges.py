@@ -21,7 +21,7 @@ from grpo_trainer.domain.alarms import AlarmKind, alarms_of, watched
 from grpo_trainer.domain.errors import InvalidTrainingSpec, Untrainable, UnusableTrajectory
 from grpo_trainer.domain.offers import Ancestor
 from grpo_trainer.domain.schedules import Schedule
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.domain.trajectories import Settlement
@@ -109,7 +109,7 @@ async def read(world: World, **changes: Any) -> EpisodeTokens:
     fact = await Evaluation(world).offer(0)
     body = Episodes(world, EVALUATION, 8).body(0, 2, purpose=common.PURPOSE_EVAL)
     for field, value in changes.items():
-        setattr(body, field, value)
+        setattr(body if field == "temperature" else body.episode, field, value)
     member = wire.offer_from_wire(fact, 1, {}).members[2]
     return wire.tokens_from_body(body, member, train_parse_errors=False)
 
@@ -284,7 +284,7 @@ def test_what_the_planner_alone_reads_changes_no_digest() -> None:
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_rate_that_falls_needs_a_number_of_steps(name: str) -> None:
     with pytest.raises(InvalidTrainingSpec, match=f"lr_schedule '{name}' falls over the steps of a run"):
-        TrainingSpec("run-1", MODEL, 4, steps=0, lr_schedule=name)
+        training_spec(run_id="run-1", model=MODEL, group_size=4, steps=0, lr_schedule=name)
 
 
 def test_a_run_without_a_limit_warms_up_and_keeps_its_rate() -> None:

@@ -37,7 +37,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _SPARK: Final = re.compile(r"[▁▂▃▄▅▆▇█]+")
 _ANY_ID: Final = r"[\w-]+"
 _ANY_NUMBER: Final = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
-_READY_S: Final = 120.0
+_READY_S: Final = 240.0
 _STOP_S: Final = 60.0
 _PORT_OFFSET: Final = "400"
 """So that a platform which somebody left running on this machine keeps its ports."""

@@ -1,7 +1,10 @@
-"""Makes a Hugging Face directory with a tiny Qwen3 of random weights: python -m examples.tiny_model FOLDER [TEXT ...]
+"""Makes a Hugging Face directory with a tiny Qwen3 of random weights.
 
-The tokenizer is learnt from the texts, files that hold what the model will read and write. Random weights know nothing:
-train them with `upcycle train --sft` first. Tokenizer rules and chat template are those of the incident example.
+    python -m examples.tiny_model FOLDER TEXT ...
+
+The tokenizer is learnt from the texts: files that hold what the model will read and write. Random weights
+know nothing: train them with `upcycle train --sft` first. Tokenizer rules and chat template are those of the
+incident example.
 """
 
 import sys

@@ -5,10 +5,10 @@ What a block is, its fence says:
     ```bash                     run by bash, in the reader's folder
     ```python                   run by python
     ```python title="a/b.py"    written to that file; of a file of this repository: compared with it
-    ```text                     compared with the output of the block before: every line of it must occur, in order
+    ```text                     compared with the output of the block before: every line occurs, in order
 
-Numbers and ids of an expected line stand for any number and any id, `…` for any text. A comment before the fence
-changes what happens:
+Numbers and ids of an expected line stand for any number and any id, `…` for any text. A comment before the
+fence changes what happens:
 
     <!-- snippet: skip, REASON -->    not run, and its output is not compared
     <!-- snippet: platform -->        `upcycle up …`: started beside the page, in place of the one that runs
@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ _ANY_NUMBER: Final = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _READY_S: Final = 240.0
 _STOP_S: Final = 60.0
 _PORT_OFFSET: Final = "400"
-"""So that a platform which somebody left running on this machine keeps its ports."""
+"""So that a platform that already runs on this machine keeps its ports."""
 
 
 class SnippetFailed(AssertionError):
@@ -110,8 +111,6 @@ class PlatformProcess:
             process.wait()
 
     def _await_ready(self, log: Path) -> None:
-        import time
-
         give_up_at = time.monotonic() + _READY_S
         while "for development only" not in log.read_text(errors="replace"):
             if self._process is None or self._process.poll() is not None or time.monotonic() > give_up_at:
@@ -197,7 +196,9 @@ def compare(expected: str, actual: str) -> None:
             continue
         found = re.compile(pattern_of(words)).search(flat, at)
         if found is None:
-            raise SnippetFailed(f"the page shows\n  {line}\nafter what came before it; the output is\n{actual}")
+            raise SnippetFailed(
+                f"the page shows\n  {line}\nafter what came before it; the output is\n{actual}"
+            )
         at = found.end()
 
 

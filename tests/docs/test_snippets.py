@@ -29,7 +29,7 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A reader in a copy of the parts of a checkout that the pages use, with the programs of this environment."""
+    """A reader in a copy of what the pages use of a checkout, with the programs of this environment."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("examples", "proto"):
         leave_out = shutil.ignore_patterns("__pycache__", "node_modules")

@@ -40,6 +40,8 @@ _ANY_ID: Final = r"[\w-]+"
 _ANY_NUMBER: Final = r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 _READY_S: Final = 240.0
 _STOP_S: Final = 60.0
+_BLOCK_S: Final = 400.0
+"""Of the longest block, a training, on a machine with other work."""
 _PORT_OFFSET: Final = "400"
 """So that a platform that already runs on this machine keeps its ports."""
 
@@ -79,12 +81,14 @@ class PlatformProcess:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._command = ""
+        self._starts = 0
 
     def ensure(self, command: str) -> str:
         """Start this command, unless it is the one that runs; returns what it has printed."""
-        log = self._folder / "up.log"
         if self._process is None or self._command != command:
             self.stop()
+            self._starts += 1
+            log = self._log
             with log.open("wb") as out:
                 self._process = subprocess.Popen(
                     ["bash", "-c", f"exec env {command} --port-offset {_PORT_OFFSET}"],
@@ -95,8 +99,8 @@ class PlatformProcess:
                     start_new_session=True,
                 )
             self._command = command
-        self._await_ready(log)
-        return log.read_text(errors="replace")
+        self._await_ready()
+        return self._log.read_text(errors="replace")
 
     def stop(self) -> None:
         """Ctrl-C, and wait until it is over."""
@@ -110,11 +114,18 @@ class PlatformProcess:
             process.kill()
             process.wait()
 
-    def _await_ready(self, log: Path) -> None:
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"up-{self._starts}.log"
+
+    def _await_ready(self) -> None:
         give_up_at = time.monotonic() + _READY_S
-        while "for development only" not in log.read_text(errors="replace"):
+        while True:
+            printed = self._log.read_text(errors="replace")
             if self._process is None or self._process.poll() is not None or time.monotonic() > give_up_at:
-                raise SnippetFailed(f"{self._command}: not ready:\n{log.read_text(errors='replace')}")
+                raise SnippetFailed(f"{self._command}: does not run:\n{printed}")
+            if "for development only" in printed:
+                return
             time.sleep(0.2)
 
 
@@ -171,16 +182,20 @@ class Reader:
         programs = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
         if block.language not in programs:
             raise SnippetFailed(f"a block of language {block.language!r} cannot be run: say what it is")
-        done = subprocess.run(
-            [*programs[block.language], block.text],
-            cwd=self.folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*programs[block.language], block.text],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_BLOCK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            shown = (error.stdout or b"").decode(errors="replace")
+            raise SnippetFailed(f"did not end within {_BLOCK_S:g} s:\n{shown}") from error
         if done.returncode != status:
             shown = shlex.join(block.text.splitlines()[:1])
             raise SnippetFailed(f"{shown} ended with {done.returncode}, not {status}:\n{done.stdout}")

@@ -78,4 +78,4 @@ async def test_the_sdk_alone_evaluates_an_environment_on_a_running_platform(
         programs / "upcycle", "eval", "tasks.py", MODEL, "--group", "2", "--max-turns", "2", "--json"
     ).splitlines()
     done = json.loads(lines[-1])
-    assert (done["kind"], done["counts"]["settled"], done["state"]) == ("done", 6, "RUN_STATE_COMPLETED")
+    assert (done["kind"], int(done["counts"]["settled"]), done["state"]) == ("done", 6, "RUN_STATE_COMPLETED")

@@ -91,3 +91,13 @@ def test_mounted_files_exist(name: str) -> None:
         source = volume.split(":")[0]
         if source.startswith("./"):
             assert (ROOT / source).exists(), volume
+
+
+def test_addresses_that_travel_in_messages_are_reachable_from_other_containers() -> None:
+    """Leases carry them: a loopback or wildcard address would lead a sampler to its own container."""
+    runner = SERVICES["scenario-runner"]["environment"]
+    port = runner["SCENARIO_RUNNER_GRPC_PORT"]
+    assert runner["SCENARIO_RUNNER_ADVERTISED_ADDRESS"] == f"scenario-runner:{port}"
+    for name, service in OURS.items():
+        if service["command"] == ["upcycle-policy-engine"]:
+            assert service["environment"]["POLICY_ENGINE_ENGINE_HOST"] == name

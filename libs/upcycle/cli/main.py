@@ -21,6 +21,7 @@ COMMANDS = {
     "train": ("upcycle.cli.train:train", "Train a model on a taskset with online GRPO."),
     "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),
     "why": ("upcycle.cli.why:why", "What is a run waiting for?"),
+    "size": ("upcycle.cli.size:size", "How many cores, how much memory, how long, how expensive."),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
 }
 TRAJECTORY_COMMANDS = {
@@ -35,6 +36,9 @@ MODEL_COMMANDS = {
     "checkpoints": ("upcycle.cli.models:checkpoints", "The checkpoint tree, oldest first."),
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
 }
+DOCS_COMMANDS = {
+    "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio."),
+}
 
 
 def build_app() -> cyclopts.App:
@@ -44,6 +48,7 @@ def build_app() -> cyclopts.App:
     for name, help_text, commands in (
         ("trajectories", "What was sampled.", TRAJECTORY_COMMANDS),
         ("models", "Models, checkpoints, heads.", MODEL_COMMANDS),
+        ("docs", "This documentation.", DOCS_COMMANDS),
     ):
         group = cyclopts.App(name=name, help=help_text)
         _add(group, commands)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 INSTRUCTIONS = """Documentation of Upcycle: environments, tasks, graders, evaluation, GRPO training, gates.
-Search first, then read the page or section that fits. start/coding-agent leads from nothing to a promotion."""
+Search first, then read the page or section that fits. start/coding-agent leads from nothing to promotion."""
 
 
 async def mcp() -> int:

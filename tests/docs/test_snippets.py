@@ -23,6 +23,7 @@ PAGES = (
     "grpc-client",
     "models",
     "operators-tour",
+    "coding-agent",
 )
 """In the order in which they run: those that need the same platform stand together."""
 

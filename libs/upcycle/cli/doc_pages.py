@@ -137,6 +137,9 @@ def _words(text: str) -> list[str]:
 
 
 def _stem(word: str) -> str:
+    """`rewards` and `reward`, `designing` and `design` are one word."""
+    if len(word) > 6 and word.endswith("ing"):
+        return word[:-3]
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 

@@ -171,7 +171,7 @@ class NatsServer(LocalServer):
         return argv, {}
 
     def _await_ready(self, give_up_at: float) -> None:
-        # Before its health: whoever answers on the port must be this very process.
+        # Before its health: the process that answers on the port must be this one.
         listens = self._data_dir / "ports" / f"nats-server_{self.pid}.ports"
         while not listens.exists():
             self._wait_a_little(give_up_at, "writing its ports")

@@ -214,7 +214,7 @@ class S3BlobStore:
                 return result
 
     def _went_away(self, why: str) -> None:
-        """Not ready from now on; looks by itself whether the store is back: perhaps nobody asks."""
+        """Not ready from now on; looks by itself whether the store is back, because no request may come."""
         self._away = why
         if self._recovery is None or self._recovery.done():
             log.warning("object_store_away", extra={"endpoint": self._endpoint, "why": why})

@@ -173,7 +173,7 @@ class Dro:
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
-    """-A lp with A used as a weight (1 for behaviour cloning). Gradient -A; no sampler is involved."""
+    """-A lp with A used as a weight (1 for SFT). Gradient -A; no sampler is involved."""
 
     holds_sampler_ratio: ClassVar[bool] = True
 

@@ -81,7 +81,7 @@ class Worker:
                 self._task.cancel()
 
     def ready(self) -> str | None:
-        """The loop's own word, once it runs."""
+        """What the loop reports, once it runs."""
         if self._task is None:
             return "not started"
         return "ended" if self._task.done() else self._ready()

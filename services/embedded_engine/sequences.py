@@ -11,7 +11,7 @@ STOP, LENGTH, ABORT, ERROR = "stop", "length", "abort", "error"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one step added to a sequence; also the last word when `finish_reason` is set."""
+    """What one step added to a sequence; the final one when `finish_reason` is set."""
 
     num_tokens: int
     """Tokens sampled so far."""

@@ -25,7 +25,7 @@ STEPS = Counter("upcycle_trainer_steps_total", "Optimizer steps that are durable
 GROUPS = Counter("upcycle_trainer_groups_total", "Settled groups", ["model", "outcome", "reason"])
 TOKENS = Counter("upcycle_trainer_trained_tokens_total", "Tokens that carried gradient", ["model"])
 LEARN_S = Histogram("upcycle_trainer_learn_seconds", "Forward, backward, update of a step", buckets=_SECONDS)
-STATES_REMOVED = Counter("upcycle_trainer_states_removed_total", "Training states nobody needed", ["model"])
+STATES_REMOVED = Counter("upcycle_trainer_states_removed_total", "Training states no run needed", ["model"])
 STALL_S = Histogram(
     "upcycle_trainer_stall_seconds", "Wait of a step for its copy and the state before it", buckets=_SECONDS
 )

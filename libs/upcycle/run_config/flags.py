@@ -26,7 +26,7 @@ _SHORT: Final = {
     "gate.regression_margin": "gate-regression-margin",
     "gate.min_gain": "gate-min-gain",
 }
-"""Flags that are not called like the last word of their field."""
+"""Flags whose name is not the last part of their field."""
 _OF_PURPOSE: Final = {
     Purpose.TRAIN: {"sampling.seed": "sampling-seed"},
     Purpose.EVAL: {"taskset_name": "taskset"},

@@ -1,4 +1,4 @@
-"""Folders of steps in the object store: where a durable state lies, whoever took the step.
+"""Folders of steps in the object store: where a durable state lies, of runs and of interactive sessions.
 
 `<line>/step-<n>/` holds the files of tensors under the digest of them all and, written last and only if
 absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.

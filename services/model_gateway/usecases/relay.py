@@ -1,6 +1,6 @@
 """Relays a call to an engine: another engine while nothing was answered yet, never twice after that.
 
-The weights named beside an answer are those that made it: the engine's own word where it gives one (version
+The weights named beside an answer are those that made it: what the engine reports where it does (version
 spans, or the version it says it has loaded while a reload is due), else the lease, certain while none is.
 """
 

@@ -1,4 +1,4 @@
-"""How large: every figure worked by hand; measured ones are those of the stored benchmarks."""
+"""How large: every figure worked out on paper; measured ones are those of the stored benchmarks."""
 
 import json
 from pathlib import Path

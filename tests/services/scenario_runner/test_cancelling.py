@@ -118,7 +118,7 @@ async def test_a_planner_that_was_down_reads_all_answers_before_its_final_stop(
 ) -> None:
     members = await with_a_graded_group(planner)
     await planner.cancel()
-    planner.now += timedelta(hours=2)  # the trainer answered within a second; nobody read it
+    planner.now += timedelta(hours=2)  # the trainer answered within a second, and its answer was not read
     await planner.sweep()
     await planner.apply(
         planner.settled(planner.group_id(1), members), Stopping(planner.run_id, is_final=True)

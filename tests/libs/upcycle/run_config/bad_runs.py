@@ -1,4 +1,4 @@
-"""Trainings that nobody may accept: the planner, the trainer and the command line are tested with each."""
+"""Trainings that must be refused: the planner, the trainer and the command line are tested with each."""
 
 from typing import Any
 

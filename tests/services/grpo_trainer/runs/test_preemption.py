@@ -110,7 +110,7 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
 
 HANGING = """
 import asyncio, time
-from grpo_trainer.adapters.departure import PreemptionWatch
+from grpo_trainer.preemption import PreemptionWatch
 
 async def main():
     departure = PreemptionWatch({grace}, leave=lambda: None)
@@ -130,5 +130,5 @@ def test_a_process_that_hangs_is_gone_before_its_machine_is(hang: float, status:
     done: Any = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
-    assert (done.returncode, done.stdout) == (status, "leaving\n")
+    assert (done.returncode, done.stdout) == (status, "leaving\n"), done.stderr
     assert time.monotonic() - began < 40

@@ -44,6 +44,10 @@ test: $(VENV)/.dev ## every test that needs no Docker engine and no GPU
 	pytest -q -n $(JOBS) --dist loadfile --ignore tests/e2e
 	pytest -q tests/e2e
 
+.PHONY: mutants
+mutants: $(VENV)/.dev ## break one module in every small way and see that its tests notice (MODULE=planner)
+	$(BIN)/python -m tests.mutation $(MODULE)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, format and import boundaries
 	ruff check .

@@ -1,0 +1,1 @@
+"""Mutation testing of the modules that decide: `make mutants MODULE=planner`."""

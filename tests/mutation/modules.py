@@ -1,0 +1,68 @@
+"""Which files hold each module that is mutated, and which tests must notice when one of them is wrong."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """sources: files below services/ or libs/. tests: files below tests/, of which the plain tests run:
+    neither properties nor tests with a server."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages that are imported with a mutant in them."""
+        return sorted({source.split("/")[0] for source in self.sources})
+
+
+_TRAINER = "services/grpo_trainer/runs"
+_REGISTRY = "services/checkpoint_registry"
+
+MODULES = {
+    "planner": Module(
+        (
+            "scenario_runner/domain/plan.py",
+            "scenario_runner/domain/runs.py",
+            "scenario_runner/domain/sources.py",
+            "scenario_runner/domain/learning.py",
+        ),
+        (
+            "services/scenario_runner/test_planning.py",
+            "services/scenario_runner/test_sources.py",
+            "services/scenario_runner/test_nothing_to_learn.py",
+        ),
+    ),
+    "ledger": Module(
+        ("trajectory_store/domain/ledger.py", "trajectory_store/domain/facts.py"),
+        ("services/trajectory_store/test_ledger_fold.py",),
+    ),
+    "groups": Module(
+        ("grpo_trainer/runs/groups.py",),
+        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offered_groups.py"),
+    ),
+    "batches": Module(
+        ("grpo_trainer/runs/batches.py", "grpo_trainer/domain/steps.py"),
+        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_staleness.py"),
+    ),
+    "settlement": Module(
+        (
+            "grpo_trainer/domain/settled.py",
+            "grpo_trainer/domain/offers.py",
+            "grpo_trainer/domain/trajectories.py",
+        ),
+        (
+            f"{_TRAINER}/test_assembly.py",
+            f"{_TRAINER}/test_offered_groups.py",
+            f"{_TRAINER}/test_offer_edges.py",
+        ),
+    ),
+    "retention": Module(("checkpoint_registry/domain/retention.py",), (f"{_REGISTRY}/test_retention.py",)),
+    "gate": Module(
+        ("checkpoint_registry/domain/gate.py", "checkpoint_registry/domain/evidence.py"),
+        (f"{_REGISTRY}/test_gate.py",),
+    ),
+    "reward_parsing": Module(("reward_grader/domain.py",), ("services/reward_grader/test_extra_graders.py",)),
+    "chat_parsing": Module(("chat_format/parsing.py",), ("libs/chat_format/test_parse.py",)),
+}

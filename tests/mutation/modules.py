@@ -17,6 +17,7 @@ class Module:
         return sorted({source.split("/")[0] for source in self.sources})
 
 
+_PLANNER = "services/scenario_runner"
 _TRAINER = "services/grpo_trainer/runs"
 _REGISTRY = "services/checkpoint_registry"
 
@@ -29,9 +30,10 @@ MODULES = {
             "scenario_runner/domain/learning.py",
         ),
         (
-            "services/scenario_runner/test_planning.py",
-            "services/scenario_runner/test_sources.py",
-            "services/scenario_runner/test_nothing_to_learn.py",
+            f"{_PLANNER}/test_decisions.py",
+            f"{_PLANNER}/test_planning.py",
+            f"{_PLANNER}/test_sources.py",
+            f"{_PLANNER}/test_nothing_to_learn.py",
         ),
     ),
     "ledger": Module(
@@ -39,12 +41,11 @@ MODULES = {
         ("services/trajectory_store/test_ledger_fold.py",),
     ),
     "groups": Module(
-        ("grpo_trainer/runs/groups.py",),
-        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offered_groups.py"),
+        ("grpo_trainer/runs/groups.py",), (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py")
     ),
     "batches": Module(
         ("grpo_trainer/runs/batches.py", "grpo_trainer/domain/steps.py"),
-        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_staleness.py"),
+        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py"),
     ),
     "settlement": Module(
         (
@@ -52,11 +53,7 @@ MODULES = {
             "grpo_trainer/domain/offers.py",
             "grpo_trainer/domain/trajectories.py",
         ),
-        (
-            f"{_TRAINER}/test_assembly.py",
-            f"{_TRAINER}/test_offered_groups.py",
-            f"{_TRAINER}/test_offer_edges.py",
-        ),
+        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py"),
     ),
     "retention": Module(("checkpoint_registry/domain/retention.py",), (f"{_REGISTRY}/test_retention.py",)),
     "gate": Module(

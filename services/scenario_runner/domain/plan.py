@@ -45,14 +45,8 @@ def groups_wanted(run: RunRecord, num_open: int, slots: int, sources: SourceLoad
     return 0 if run.spec.no_sampling or has_enough else free
 
 
-def task_at(seed: int, num_tasks: int, position: int) -> int:
-    """Index of the task that the group at a position plays. Each epoch is a permutation of all tasks."""
-    epoch, offset = divmod(position, num_tasks)
-    return epoch_order(seed, num_tasks, epoch)[offset]
-
-
 def epoch_order(seed: int, num_tasks: int, epoch: int) -> list[int]:
-    """The order of one epoch, the same on every machine."""
+    """The order of one epoch, a permutation of all tasks; the same on every machine."""
     order = list(range(num_tasks))
     random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - an order of tasks, not a secret
     return order

@@ -38,7 +38,7 @@ MODULES = {
     ),
     "ledger": Module(
         ("trajectory_store/domain/ledger.py", "trajectory_store/domain/facts.py"),
-        ("services/trajectory_store/test_ledger_fold.py",),
+        ("services/trajectory_store/test_ledger_fold.py", "services/trajectory_store/test_ledger_rows.py"),
     ),
     "groups": Module(
         ("grpo_trainer/runs/groups.py",), (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py")
@@ -53,7 +53,7 @@ MODULES = {
             "grpo_trainer/domain/offers.py",
             "grpo_trainer/domain/trajectories.py",
         ),
-        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py"),
+        (f"{_TRAINER}/test_settlement.py", f"{_TRAINER}/test_offers.py"),
     ),
     "retention": Module(("checkpoint_registry/domain/retention.py",), (f"{_REGISTRY}/test_retention.py",)),
     "gate": Module(

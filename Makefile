@@ -3,12 +3,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# --no-compile: each module is compiled when it is first imported, most of what is installed never is.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOS = $(shell find proto -name '*.proto' | sort)
 ENGINE ?= embedded
 DEMO_ARGS ?=
 DURATION_S ?= 120
-JOBS ?= $(shell n=$$(nproc); echo $$(( n > 2 ? n - 1 : 2 )))
+# Tests mostly wait for servers and processes, so one worker more than two cores have.
+JOBS ?= $(shell n=$$(nproc); echo $$(( n > 4 ? n - 1 : 3 )))
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -23,13 +25,13 @@ $(VENV)/.created:
 
 # torch first and apart: its build differs by machine (see requirements/README.md).
 $(VENV)/.run: $(VENV)/.created pyproject.toml libs/pyproject.toml requirements/torch.txt requirements/run.txt
-	$(PIP) install -q -r requirements/torch.txt
-	$(PIP) install -q --require-hashes -r requirements/run.txt
-	$(PIP) install -q --no-deps -e libs -e .  # two distributions: the SDK and the platform
+	$(PIP) install -q --no-compile -r requirements/torch.txt
+	$(PIP) install -q --no-compile --require-hashes -r requirements/run.txt
+	$(PIP) install -q --no-compile --no-deps -e libs -e .  # two distributions: the SDK and the platform
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
-	$(PIP) install -q --require-hashes -r requirements/dev.txt
+	$(PIP) install -q --no-compile --require-hashes -r requirements/dev.txt
 	touch $@
 
 .PHONY: setup
@@ -90,7 +92,8 @@ lines: ## lines of our own Python, without generated code
 	  printf '%-10s %s\n' $$tree $$(find $$tree -name '*.py' -not -path 'libs/upcycle/api/*' -print0 | xargs -0 cat | wc -l); done
 
 .PHONY: nightly
-nightly: $(VENV)/.dev ## the long studies: chaos, parity, benchmarks, vLLM, containers
+nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, vLLM, containers
+	pytest -q -m study -n $(JOBS)
 	$(MAKE) chaos DURATION_S=600
 	$(MAKE) parity
 	$(MAKE) bench

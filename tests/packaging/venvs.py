@@ -69,6 +69,7 @@ def environment(wheels: Sequence[Path], cache: Path, *, python: str = sys.execut
         "pip",
         "install",
         "-q",
+        "--no-compile",
         "--disable-pip-version-check",
     ]
     uv: list[str | Path] = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.services.grpo_trainer.toy_learning import Lesson, learn
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.study, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("lag", "steps"), [(8, 80), (16, 100)])

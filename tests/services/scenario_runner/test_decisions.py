@@ -88,6 +88,7 @@ def test_a_member_is_played_three_times_then_its_group_goes_on_without_it() -> N
 
 
 def test_a_run_only_fails_when_each_of_its_newest_groups_had_no_grade() -> None:
+    assert plan.has_only_failures([False, False], 2)
     assert plan.has_only_failures([False, False, True], 2)
     assert not plan.has_only_failures([False, True], 2)
     assert not plan.has_only_failures([False], 2), "too few to say"
@@ -168,6 +169,7 @@ TALLIES = [
     SourceTally("run-b", RELEASED, "stale", 5),
     SourceTally("run-b", LEFT_OUT, "stale", 6),
     SourceTally("run-a", OFFERED, "", 1),
+    SourceTally("run-a", RELEASED, "stale", 2),
 ]
 
 
@@ -175,7 +177,7 @@ def test_reports_name_the_runs_own_sources_first_and_count_each_group_once() -> 
     assert sources.reports(TALLIES, ("run-z", "run-c"), is_over=False) == (
         SourceReport("run-z"),
         SourceReport("run-c", groups=2, waiting=2),
-        SourceReport("run-a", groups=1, offered=1),
+        SourceReport("run-a", groups=3, offered=1, left_out={"stale": 2}),
         SourceReport("run-b", groups=18, trained=7, left_out={"stale": 11}),
     )
 
@@ -183,11 +185,11 @@ def test_reports_name_the_runs_own_sources_first_and_count_each_group_once() -> 
 def test_what_waits_when_the_run_is_over_was_left_out() -> None:
     waited, *others = sources.reports(TALLIES, ("run-c",), is_over=True)
     assert waited == SourceReport("run-c", groups=2, left_out={"run_over": 2})
-    assert [one.groups for one in others] == [1, 18]
+    assert [one.groups for one in others] == [3, 18]
 
 
 def test_outcomes_of_offered_groups_are_counted_by_how_they_were_settled() -> None:
-    assert sources.outcomes(TALLIES) == {"trained": 7, "released(stale)": 5}
+    assert sources.outcomes(TALLIES) == {"trained": 7, "released(stale)": 7}
 
 
 def test_counts_are_said_with_the_most_first_and_equal_ones_by_name() -> None:
@@ -249,7 +251,12 @@ def test_a_run_that_has_nothing_to_learn_from_says_all_that_is_known() -> None:
         "rewards of 6 episodes: 0.500 x 6; what may help: raise max_staleness, or sample fewer groups at "
         f"once; {learning._UNSOLVED}, or a higher no_step_groups"
     )
-    assert "groups that are graded" not in learning.nothing_to_learn(without, 1, 0)
+    short = replace(without, groups={"excluded(stale)": 2}, rewards={})
+    assert learning.nothing_to_learn(short, 0, 0) == (
+        "nothing to learn: 2 groups in a row were settled without a step: 2 excluded(stale); rewards of "
+        "0 episodes: none; what may help: raise max_staleness, or sample fewer groups at once, "
+        "or a higher no_step_groups"
+    )
     assert learning.alarm(without, 1) == (
         "no step since step 1: 1 of 2 groups were excluded(stale); "
         "1 of 2 groups had no spread: every reward was 0.500"
@@ -270,3 +277,4 @@ def test_rewards_that_are_no_numbers_are_left_out_of_a_histogram() -> None:
 
 def test_a_reward_is_shown_with_three_digits_unless_they_hide_something() -> None:
     assert learning.histogram({0.1 + 0.2: 1, 2 / 3: 1, 1e-9: 1}) == "1e-09 x 1, 0.300 x 1, 0.666667 x 1"
+    assert learning.histogram({0.1234: 1, 1.0: 1}) == "0.1234 x 1, 1.000 x 1"

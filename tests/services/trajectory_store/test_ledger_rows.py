@@ -74,6 +74,8 @@ def test_a_row_keeps_its_earliest_moment_and_that_of_its_state() -> None:
     assert (row.state, row.reason, row.since_us, row.updated_us) == (EXCLUDED, "stale", 100, 400)
     late = fold(row, facts.settled(OWN, CANCELLED, 300))
     assert late == row
+    again = folded(facts.requested(OWN, 100), facts.requested(OWN, 150))
+    assert again.updated_us == 100, "the same state again is no news"
 
 
 def test_the_record_is_that_of_the_recording_and_a_grade_only_fills_the_gap() -> None:
@@ -149,6 +151,7 @@ def test_who_knows_an_episode_best() -> None:
 
 def test_a_reason_is_cut_to_64_characters_and_shown_where_it_is_one_of_few() -> None:
     assert facts.settled(OWN, FAILED, 1, reason="x" * 70).reason == "x" * 64
+    assert facts.settled(OWN, CANCELLED, 1).reason == ""
     assert [label_of(state, "why") for state in (EXCLUDED, FAILED, CANCELLED)] == [
         "excluded(why)",
         "failed(why)",

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_stack import Stack, StackSettings
 from local_stack.importing import import_policy
+from local_stack.stack import Stack, StackSettings
 from service_kit.leash import leashed
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PolicySelector
 from upcycle.api.registry.v1.registry_pb2 import ENGINE_STATE_READY, EngineLease

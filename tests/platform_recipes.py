@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from local_demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
-from local_stack import Stack
+from local_stack.stack import Stack, StackSettings
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PURPOSE_TRAIN, PolicySelector
 from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
 from upcycle.cli.tasksets import register_source
@@ -14,6 +14,18 @@ __all__ = ["HELD_OUT_TASKSET", "MODEL", "TRAIN_TASKSET"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLE = REPOSITORY / "examples" / "incident"
 POLICY_DIR = EXAMPLE / "policy"
+
+
+def small_stack(data_dir: Path, *, model: str = MODEL) -> Stack:
+    """A platform of its own, with the incident policy as version 0 of `model`. Start it with `async with`."""
+    settings = StackSettings(
+        data_dir=data_dir,
+        model=model,
+        model_dir=POLICY_DIR,
+        environment_roots=(REPOSITORY,),
+        ephemeral_ports=True,
+    )
+    return Stack(settings)
 
 
 def addresses(stack: Stack) -> Addresses:

@@ -12,10 +12,10 @@ from blob_store.ref import to_wire as blob_to_wire
 from environment_client import wire
 from environment_client.errors import EnvironmentLost, ReplicaUnreachable
 from environment_client.types import Lease, OpenedEnvironment
-from service_kit import retry
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
+from upcycle.retrying import retry
 from upcycle.rpc import connect
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes

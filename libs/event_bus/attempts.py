@@ -1,8 +1,8 @@
 """How often a message was answered and how often it failed, kept in a stream of one note per message.
 
-The server counts deliveries only. It cannot tell a handler that raised `Unavailable`, a drain, a failure and
-a process that died while handling apart. The note does, across restarts and replicas. It is written when a
-message is nacked and read when one is redelivered.
+The server counts deliveries only: it does not know whether a handler raised `Unavailable`, was cancelled by
+a drain, failed, or died with its process. The note keeps that, across restarts and replicas. It is written
+when a message is nacked and read when one is redelivered.
 """
 
 import json

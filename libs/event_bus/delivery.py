@@ -58,7 +58,9 @@ class BusTimings:
     drain_s: float = 15.0
     """What handlers in flight get at stop before they are cancelled and their messages nacked."""
     pull_s: float = 3.0
-    """One pull request; after a reconnect an idle consumer is deaf for at most this long."""
+    """Timeout of one pull request; after a reconnect an idle consumer gets no message for at most this
+    long.
+    """
     first_retry_s: float = 0.5
     """Delay before the second attempt of a failed message; doubles with each failure."""
     max_retry_s: float = 30.0

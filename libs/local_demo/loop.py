@@ -17,8 +17,8 @@ from local_demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TAS
 from local_demo.production import Production
 from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
 from local_demo.view import make_view
-from local_stack import Stack, StackSettings
-from service_kit import deadline
+from local_stack.stack import Stack, StackSettings
+from service_kit.deadlines import deadline
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
 from upcycle.api.registry.v1.service_pb2 import (
     GetModelRequest,

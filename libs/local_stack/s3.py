@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
@@ -51,11 +52,12 @@ class S3Ports:
     admin_grpc: int
 
     @classmethod
-    def pick(cls, s3: int = 0) -> "S3Ports":
-        """Free ports; `s3` fixes the public one."""
+    def pick(cls, s3: int = 0, *, avoid: Collection[int] = ()) -> "S3Ports":
+        """Free ports; `s3` fixes the public one. avoid: ports promised to programs that do not listen yet."""
         names = [field.name for field in fields(cls)]
-        ports = [*free_ports(len(names) - 2), *_admin_ports()]
-        return cls(**{**dict(zip(names, ports, strict=True)), **({"s3": s3} if s3 else {})})
+        ports = [port for port in free_ports(len(names) + len(avoid)) if port not in avoid]
+        picked = [*ports[: len(names) - 2], *_admin_ports({*avoid, *ports})]
+        return cls(**{**dict(zip(names, picked, strict=True)), **({"s3": s3} if s3 else {})})
 
     def flags(self) -> tuple[str, ...]:
         """As command line flags: `s3_grpc` is `-s3.port.grpc`."""
@@ -145,10 +147,11 @@ def _identities(settings: S3Settings) -> dict[str, object]:
     return {"identities": [{"name": "upcycle", "credentials": [credentials], "actions": actions}]}
 
 
-def _admin_ports() -> tuple[int, int]:
+def _admin_ports(avoid: AbstractSet[int]) -> tuple[int, int]:
     for port in sorted(free_ports(64)):  # the lowest, so that the neighbour is no port of the kernel's choice
-        if port + _ADMIN_GRPC_OFFSET < 65536 and is_free(port + _ADMIN_GRPC_OFFSET):
-            return port, port + _ADMIN_GRPC_OFFSET
+        neighbour = port + _ADMIN_GRPC_OFFSET
+        if neighbour < 65536 and is_free(neighbour) and avoid.isdisjoint((port, neighbour)):
+            return port, neighbour
     raise S3ServerError(f"no free port whose neighbour {_ADMIN_GRPC_OFFSET} above it is free, too")
 
 

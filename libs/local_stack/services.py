@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -111,21 +111,19 @@ class Plan:
 
 def process_specs(plan: Plan) -> list[ProcessSpec]:
     """Every process of the stack, in starting order. Writes the configuration of NATS and S3."""
-    services = [
-        _registry(plan),
+    engines = [] if plan.model is None else [(plan.model, channel) for channel in CHANNELS[plan.engine]]
+    return [
+        _nats(plan),
+        _s3(plan),
+        _service(plan, "checkpoint_registry"),
         _runner(plan),
-        _store(plan),
+        _service(plan, "trajectory_store"),
         _trainer(plan),
         _sampler(plan),
-        _grader(plan),
+        _service(plan, "reward_grader", uses=("scenario_runner",)),
         _gateway(plan),
+        *(_engine_supervisor(plan, model, channel) for model, channel in engines),
     ]
-    engines = (
-        []
-        if plan.model is None
-        else [_engine_supervisor(plan, plan.model, name) for name in CHANNELS[plan.engine]]
-    )
-    return [_nats(plan), _s3(plan), *services, *engines]
 
 
 def shared_env(plan: Plan) -> dict[str, str]:
@@ -157,7 +155,7 @@ def _nats(plan: Plan) -> ProcessSpec:
 
 
 def _s3(plan: Plan) -> ProcessSpec:
-    ports = S3Ports.pick(plan.ports.s3)
+    ports = S3Ports.pick(plan.ports.s3, avoid=set(astuple(plan.ports)))
     command = s3_command(plan.data_dir / "s3", ports, plan.s3)
     return ProcessSpec(
         "s3",
@@ -171,22 +169,23 @@ def _s3(plan: Plan) -> ProcessSpec:
 
 
 def _service(
-    plan: Plan, name: str, http_port: int, *, grpc_port: int | None = None, uses: tuple[str, ...] = ()
+    plan: Plan, name: str, *, instance: str = "", uses: tuple[str, ...] = (), **env: str
 ) -> ProcessSpec:
     """A service that needs the provisioned bus and store, and may start before its peers do."""
-    prefix = name.upper()
-    env = {
-        **shared_env(plan),
-        f"{prefix}_HOST": LOOPBACK,
-        f"{prefix}_HTTP_PORT": str(http_port),
-        "UPCYCLE_SQL_URL": f"sqlite:///{plan.data_dir / 'sql' / name}.sqlite",
-    }
-    if grpc_port is not None:
-        env[f"{prefix}_GRPC_PORT"] = str(grpc_port)
+    prefix, instance = name.upper(), instance or name
+    http_port: int = getattr(plan.ports, f"{instance}_http")
+    grpc_port: int | None = getattr(plan.ports, f"{instance}_grpc", None)
+    ports = {f"{prefix}_HTTP_PORT": http_port, f"{prefix}_GRPC_PORT": grpc_port}
     return ProcessSpec(
-        name,
+        instance,
         (script(f"upcycle-{name.replace('_', '-')}"),),
-        env=env,
+        env={
+            **shared_env(plan),
+            f"{prefix}_HOST": LOOPBACK,
+            "UPCYCLE_SQL_URL": f"sqlite:///{plan.data_dir / 'sql' / name}.sqlite",
+            **{variable: str(port) for variable, port in ports.items() if port is not None},
+            **env,
+        },
         ready=http_probe(f"http://{LOOPBACK}:{http_port}/readyz"),
         after=(PROVISION,),
         uses=(*_INFRASTRUCTURE, *uses),
@@ -195,69 +194,28 @@ def _service(
     )
 
 
-def _with_env(spec: ProcessSpec, **env: str) -> ProcessSpec:
-    return replace(spec, env={**spec.env, **env})
-
-
-def _registry(plan: Plan) -> ProcessSpec:
-    ports = plan.ports
-    return _service(
-        plan,
-        "checkpoint_registry",
-        ports.checkpoint_registry_http,
-        grpc_port=ports.checkpoint_registry_grpc,
-    )
-
-
 def _runner(plan: Plan) -> ProcessSpec:
-    ports = plan.ports
-    spec = _service(
-        plan,
-        "scenario_runner",
-        ports.scenario_runner_http,
-        grpc_port=ports.scenario_runner_grpc,
-        uses=("checkpoint_registry",),
-    )
     roots = json.dumps([str(folder) for folder in plan.environment_roots])
-    return _with_env(spec, SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots)
-
-
-def _store(plan: Plan) -> ProcessSpec:
-    return _service(
-        plan,
-        "trajectory_store",
-        plan.ports.trajectory_store_http,
-        grpc_port=plan.ports.trajectory_store_grpc,
-    )
+    uses = ("checkpoint_registry",)
+    return _service(plan, "scenario_runner", uses=uses, SCENARIO_RUNNER_ENVIRONMENT_ROOTS=roots)
 
 
 def _trainer(plan: Plan) -> ProcessSpec:
-    spec = _service(
-        plan, "grpo_trainer", plan.ports.grpo_trainer_http, grpc_port=plan.ports.grpo_trainer_grpc
-    )
-    return replace(
-        _with_env(spec, GRPO_TRAINER_DATA_DIR=str(plan.data_dir / "cache" / "trainer")), start_s=120.0
-    )
+    cache = plan.data_dir / "cache" / "trainer"
+    return replace(_service(plan, "grpo_trainer", GRPO_TRAINER_DATA_DIR=str(cache)), start_s=120.0)
 
 
 def _sampler(plan: Plan) -> ProcessSpec:
-    spec = _service(
-        plan,
-        "rollout_sampler",
-        plan.ports.rollout_sampler_http,
-        uses=("scenario_runner", "checkpoint_registry"),
-    )
-    return _with_env(spec, ROLLOUT_SAMPLER_CACHE_DIR=str(plan.data_dir / "cache" / "formats"))
-
-
-def _grader(plan: Plan) -> ProcessSpec:
-    return _service(plan, "reward_grader", plan.ports.reward_grader_http, uses=("scenario_runner",))
+    cache = plan.data_dir / "cache" / "formats"
+    uses = ("scenario_runner", "checkpoint_registry")
+    return _service(plan, "rollout_sampler", uses=uses, ROLLOUT_SAMPLER_CACHE_DIR=str(cache))
 
 
 def _gateway(plan: Plan) -> ProcessSpec:
-    spec = _service(plan, "model_gateway", plan.ports.model_gateway_http, uses=("checkpoint_registry",))
-    gateway = _with_env(
-        spec,
+    gateway = _service(
+        plan,
+        "model_gateway",
+        uses=("checkpoint_registry",),
         MODEL_GATEWAY_PUBLIC_HOST=LOOPBACK,
         MODEL_GATEWAY_PUBLIC_PORT=str(plan.ports.gateway),
         MODEL_GATEWAY_BOOTSTRAP_KEY_FILE=str(gateway_key_file(plan.data_dir)),
@@ -267,12 +225,12 @@ def _gateway(plan: Plan) -> ProcessSpec:
 
 def _engine_supervisor(plan: Plan, model: str, channel: str) -> ProcessSpec:
     """The engine supervisor of one channel; it starts its engine itself, as a child on a leash."""
-    name = f"policy_engine_{channel}"
-    http_port: int = getattr(plan.ports, f"{name}_http")
     engine_port: int = getattr(plan.ports, f"engine_{channel}")
-    spec = _service(plan, "policy_engine", http_port, uses=("checkpoint_registry",))
-    supervisor = _with_env(
-        spec,
+    supervisor = _service(
+        plan,
+        "policy_engine",
+        instance=f"policy_engine_{channel}",
+        uses=("checkpoint_registry",),
         POLICY_ENGINE_MODEL=model,
         POLICY_ENGINE_CHANNEL=channel,
         POLICY_ENGINE_KIND="embedded" if plan.engine == "embedded" else "vllm",
@@ -280,12 +238,7 @@ def _engine_supervisor(plan: Plan, model: str, channel: str) -> ProcessSpec:
         POLICY_ENGINE_VLLM_PYTHON=str(plan.vllm_python),
         POLICY_ENGINE_CACHE_DIR=str(plan.data_dir / "cache" / "policies"),
     )
-    return replace(
-        supervisor,
-        name=name,
-        url=f"http://{LOOPBACK}:{engine_port}",
-        start_s=_ENGINE_START_S[plan.engine],
-    )
+    return replace(supervisor, url=f"http://{LOOPBACK}:{engine_port}", start_s=_ENGINE_START_S[plan.engine])
 
 
 def script(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a supervisor knows of each process, as data."""
+"""Specifications of the processes and steps that a supervisor runs."""
 
 import asyncio
 import json

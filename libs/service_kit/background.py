@@ -1,4 +1,4 @@
-"""Background work that cannot die unseen."""
+"""Background tasks whose end stops the service."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine

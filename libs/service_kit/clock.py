@@ -1,4 +1,4 @@
-"""The two impure facts that use cases receive as arguments: the time and a fresh id."""
+"""The time and fresh ids. Use cases receive these functions as arguments, so that tests can replace them."""
 
 import uuid
 from datetime import UTC, datetime

@@ -1,11 +1,11 @@
-"""The shape of everything a Service starts and stops."""
+"""The protocol of what a Service starts and stops."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 
 class TaskDied(Exception):
-    """Something that must live as long as the process ended by itself; `name` says what."""
+    """A component or task, `name`, ended although it must run as long as the process."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name, why)
@@ -28,7 +28,7 @@ class Component(Protocol):
         """Return once the component does its work; raise when it cannot."""
 
     async def stop(self) -> None:
-        """Finish what is in flight and let go. Called once, also after a failed start."""
+        """Finish what is in flight and close. Called once, also after a failed start."""
 
     def ready(self) -> str | None:
         """None when it can do its work now, else the reason why not. Must not block."""
@@ -43,7 +43,7 @@ class Watched(Protocol):
 
 
 class Closing:
-    """A component that only has something to let go of when the service stops."""
+    """A component that has nothing to start, and something to close when the service stops."""
 
     def __init__(self, name: str, close: Callable[[], Awaitable[None]]) -> None:
         self.name = name
@@ -53,9 +53,9 @@ class Closing:
         """Nothing is opened before the first use."""
 
     async def stop(self) -> None:
-        """Let go."""
+        """Close it."""
         await self._close()
 
     def ready(self) -> str | None:
-        """What is not open yet opens when it is used."""
+        """Always ready: it opens when it is first used."""
         return None

@@ -18,7 +18,7 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Running, and no component objects."""
+        """Running, and every component is ready."""
         return self.phase == "running" and not self.reasons
 
 
@@ -71,7 +71,7 @@ class OpsHttp:
             await self._runner.cleanup()
 
     def ready(self) -> str | None:
-        """It answers, so it is."""
+        """Always, once it listens."""
         return None
 
     async def _livez(self, _: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST: Final = 20_000
 _AT_LEAST: Final = 10_000
-"""Ports looked at where the kernel's range begins lower: better a rare clash than none to choose from."""
+"""At least so many ports are considered, even if that overlaps with the kernel's range."""
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
@@ -40,7 +40,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 
 def _shuffled(first: int, end: int) -> list[int]:
-    """Every port once, in an order of its own for each caller: processes that ask at once differ."""
+    """Every port once, in random order, so that two processes that ask at once try different ports."""
     return random.SystemRandom().sample(range(first, end), max(end - first, 0))
 
 

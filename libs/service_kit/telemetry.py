@@ -18,8 +18,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Span, Status, StatusCode
 
-from service_kit.semconv import ERROR_TYPE
-
 log = logging.getLogger(__name__)
 
 _EXPORTERS: Final = ("otlp", "console", "none")
@@ -101,5 +99,5 @@ def _otlp(protocol: str) -> SpanExporter:
 
 def mark_failed(span: Span, kind: str, detail: str) -> None:
     """The operation of this span failed; `kind` is a stable word."""
-    span.set_attribute(ERROR_TYPE, kind)
+    span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR, detail))

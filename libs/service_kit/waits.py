@@ -1,4 +1,4 @@
-"""Says what work waits for, without saying it once per piece of work."""
+"""Logs what work waits for, once for many pieces of work that wait for the same."""
 
 import logging
 import time

@@ -4,13 +4,11 @@ guarantees.
 
 from sql_store.columns import UtcDateTime
 from sql_store.database import Database
-from sql_store.errors import (
-    MigrationFailed,
-    UnsupportedDatabase,
-)
+from sql_store.errors import MigrationFailed, UnsupportedDatabase
 from sql_store.migrations import MigratedDatabase, migrate
 from sql_store.outbox import enqueue, enqueue_command, outbox_table
 from sql_store.relay import OutboxRelay
+from sql_store.tenants import owned
 
 __all__ = [
     "Database",
@@ -23,4 +21,5 @@ __all__ = [
     "enqueue_command",
     "migrate",
     "outbox_table",
+    "owned",
 ]

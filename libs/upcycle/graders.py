@@ -1,7 +1,7 @@
-"""Graders: small scoring functions that can say no, and the `Rubric` that weighs them.
+"""Graders score an answer; a `Rubric` is a weighted mean of graders.
 
-A grader takes the agent's answer and gives a SubScore in [0, 1] whose `info` says why. None of them rewards
-an answer for naming everything: ambiguity scores 0.
+A grader takes the agent's answer and returns a SubScore in [0, 1] whose `info` gives the reason. An answer
+that lists several possibilities, so that one of them is right, scores 0.
 """
 
 import inspect
@@ -44,19 +44,19 @@ class Grader:
     required: bool = False
 
     def __call__(self, answer: str) -> SubScore:
-        """The verdict on one answer. Raises RewardInvalid if the function leaves [0, 1]."""
+        """Score one answer. Raises RewardInvalid if the function returns a value outside [0, 1]."""
         value, info = self.score(answer)
         return SubScore(self.name, unit_interval(value, f"grader {self.name!r}"), self.weight, info)
 
     def weighing(self, weight: float, *, required: bool = False, name: str = "") -> "Grader":
-        """The same grader with another weight, and optionally as a gate or under another name."""
+        """A copy with another weight, and optionally another name, or required (a 0 makes the score 0)."""
         return Grader(name or self.name, self.score, weight, required)
 
 
 def grader(
     function: Callable[[Any], Any], *, name: str = "", weight: float = 1.0, required: bool = False
 ) -> Grader:
-    """Your own function `answer -> float | bool` (an Answer: `.trajectory` is there) as a Grader."""
+    """A Grader made of your function `answer -> float | bool`. It gets an Answer, which has `.trajectory`."""
     if inspect.iscoroutinefunction(function):
         raise DefinitionError(
             f"grader {function.__name__!r} is async", "await it in the scenario and pass its value"
@@ -70,7 +70,7 @@ def grader(
 
 
 def exact_match(expected: str, *, case_sensitive: bool = False, name: str = "exact_match") -> Grader:
-    """1 when the answer is the expected text, apart from surrounding and repeated white space (and case)."""
+    """1 if the answer equals the expected text; case, and the amount of white space, do not count."""
     wanted = _normal(expected, case_sensitive)
     if not wanted:
         raise DefinitionError("exact_match: the expected text is empty", "an empty answer would be right")
@@ -88,11 +88,10 @@ def contains_all(
     max_chars: int | None = None,
     name: str = "contains_all",
 ) -> Grader:
-    """The share of `parts` that the answer names as whole words; 0 if it names anything forbidden or is too
-    long.
+    """The share of `parts` that occur in the answer as whole words; 0 if a forbidden text occurs.
 
-    forbidden: the other plausible answers, so that listing every cause does not pay. max_chars: the length
-    beyond which an answer is a dump, not an answer.
+    forbidden: the other plausible answers, so that an answer which lists all of them scores 0. max_chars: a
+    longer answer scores 0.
     """
     if isinstance(parts, str) or not parts or not all(part.strip() for part in parts):
         raise DefinitionError(f"contains_all: parts {parts!r} is not a list of non-empty texts")
@@ -112,7 +111,7 @@ def contains_all(
 def numeric_close(
     expected: float, *, rel_tol: float = 1e-6, abs_tol: float = 1e-9, name: str = "numeric_close"
 ) -> Grader:
-    """1 when the answer holds one number (repeats of it are fine) within tolerance of the expected one."""
+    """1 if the answer contains exactly one number, however often, and it is close to the expected one."""
     if not math.isfinite(expected):
         raise DefinitionError(f"numeric_close: expected {expected!r} is not finite")
 
@@ -127,7 +126,7 @@ def numeric_close(
 
 
 def json_fields(expected: Mapping[str, Any], *, name: str = "json_fields") -> Grader:
-    """The share of expected fields that the answer, a JSON object (a ```json fence is fine), has exactly."""
+    """The share of expected fields whose values the answer, a JSON object in a fence or not, has."""
     if not expected:
         raise DefinitionError("json_fields: no expected field", "any JSON object would be right")
 
@@ -170,7 +169,7 @@ class Rubric:
         return self.grade(answer)
 
     def grade(self, answer: str) -> EvaluationResult:
-        """Run every grader. Raises RewardInvalid if one leaves [0, 1], and whatever a grader raises."""
+        """Run every grader. Raises RewardInvalid for a value outside [0, 1], and whatever a grader raises."""
         subscores = tuple(one(answer) for one in self.graders)
         score = math.fsum(one.value * one.weight for one in subscores) / self._total
         gated = [

@@ -1,7 +1,7 @@
-"""Two-yield scenarios: the first yield is the prompt, the second the reward for the answer sent back in.
+"""Scenarios are generator functions, async or plain, that yield twice: the prompt, then the reward.
 
-A scenario is an (async or plain) generator function. `Scenario` is its declaration, `ScenarioPlay` one play
-of it; every way to break the protocol is a typed error.
+`answer = yield prompt` suspends the scenario until the agent has answered. `Scenario` is a declared function,
+`ScenarioPlay` one execution of it. A function that does not yield exactly twice causes a typed error.
 """
 
 import inspect
@@ -24,7 +24,7 @@ RESERVED_ARGUMENTS = frozenset({"slug", "family"})
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A declared scenario. Call it, or `.task(...)`, with arguments to get a Task."""
+    """A declared scenario. Calling it (or `.task(...)`) with arguments makes a Task."""
 
     name: str
     function: ScenarioFunction
@@ -45,7 +45,7 @@ class Scenario:
         return Task(self.environment, self.name, canonical_json(arguments), slug or "", family or self.name)
 
     def play(self, arguments: Mapping[str, Any]) -> "ScenarioPlay":
-        """A fresh play of this scenario. Raises ArgumentsInvalid."""
+        """A new execution with these arguments. Raises ArgumentsInvalid."""
         return ScenarioPlay(self.name, self.function(**self.schema.check(arguments)))
 
 
@@ -66,21 +66,23 @@ def declare_scenario(function: ScenarioFunction, name: str, environment: Environ
 
 
 class ScenarioPlay:
-    """One play: `start` once, then `grade` once. Not for concurrent use."""
+    """One execution of a scenario: call `start` once, then `grade` once."""
 
     def __init__(self, name: str, generator: AsyncGenerator[Any, Any] | Generator[Any, Any, Any]) -> None:
         self.name = name
         self._generator = generator
 
     async def start(self) -> Prompt:
-        """Run to the first yield. Raises ScenarioError if it raises, ends, or yields no prompt."""
+        """Run the scenario to its first yield and return the prompt. Raises ScenarioError if it yields
+        none.
+        """
         value = await self._advance(None, "before its first yield (the prompt)")
         return prompt_of(value, self.name)
 
     async def grade(self, answer: Answer) -> EvaluationResult:
-        """Send the answer in, take the reward, and let the scenario finish.
+        """Resume the scenario with the answer, return the reward that it yields, and run it to its end.
 
-        Raises ScenarioError (raised, no second yield, a third yield) or RewardInvalid (not a usable reward).
+        Raises ScenarioError if it raises or does not yield exactly once more, and RewardInvalid.
         """
         value = await self._advance(answer, "before its second yield (the reward)")
         try:
@@ -92,7 +94,7 @@ class ScenarioPlay:
         return result
 
     async def close(self) -> None:
-        """Abandon the play; the scenario's `finally` blocks run. Raises ScenarioError if they raise."""
+        """End the scenario without a grade; its `finally` blocks run. Raises ScenarioError if they raise."""
         try:
             if isinstance(self._generator, AsyncGenerator):
                 await self._generator.aclose()
@@ -143,7 +145,9 @@ async def _stepped(generator: Generator[Any, Any, Any], sent: Any) -> Any:
 
 
 def prompt_of(value: Any, name: str) -> Prompt:
-    """The first yield as a prompt: text, or messages `[{"role", "content"}]`. Raises ScenarioError."""
+    """Check that a yielded value is a prompt: text, or messages `[{"role", "content"}]`. Raises
+    ScenarioError.
+    """
     if isinstance(value, str):
         return value
     rows = value if isinstance(value, Sequence) and not isinstance(value, bytes) else ()

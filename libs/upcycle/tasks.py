@@ -1,9 +1,8 @@
-"""Tasksets: tasks in order, identified by their content, in memory and on disk.
+"""Tasksets: ordered tasks, in memory and in files. A digest of their content identifies them.
 
-`taskset.digest` covers the ordered task digests and the split. Files are `tasks.py`, `.json` and `.jsonl`.
-JSON:  {"name", "split", "environment"?, "tasks": [row…]}.   JSONL: the same object without "tasks" on the
-first line, then one row per line. A row is {"slug", "scenario", "args", "family", "environment"?}; split is
-train, held_out or unassigned.
+Files are `tasks.py`, `.json` and `.jsonl`. JSON: {"name", "split", "environment"?, "tasks": [row…]}. JSONL:
+the same object without "tasks" on the first line, then one row per line. A row is {"slug", "scenario",
+"args", "family", "environment"?}; split is train, held_out or unassigned.
 """
 
 import hashlib
@@ -42,7 +41,7 @@ __all__ = [
 
 Split = Literal["train", "held_out", "unassigned"]
 
-# Limits of the platform, checked here first so that a taskset fails on the author's machine.
+# A limit of the platform. It is checked here too, so that the author sees the error before uploading.
 MAX_TASKS = 100_000
 # `name@2` is the second revision of `name`: the platform numbers them.
 REVISION_SUFFIX = re.compile(r"@\d+$")
@@ -71,8 +70,8 @@ class RunCollector(Protocol):
 class Taskset:
     """Tasks in order, with unique slugs, all of one environment.
 
-    split: "train", "held_out", or "unassigned" (the tasks neither train in runs nor judge a candidate, until
-    another taskset decides).
+    split: "train", "held_out", or "unassigned" (no run trains on the tasks and no gate uses them, until
+    another taskset puts them into one of the two splits).
     """
 
     name: str
@@ -129,8 +128,8 @@ class Taskset:
     ) -> list[Run]:
         """Play every task with an agent, `job.group` times each; the runs are also added to the job.
 
-        runtime: where (a Platform or its Addresses); by default the platform that is found. trainable: a
-        running training run of the same model and taskset may draw the groups, each once.
+        runtime: a Platform or its Addresses; by default the running platform that is found. trainable: a
+        training run of the same model and taskset may train on the graded groups, on each once.
         """
         group, label = (job.group, job.label) if job is not None else (1, "")
         runs = await agent.evaluate(self, group=group, runtime=runtime, label=label, trainable=trainable)

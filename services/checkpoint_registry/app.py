@@ -22,7 +22,10 @@ from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
-from service_kit import Service, Worker, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import utc_now
+from service_kit.main import run_main
+from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from upcycle.api.registry.v1.service_pb2_grpc import add_RegistryServiceServicer_to_server
 

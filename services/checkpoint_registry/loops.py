@@ -16,7 +16,7 @@ from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
-from service_kit import pause, until_stopped
+from service_kit.loops import pause, until_stopped
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)

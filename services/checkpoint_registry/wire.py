@@ -1,10 +1,11 @@
 """protobuf <-> domain, nothing else."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import ref as blob_ref
 from checkpoint_registry.domain.errors import InvalidRequest
@@ -32,6 +33,7 @@ from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events_pb2
+from upcycle.moments import timestamp
 from upcycle.run_config import wire as run_config
 
 _STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
@@ -46,13 +48,6 @@ _OUTCOMES: Mapping[int, RunOutcome] = {
     taskset_pb2.RUN_STATE_FAILED: RunOutcome.FAILED,
     taskset_pb2.RUN_STATE_CANCELLED: RunOutcome.CANCELLED,
 }
-
-
-def timestamp(moment: datetime) -> Timestamp:
-    """Aware datetime to protobuf."""
-    message = Timestamp()
-    message.FromDatetime(moment)
-    return message
 
 
 def model_to_wire(model: Model) -> registry_pb2.Model:
@@ -126,15 +121,7 @@ def checkpoint_to_wire(checkpoint: Checkpoint) -> registry_pb2.Checkpoint:
 
 def move_to_wire(move: HeadMove) -> registry_pb2.HeadMove:
     """Audit line to protobuf."""
-    return registry_pb2.HeadMove(
-        model=move.model,
-        revision=move.revision,
-        from_checkpoint_id=move.from_checkpoint_id,
-        to_checkpoint_id=move.to_checkpoint_id,
-        actor=move.actor,
-        reason=move.reason,
-        moved_at=timestamp(move.moved_at),
-    )
+    return registry_pb2.HeadMove(**{**asdict(move), "moved_at": timestamp(move.moved_at)})
 
 
 def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoint:
@@ -204,18 +191,7 @@ def report_to_wire(judgement: Judgement) -> registry_pb2.GateReport:
         num_tasks=verdict.num_tasks,
         exact_p_value=verdict.exact_p_value,
         newcombe_lower_bound=verdict.newcombe_lower_bound,
-        families=[
-            registry_pb2.FamilyReport(
-                family=family.family,
-                num_tasks=family.num_tasks,
-                candidate_rate=family.candidate_rate,
-                head_rate=family.head_rate,
-                lower_bound=family.lower_bound,
-                passed=family.passed,
-                reason=family.reason,
-            )
-            for family in verdict.families
-        ],
+        families=[registry_pb2.FamilyReport(**asdict(family)) for family in verdict.families],
     )
 
 
@@ -245,29 +221,21 @@ def head_moved(
     checkpoint: Checkpoint, move: HeadMove, *, forward: bool
 ) -> events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack:
     """The fact that head moved: promoted when forward in version, else rolled back."""
+    moved_at = timestamp(move.moved_at)
+    facts: dict[str, Any] = {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "model": checkpoint.model,
+        "version": checkpoint.version,
+        "digest": checkpoint.digest,
+        "manifest": blob_ref.to_wire(checkpoint.manifest),
+        "head_revision": move.revision,
+        "previous_checkpoint_id": move.from_checkpoint_id,
+        "actor": move.actor,
+        "reason": move.reason,
+    }
     if forward:
-        promoted = events_pb2.CheckpointPromoted(promoted_at=timestamp(move.moved_at))
-        _fill_move(promoted, checkpoint, move)
-        return promoted
-    rolled_back = events_pb2.CheckpointRolledBack(rolled_back_at=timestamp(move.moved_at))
-    _fill_move(rolled_back, checkpoint, move)
-    return rolled_back
-
-
-def _fill_move(
-    event: events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack,
-    checkpoint: Checkpoint,
-    move: HeadMove,
-) -> None:
-    event.checkpoint_id = checkpoint.checkpoint_id
-    event.model = checkpoint.model
-    event.version = checkpoint.version
-    event.digest = checkpoint.digest
-    event.manifest.CopyFrom(blob_ref.to_wire(checkpoint.manifest))
-    event.head_revision = move.revision
-    event.previous_checkpoint_id = move.from_checkpoint_id
-    event.actor = move.actor
-    event.reason = move.reason
+        return events_pb2.CheckpointPromoted(promoted_at=moved_at, **facts)
+    return events_pb2.CheckpointRolledBack(rolled_back_at=moved_at, **facts)
 
 
 def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
@@ -296,20 +264,13 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
 def profile_from_wire(message: taskset_pb2.SamplingConfig) -> SamplingProfile:
     """With the defaults of the run configuration."""
     sampling = run_config.sampling_from_wire(message)
-    return SamplingProfile(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        max_turns=sampling.max_turns,
-        max_tokens_per_turn=sampling.max_tokens_per_turn,
-        max_tokens_per_episode=sampling.max_tokens_per_episode,
-        thinking=sampling.thinking,
-    )
+    return SamplingProfile(**{name: getattr(sampling, name) for name in SamplingProfile.__slots__})
 
 
 def gate_from_wire(message: taskset_pb2.GateConfig) -> GateSpec:
     """With the defaults of the run configuration."""
     gate = run_config.gate_from_wire(message)
-    return GateSpec(gate.taskset, gate.attempts, gate.confidence, gate.regression_margin, gate.min_gain)
+    return GateSpec(**{name: getattr(gate, name) for name in GateSpec.__slots__})
 
 
 def _result_from_wire(result: taskset_pb2.EpisodeResult) -> EpisodeOutcome:
@@ -331,7 +292,6 @@ def taskset_from_wire(taskset: taskset_pb2.Taskset) -> TasksetView:
 
 def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunRequest:
     """A pinned evaluation run."""
-    profile = order.profile
     return taskset_service_pb2.SubmitRunRequest(
         request_id=order.request_id,
         spec=taskset_pb2.RunSpec(
@@ -339,15 +299,7 @@ def order_to_wire(order: EvaluationOrder) -> taskset_service_pb2.SubmitRunReques
             purpose=common_pb2.PURPOSE_EVAL,
             policy=common_pb2.PolicySelector(model=order.model, pinned_version=order.version),
             group_size=order.attempts,
-            sampling=taskset_pb2.SamplingConfig(
-                temperature=profile.temperature,
-                top_p=profile.top_p,
-                max_turns=profile.max_turns,
-                max_tokens_per_turn=profile.max_tokens_per_turn,
-                max_tokens_per_episode=profile.max_tokens_per_episode,
-                seed=order.seed,
-                thinking=profile.thinking,
-            ),
+            sampling=taskset_pb2.SamplingConfig(**asdict(order.profile), seed=order.seed),
             label=order.label,
         ),
     )

@@ -34,7 +34,10 @@ from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.telemetry import TrainerInstruments
-from service_kit import Service, Worker, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import utc_now
+from service_kit.main import run_main
+from service_kit.service import Service
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
 
 NAME = "grpo_trainer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from service_kit import retry
+from upcycle.retrying import retry
 
 T = TypeVar("T")
 

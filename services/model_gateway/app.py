@@ -23,7 +23,10 @@ from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.pick import PickEngine
 from model_gateway.usecases.promotions import Promotions
 from model_gateway.usecases.relay import EngineRelay, RelayPolicy
-from service_kit import Service, Worker, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import utc_now
+from service_kit.main import run_main
+from service_kit.service import Service
 
 NAME = "model_gateway"
 

@@ -12,7 +12,8 @@ from model_gateway.domain.calls import read_target
 from model_gateway.domain.errors import GatewayError
 from model_gateway.domain.keys import INFERENCE, SCOPES
 from model_gateway.settings import ModelGatewaySettings
-from service_kit import SettingsError, load_settings, utc_now
+from service_kit.clock import utc_now
+from service_kit.settings import SettingsError, load_settings
 from sql_store import MigratedDatabase, MigrationFailed, UnsupportedDatabase
 from upcycle.errors import Unavailable
 

@@ -20,7 +20,10 @@ from policy_engine.telemetry import SupervisorTelemetry
 from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
 from policy_engine.usecases.supervisor import EngineSupervisor, SupervisorDeps, SupervisorTimings
-from service_kit import Service, Worker, new_id, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import new_id, utc_now
+from service_kit.main import run_main
+from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 NAME = "policy_engine"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from policy_engine.domain import LeaseFacts
 from policy_engine.ports import Announcer
-from service_kit import until_stopped
+from service_kit.loops import until_stopped
 from upcycle.errors import Unavailable
 
 

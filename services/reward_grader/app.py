@@ -9,8 +9,10 @@ from reward_grader.domain import ExtraGraders
 from reward_grader.handlers import trajectory_router
 from reward_grader.settings import GraderSettings
 from reward_grader.usecases import GradeTrajectory
-from service_kit import Service, run_main, utc_now
+from service_kit.clock import utc_now
 from service_kit.component import Closing
+from service_kit.main import run_main
+from service_kit.service import Service
 
 
 def build_app(settings: GraderSettings) -> Service:

@@ -1,7 +1,6 @@
 """The grader's spans and metrics."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
@@ -17,15 +16,13 @@ TRAJECTORIES = Counter(
 GRADE_S = Histogram("upcycle_grader_grade_seconds", "From record to outcome of one trajectory")
 
 
-@contextmanager
-def grading_span(task: GradingTask) -> Iterator[Span]:
+def grading_span(task: GradingTask) -> AbstractContextManager[Span]:
     """The grading of one trajectory."""
     attributes = {
         "gen_ai.conversation.id": task.identity.trajectory_id,
         "upcycle.episode.id": task.identity.episode_id,
     }
-    with _tracer.start_as_current_span("grade", kind=SpanKind.INTERNAL, attributes=attributes) as span:
-        yield span
+    return _tracer.start_as_current_span("grade", kind=SpanKind.INTERNAL, attributes=attributes)
 
 
 def describe_grade(span: Span, grade: Grade) -> None:

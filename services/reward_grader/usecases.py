@@ -25,7 +25,7 @@ from reward_grader.domain import (
     combined,
     why_invalid,
 )
-from service_kit import DeadlineExceeded, deadline
+from service_kit.deadlines import DeadlineExceeded, deadline
 
 log = logging.getLogger(__name__)
 

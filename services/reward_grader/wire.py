@@ -3,8 +3,6 @@
 from datetime import datetime
 from typing import Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from blob_store.ref import from_wire as blob_from_wire
 from environment_client import Lease
 from episodes import MalformedIdentity, identity_from_wire
@@ -14,6 +12,7 @@ from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
+from upcycle.moments import timestamp
 
 _MAX_DETAIL_CHARS: Final = 2000
 SERVICE: Final = "reward_grader"
@@ -84,7 +83,7 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         subscores=map(_subscore_to_wire, grade.subscores),
         num_turns=recorded.num_turns,
         num_sampled_tokens=recorded.num_sampled_tokens,
-        graded_at=_timestamp(at),
+        graded_at=timestamp(at),
     )
 
 
@@ -95,11 +94,5 @@ def failed_to_wire(recorded: TrajectoryRecorded, failure: CannotGrade, at: datet
         kind=failure.kind,
         detail=failure.detail[:_MAX_DETAIL_CHARS],
         reported_by=SERVICE,
-        failed_at=_timestamp(at),
+        failed_at=timestamp(at),
     )
-
-
-def _timestamp(moment: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp

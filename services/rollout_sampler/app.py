@@ -16,8 +16,10 @@ from rollout_sampler.handlers import episode_router
 from rollout_sampler.settings import SamplerSettings
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
-from service_kit import Component, Service, run_main, utc_now
-from service_kit.component import Closing
+from service_kit.clock import utc_now
+from service_kit.component import Closing, Component
+from service_kit.main import run_main
+from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 

@@ -1,7 +1,6 @@
 """Spans by the GenAI conventions, and the sampler's metrics. Neither carries prompt or completion text."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final
 
 from opentelemetry import propagate, trace
@@ -28,8 +27,7 @@ WAITS = Counter("upcycle_sampler_waits_total", "Episodes put off because somethi
 PROVIDER: Final = "upcycle"
 
 
-@contextmanager
-def agent_span(task: EpisodeTask) -> Iterator[Span]:
+def agent_span(task: EpisodeTask) -> AbstractContextManager[Span]:
     """`invoke_agent`: the whole episode."""
     attributes: dict[str, str | int] = {
         "gen_ai.operation.name": "invoke_agent",
@@ -43,12 +41,10 @@ def agent_span(task: EpisodeTask) -> Iterator[Span]:
         "upcycle.task.slug": task.identity.task_slug,
     }
     name = f"invoke_agent {task.policy.model}"
-    with _tracer.start_as_current_span(name, kind=SpanKind.INTERNAL, attributes=attributes) as span:
-        yield span
+    return _tracer.start_as_current_span(name, kind=SpanKind.INTERNAL, attributes=attributes)
 
 
-@contextmanager
-def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> Iterator[Span]:
+def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> AbstractContextManager[Span]:
     """`chat`: one completion."""
     attributes: dict[str, str | int | float] = {
         "gen_ai.operation.name": "chat",
@@ -61,8 +57,7 @@ def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> Iterator[Span]:
         "upcycle.turn": turn,
     }
     name = f"chat {task.policy.model}"
-    with _tracer.start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes) as span:
-        yield span
+    return _tracer.start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes)
 
 
 def describe_completion(span: Span, model: str, completion: Completion, num_prompt_tokens: int) -> None:
@@ -82,8 +77,7 @@ def describe_completion(span: Span, model: str, completion: Completion, num_prom
     TOKENS.labels(model).inc(len(completion.token_ids))
 
 
-@contextmanager
-def tool_span(task: EpisodeTask, name: str, call_id: str) -> Iterator[Span]:
+def tool_span(task: EpisodeTask, name: str, call_id: str) -> AbstractContextManager[Span]:
     """`execute_tool`: one tool call."""
     attributes: dict[str, str] = {
         "gen_ai.operation.name": "execute_tool",
@@ -92,10 +86,9 @@ def tool_span(task: EpisodeTask, name: str, call_id: str) -> Iterator[Span]:
         "gen_ai.tool.call.id": call_id,
         "gen_ai.conversation.id": task.identity.trajectory_id,
     }
-    with _tracer.start_as_current_span(
+    return _tracer.start_as_current_span(
         f"execute_tool {name}", kind=SpanKind.INTERNAL, attributes=attributes
-    ) as span:
-        yield span
+    )
 
 
 def current_traceparent() -> str:

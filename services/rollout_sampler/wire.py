@@ -19,6 +19,7 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.moments import timestamp
 
 _MAX_DETAIL_CHARS: Final = 2000
 SERVICE: Final = "rollout_sampler"
@@ -76,7 +77,7 @@ def new_body(
         episode=identity_to_wire(task.identity),
         prompt=environment.prompt,
         temperature=task.budget.temperature,
-        started_at=_timestamp(started_at),
+        started_at=timestamp(started_at),
         traceparent=traceparent,
         tools_json=orjson.dumps(environment.tools).decode(),
         lease_id=environment.lease.lease_id,
@@ -140,14 +141,8 @@ def failed_to_wire(
         kind=failure.kind,
         detail=failure.detail[:_MAX_DETAIL_CHARS],
         reported_by=SERVICE,
-        failed_at=_timestamp(at),
+        failed_at=timestamp(at),
     )
-
-
-def _timestamp(moment: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp
 
 
 def _moment(stamp: Timestamp) -> datetime:

@@ -27,7 +27,11 @@ from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
-from service_kit import Closing, Service, Worker, new_id, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import new_id, utc_now
+from service_kit.component import Closing
+from service_kit.main import run_main
+from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
@@ -103,7 +107,8 @@ def _add_planner(
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
     trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
     training = service.add(Peer("training", settings.peers.training))
-    gauge = service.add(BusGauge(settings.bus))
+    gauge = BusGauge(settings.bus)
+    service.add(Closing("bus gauge", gauge.stop))
     loop = PlannerLoop(plan, gauge, rules)
     peer_facts = PeerFacts(registry, trajectories, training, gauge)
     servicer = TasksetServicer(

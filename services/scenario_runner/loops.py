@@ -11,7 +11,7 @@ from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
 from scenario_runner.usecases.supply import offer_more
-from service_kit import until_stopped
+from service_kit.loops import until_stopped
 
 SWEEP_S: Final = 1.0
 HOUSEKEEPING_S: Final = 0.25

@@ -60,7 +60,7 @@ class ScenarioRunnerSettings(ServiceSettings):
     stop_grace_s: float = Field(600.0, gt=0)
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     cancel_grace_s: float = Field(60.0, gt=0)
-    """The same for a run that was cancelled or failed. After it, the step under way is void."""
+    """The same for a run that was cancelled or failed. After it the planner settles these episodes itself."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)

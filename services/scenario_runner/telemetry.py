@@ -1,9 +1,5 @@
 """Metrics of the planner and the fleet."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _FAST_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
@@ -28,13 +24,3 @@ GROUPS_OFFERED = Counter(
 )
 PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)
 EPISODES_IN_FLIGHT = Gauge("upcycle_episodes_in_flight", "Planned or graded, not settled.", ["run_id"])
-
-
-@contextmanager
-def timed(call: str) -> Iterator[None]:
-    """Time one EnvironmentService call."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        CALL_S.labels(call).observe(time.perf_counter() - started)

@@ -3,8 +3,11 @@
 from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
 from grpc_edge import GrpcServer
-from service_kit import Service, Worker, run_main, utc_now
+from service_kit.background import Worker
+from service_kit.clock import utc_now
 from service_kit.component import Closing
+from service_kit.main import run_main
+from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.stored_bodies import StoredBodies

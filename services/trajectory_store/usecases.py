@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from identities.entities import episode_of
-from service_kit import until_stopped
+from service_kit.loops import until_stopped
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.stored_bodies import StoredBodies
 from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory

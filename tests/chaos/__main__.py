@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.chaos.campaign import Campaign, verdict
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, register_incident, small_training
 
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack, StackSettings
 
 
 def parse() -> argparse.Namespace:

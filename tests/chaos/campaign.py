@@ -11,8 +11,8 @@ from typing import Any
 from tests.chaos.audit import Audit, audit
 
 from event_bus import EventBus
-from local_stack import Stack
-from service_kit import deadline
+from local_stack.stack import Stack
+from service_kit.deadlines import deadline
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.platform import Addresses, Platform

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service_kit import load_settings
+from service_kit.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

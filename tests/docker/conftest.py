@@ -15,7 +15,7 @@ from testcontainers.community.nats import NatsContainer
 from testcontainers.community.postgres import PostgresContainer
 from tests.containers import NatsInContainer
 
-from service_kit import S3Settings
+from service_kit.groups import S3Settings
 
 MINIO_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
 NATS_IMAGE = "nats:2.15.1-alpine"

@@ -15,7 +15,7 @@ from tests.platform_recipes import (
     small_training,
 )
 
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack, StackSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_CANCELLED, RUN_STATE_COMPLETED, Run
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest

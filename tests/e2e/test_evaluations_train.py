@@ -4,7 +4,6 @@ feed a standing run through kill -9, and sources that are refused by name."""
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -34,15 +33,14 @@ from tests.platform_recipes import (
     EXAMPLE,
     HELD_OUT_TASKSET,
     MODEL,
-    POLICY_DIR,
-    REPOSITORY,
     TRAIN_TASKSET,
     addresses,
     evaluation,
+    small_stack,
 )
 
 from event_bus import EventBus
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack
 from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT
 from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
 from upcycle.api.taskset.v1 import service_pb2 as pb
@@ -58,14 +56,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytes
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A platform of its own: head is the base, and no other run trains the model."""
-    settings = StackSettings(
-        data_dir=Path(tmp_path_factory.mktemp("sources")),
-        model=MODEL,
-        model_dir=POLICY_DIR,
-        environment_roots=(REPOSITORY,),
-        ephemeral_ports=True,
-    )
-    async with Stack(settings) as running:
+    async with small_stack(tmp_path_factory.mktemp("sources")) as running:
         yield running
 
 

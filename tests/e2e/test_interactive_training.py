@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.platform_recipes import EXAMPLE, POLICY_DIR, REPOSITORY, addresses
+from tests.platform_recipes import EXAMPLE, addresses, small_stack
 
 from identities.entities import interactive_run_id
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack
 from upcycle import Taskset, TrainingClient, create_agent
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 from upcycle.api.training.v1.training_pb2 import SESSION_KIND_INTERACTIVE
@@ -46,14 +46,7 @@ runpy.run_path(sys.argv[1], init_globals={"chosen": chosen}, run_name="__main__"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A platform whose one model has the listings' slug."""
-    settings = StackSettings(
-        data_dir=Path(tmp_path_factory.mktemp("interactive")),
-        model=MODEL,
-        model_dir=POLICY_DIR,
-        environment_roots=(REPOSITORY,),
-        ephemeral_ports=True,
-    )
-    async with Stack(settings) as running:
+    async with small_stack(tmp_path_factory.mktemp("interactive"), model=MODEL) as running:
         yield running
 
 

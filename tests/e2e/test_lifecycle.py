@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.test_loop import assert_conserved, balanced
 from tests.platform_recipes import MODEL, TRAIN_TASKSET, evaluation, small_training
 
-from local_stack import Stack
+from local_stack.stack import Stack
 from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PolicySelector
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED, Checkpoint
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest

@@ -6,7 +6,7 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError
 from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, addresses, evaluation, small_training
 
-from local_stack import Stack
+from local_stack.stack import Stack
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
 from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, Run, RunSpec

@@ -8,7 +8,7 @@ import pytest
 from tests.packaging.venvs import build_wheel, clean_environment, environment
 from tests.platform_recipes import MODEL, REPOSITORY
 
-from local_stack import Stack
+from local_stack.stack import Stack
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.e2e.otlp_sink import OtlpSink, Span
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, register_incident, small_training
 
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack, StackSettings
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
 from upcycle.platform import Platform
 from upcycle.run_client import follow_run, submit_run

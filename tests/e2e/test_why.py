@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.platform_recipes import evaluation
 
-from local_stack import Stack
+from local_stack.stack import Stack
 from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest, ExplainRunResponse
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
 from upcycle.platform import Platform

@@ -71,6 +71,7 @@ def environment(wheels: Sequence[Path], cache: Path, *, python: str = sys.execut
         "-q",
         "--no-compile",
         "--disable-pip-version-check",
+        "--no-compile",
     ]
     uv: list[str | Path] = [
         sys.executable,

@@ -1,7 +1,8 @@
 """A FastStream subscriber of one durable with `slots` pull loops, each with one message at a time.
 
-FastStream's own pull subscriber has one loop, fetches again at once after an error (a busy loop where errors
-come at once), and leaves a message that arrives during a stop unanswered until its ack wait is over.
+FastStream's own pull subscriber has one loop, fetches again without a pause after an error (a busy loop
+while NATS refuses each fetch), and leaves a message that arrives during a stop unanswered until its ack
+wait is over.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.platform_needed import require_platform
 
 if TYPE_CHECKING:
-    from local_stack import Stack, StackSettings
+    from local_stack.stack import Stack, StackSettings
     from upcycle.cli.standing import Standing
 
 
@@ -50,7 +50,7 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
     :param as_json: print one JSON line when everything is ready.
     """
     require_platform("up")
-    from local_stack import Stack
+    from local_stack.stack import Stack
 
     standing = _standing(layout)
     began = time.monotonic()
@@ -118,7 +118,7 @@ async def _bring(stack: "Stack", standing: "Standing") -> None:
 def _settings(
     layout: Layout, standing: "Standing | None", on_event: Callable[[str], None]
 ) -> "StackSettings":
-    from local_stack import StackSettings
+    from local_stack.stack import StackSettings
 
     served = standing.model if standing is not None else None
 

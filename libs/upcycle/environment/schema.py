@@ -1,6 +1,7 @@
-"""Typed functions as JSON schema: what a model may send, checked before the function runs.
+"""JSON schemas of typed functions, and the check of a model's arguments before the function runs.
 
-Hand-written instead of pydantic because a scenario process is forked by the hundred: this costs no import.
+Does not use pydantic: hundreds of environment processes import this module, and pydantic takes long to
+import.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ _SCALARS: dict[Any, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class CallSchema:
-    """The contract of one callable: its JSON schema and how to check arguments against it."""
+    """The JSON schema of one function's arguments, and the check against it."""
 
     name: str
     description: str
@@ -92,7 +93,7 @@ def call_schema(function: Callable[..., Any], *, name: str | None = None) -> Cal
 
 
 def schema_of(annotation: Any, where: str) -> Json:
-    """JSON schema of one annotation. Raises DefinitionError for a type JSON cannot carry."""
+    """JSON schema of one annotation. Raises DefinitionError for a type that has no JSON form."""
     if _hashable(annotation) and annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -143,7 +144,7 @@ def _required_fields(annotation: type[Any]) -> list[str]:
 
 
 def _convert(annotation: Any, value: Any, where: str) -> Any:
-    """The value as the annotated type; numbers widen (int to float), nothing else is guessed."""
+    """The value converted to the annotated type. An int is accepted as a float; a string is never parsed."""
     if annotation is Any or annotation is inspect.Parameter.empty:
         return value
     origin, arguments = get_origin(annotation), get_args(annotation)

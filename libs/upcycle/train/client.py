@@ -6,12 +6,13 @@ executes each id once, so no gradient is accumulated or applied twice.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
 from upcycle.results import Run as Episode
+from upcycle.retrying import retry
 from upcycle.run_client import new_request_id
 from upcycle.tasks import Taskset
 from upcycle.train.custom import CustomLoss, weights_of
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
     from upcycle.platform import Addresses, Platform
 
-T = TypeVar("T")
 DEFAULT_LOSS: Final = "importance_sampling"
-_FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 3.0
 _ACTOR: Final = "training client"
 
@@ -290,27 +289,14 @@ class TrainingClient:
         """Send a request, again under the same id while the service is unavailable; returns the reply."""
         from upcycle.rpc import remote_errors
 
-        async def once(platform: "Platform", timeout_s: float) -> Any:
+        give_up_at = time.monotonic() + self._timeout_s
+
+        async def once() -> Any:
             with remote_errors(f"{what} of {self.model!r}"):
-                return await method(platform)(request, timeout=timeout_s)
+                return await method(platform)(request, timeout=max(give_up_at - time.monotonic(), 0.1))
 
         async with connected(self._runtime) as platform:
-            return await _until_available(lambda left_s: once(platform, left_s), self._timeout_s)
-
-
-async def _until_available(call: Callable[[float], Awaitable[T]], timeout_s: float) -> T:
-    from upcycle.errors import Unavailable
-
-    give_up_at, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
-    while True:
-        left_s = max(give_up_at - time.monotonic(), 0.1)
-        try:
-            return await call(left_s)
-        except Unavailable:
-            if time.monotonic() + pause_s >= give_up_at:
-                raise
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            return await retry(once, budget_s=self._timeout_s, max_pause_s=_MAX_PAUSE_S)
 
 
 def _batch(

@@ -12,9 +12,9 @@ import policy_files
 from blob_store import BlobRef, BlobStore
 from checkpoint_registry.domain.errors import InvalidRequest, ModelExists
 from checkpoint_registry.ports import Clock
-from checkpoint_registry.wire import timestamp
 from identities import objects
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.moments import timestamp
 
 
 class BlobPolicyStore:

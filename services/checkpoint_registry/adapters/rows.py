@@ -1,4 +1,4 @@
-"""Rows to values and back."""
+"""Rows to values and back. A column has the name of its field."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,138 +18,75 @@ from checkpoint_registry.domain.models import (
 )
 
 
+def _columns(row: RowMapping, kind: type[Any]) -> dict[str, Any]:
+    return {name: row[name] for name in kind.__slots__ if name in row}
+
+
 def model_of(row: RowMapping, latest: PublishedVersion) -> Model:
     """A row of `model` with its newest checkpoint and the time of its last move of head."""
-    return Model(
-        model=row["model"],
-        forked_from_checkpoint_id=row["forked_from_checkpoint_id"],
-        head_checkpoint_id=row["head_checkpoint_id"],
-        head_version=row["head_version"],
-        head_revision=row["head_revision"],
-        newest_version=row["newest_version"],
-        latest=latest,
-        promoted_at=row["promoted_at"],
-        created_at=row["created_at"],
-    )
+    return Model(**_columns(row, Model), latest=latest)
 
 
 def checkpoint_of(row: RowMapping) -> Checkpoint:
     """A row of `checkpoint` joined with its model's head."""
-    state = row["training_state"]
-    return Checkpoint(
-        checkpoint_id=row["checkpoint_id"],
-        model=row["model"],
-        version=row["version"],
-        parent_checkpoint_id=row["parent_checkpoint_id"],
-        digest=row["digest"],
-        manifest=BlobRef(**row["manifest"]),
-        state=CheckpointState(row["state"]),
-        created_at=row["created_at"],
-        training_state=BlobRef(**state) if state else None,
-        run_id=row["run_id"],
-        step=row["step"],
-        reason=row["reason"],
-        gate_json=row["gate_json"],
-        metrics=row["metrics"],
-        sources=row["sources"],
-        is_head=row["checkpoint_id"] == row["head_checkpoint_id"],
-    )
+    values = _columns(row, Checkpoint)
+    values["manifest"] = BlobRef(**row["manifest"])
+    values["state"] = CheckpointState(row["state"])
+    values["training_state"] = BlobRef(**row["training_state"]) if row["training_state"] else None
+    return Checkpoint(**values, is_head=row["checkpoint_id"] == row["head_checkpoint_id"])
 
 
 def checkpoint_values(checkpoint: Checkpoint) -> dict[str, Any]:
     """Columns of a new checkpoint."""
-    values = asdict(checkpoint)
-    values.pop("is_head")
-    values["state"] = checkpoint.state.value
-    values["metrics"] = dict(checkpoint.metrics)
-    values["sources"] = dict(checkpoint.sources)
+    values = {**asdict(checkpoint), "state": checkpoint.state.value}
+    del values["is_head"]
     return values
+
+
+def version_of(row: RowMapping) -> PublishedVersion:
+    """A row of `published_version`."""
+    return PublishedVersion(**{**_columns(row, PublishedVersion), "manifest": BlobRef(**row["manifest"])})
 
 
 def move_of(row: RowMapping) -> HeadMove:
     """A row of `head_move`."""
-    return HeadMove(
-        model=row["model"],
-        revision=row["revision"],
-        from_checkpoint_id=row["from_checkpoint_id"],
-        to_checkpoint_id=row["to_checkpoint_id"],
-        actor=row["actor"],
-        reason=row["reason"],
-        moved_at=row["moved_at"],
-    )
+    return HeadMove(**_columns(row, HeadMove))
 
 
 def lease_of(row: RowMapping) -> EngineLease:
     """A row of `engine_lease`."""
-    return EngineLease(row["engine_id"], row["model"], row["channel"], row["body"], row["expires_at"])
+    return EngineLease(**_columns(row, EngineLease))
 
 
 def job_of(row: RowMapping) -> GateJob:
     """A row of `gate_job`."""
-    return GateJob(
-        checkpoint_id=row["checkpoint_id"],
-        model=row["model"],
-        version=row["version"],
-        run_id=row["run_id"],
-        phase=JobPhase(row["phase"]),
-        created_at=row["created_at"],
-        traceparent=row["traceparent"],
-        gate=GateSpec(**row["gate"]) if row["gate"] else None,
-        profile=SamplingProfile(**row["profile"]) if row["profile"] else None,
-        taskset_digest=row["taskset_digest"],
-        taskset_revision=row["taskset_revision"],
-    )
+    values = _columns(row, GateJob)
+    values["phase"] = JobPhase(row["phase"])
+    values["gate"] = GateSpec(**row["gate"]) if row["gate"] else None
+    values["profile"] = SamplingProfile(**row["profile"]) if row["profile"] else None
+    return GateJob(**values)
 
 
 def job_values(job: GateJob) -> dict[str, Any]:
     """Columns of a job, without its slot."""
-    values = asdict(job)
-    values["phase"] = job.phase.value
-    return values
+    return {**asdict(job), "phase": job.phase.value}
 
 
 def evaluation_of(row: RowMapping) -> Evaluation:
     """A row of `evaluation`; a tally is stored as [family, successes, attempts]."""
-    return Evaluation(
-        run_id=row["run_id"],
-        checkpoint_id=row["checkpoint_id"],
-        taskset=row["taskset"],
-        taskset_digest=row["taskset_digest"],
-        profile_key=row["profile_key"],
-        num_tasks=row["num_tasks"],
-        tallies={slug: Tally(*tally) for slug, tally in row["tallies"].items()},
-        finished_at=row["finished_at"],
-    )
+    tallies = {slug: Tally(*tally) for slug, tally in row["tallies"].items()}
+    return Evaluation(**{**_columns(row, Evaluation), "tallies": tallies})
 
 
 def evaluation_values(evaluation: Evaluation) -> dict[str, Any]:
     """Columns of an evaluation."""
     tallies = {slug: [t.family, t.successes, t.attempts] for slug, t in evaluation.tallies.items()}
-    return {
-        "run_id": evaluation.run_id,
-        "checkpoint_id": evaluation.checkpoint_id,
-        "taskset": evaluation.taskset,
-        "taskset_digest": evaluation.taskset_digest,
-        "profile_key": evaluation.profile_key,
-        "num_tasks": evaluation.num_tasks,
-        "tallies": tallies,
-        "finished_at": evaluation.finished_at,
-    }
+    return {**asdict(evaluation), "tallies": tallies}
 
 
 def request_of(row: RowMapping) -> EvaluationRequest:
     """A row of `evaluation_request`."""
-    return EvaluationRequest(
-        request_id=row["request_id"],
-        checkpoint_id=row["checkpoint_id"],
-        taskset_digest=row["taskset_digest"],
-        profile_key=row["profile_key"],
-        attempt=row["attempt"],
-        run_id=row["run_id"],
-        state=RequestState(row["state"]),
-        detail=row["detail"],
-        updated_at=row["updated_at"],
-    )
+    return EvaluationRequest(**{**_columns(row, EvaluationRequest), "state": RequestState(row["state"])})
 
 
 def request_values(request: EvaluationRequest) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from checkpoint_registry.domain.jobs import (
 )
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
 from identities import events
-from sql_store import Database
+from sql_store import Database, owned
 
 
 class SqlGateStore:
@@ -51,7 +51,7 @@ class SqlGateStore:
         """Oldest version first."""
         query = (
             select(tables.gate_job)
-            .where(tables.gate_job.c.model == model, tables.gate_job.c.phase == phase.value)
+            .where(owned(tables.gate_job, model=model, phase=phase.value))
             .order_by(tables.gate_job.c.version)
         )
         return await self._db.run(
@@ -66,7 +66,7 @@ class SqlGateStore:
         """Move a job on; False: another replica did it first."""
         move = (
             update(tables.gate_job)
-            .where(tables.gate_job.c.checkpoint_id == job.checkpoint_id, tables.gate_job.c.phase == was.value)
+            .where(owned(tables.gate_job, checkpoint_id=job.checkpoint_id, phase=was.value))
             .values(**job_values(job))
         )
         return await self._db.run(lambda connection: connection.execute(move).rowcount == 1)
@@ -75,22 +75,17 @@ class SqlGateStore:
         """QUEUED to RUNNING and the checkpoint to EVALUATING, unless the model's slot is taken."""
 
         def work(connection: Connection) -> bool:
-            mine = tables.gate_job.c.checkpoint_id == checkpoint_id
+            queued = owned(tables.gate_job, checkpoint_id=checkpoint_id, phase=JobPhase.QUEUED.value)
             started = connection.execute(
                 update(tables.gate_job)
-                .where(mine, tables.gate_job.c.phase == JobPhase.QUEUED.value)
+                .where(queued)
                 .values(phase=JobPhase.RUNNING.value, slot=tables.gate_job.c.model)
             )
             if started.rowcount == 0:
                 return False
-            connection.execute(
-                update(tables.checkpoint)
-                .where(
-                    tables.checkpoint.c.checkpoint_id == checkpoint_id,
-                    tables.checkpoint.c.state == CheckpointState.CANDIDATE.value,
-                )
-                .values(state=CheckpointState.EVALUATING.value)
-            )
+            was = {"checkpoint_id": checkpoint_id, "state": CheckpointState.CANDIDATE.value}
+            now = {"state": CheckpointState.EVALUATING.value}
+            connection.execute(update(tables.checkpoint).where(owned(tables.checkpoint, **was)).values(now))
             return True
 
         try:
@@ -104,11 +99,7 @@ class SqlGateStore:
 
         def work(connection: Connection) -> None:
             _finish(connection, checkpoint_id)
-            connection.execute(
-                update(tables.checkpoint)
-                .where(tables.checkpoint.c.checkpoint_id == checkpoint_id)
-                .values(reason=reason)
-            )
+            _change(connection, checkpoint_id, reason=reason)
 
         await self._db.run(work)
 
@@ -151,9 +142,12 @@ class SqlGateStore:
         query = (
             select(tables.evaluation)
             .where(
-                tables.evaluation.c.checkpoint_id == checkpoint_id,
-                tables.evaluation.c.taskset_digest == taskset_digest,
-                tables.evaluation.c.profile_key == profile_key,
+                owned(
+                    tables.evaluation,
+                    checkpoint_id=checkpoint_id,
+                    taskset_digest=taskset_digest,
+                    profile_key=profile_key,
+                )
             )
             .order_by(tables.evaluation.c.finished_at, tables.evaluation.c.run_id)
         )
@@ -182,9 +176,12 @@ class SqlGateStore:
         query = (
             select(tables.evaluation_request)
             .where(
-                tables.evaluation_request.c.checkpoint_id == checkpoint_id,
-                tables.evaluation_request.c.taskset_digest == taskset_digest,
-                tables.evaluation_request.c.profile_key == profile_key,
+                owned(
+                    tables.evaluation_request,
+                    checkpoint_id=checkpoint_id,
+                    taskset_digest=taskset_digest,
+                    profile_key=profile_key,
+                )
             )
             .order_by(tables.evaluation_request.c.attempt)
         )
@@ -204,9 +201,14 @@ class SqlGateStore:
 
 
 def _job(connection: Connection, checkpoint_id: str) -> GateJob | None:
-    query = select(tables.gate_job).where(tables.gate_job.c.checkpoint_id == checkpoint_id)
+    query = select(tables.gate_job).where(owned(tables.gate_job, checkpoint_id=checkpoint_id))
     row = connection.execute(query).mappings().first()
     return None if row is None else job_of(row)
+
+
+def _change(connection: Connection, checkpoint_id: str, **values: str) -> None:
+    mine = owned(tables.checkpoint, checkpoint_id=checkpoint_id)
+    connection.execute(update(tables.checkpoint).where(mine).values(**values))
 
 
 def _finish(connection: Connection, checkpoint_id: str) -> bool:
@@ -214,7 +216,7 @@ def _finish(connection: Connection, checkpoint_id: str) -> bool:
     open_job = tables.gate_job.c.phase != JobPhase.DONE.value
     finished = connection.execute(
         update(tables.gate_job)
-        .where(tables.gate_job.c.checkpoint_id == checkpoint_id, open_job)
+        .where(owned(tables.gate_job, checkpoint_id=checkpoint_id), open_job)
         .values(phase=JobPhase.DONE.value, slot=None)
     )
     return finished.rowcount == 1
@@ -265,11 +267,7 @@ def _concluded(connection: Connection, judgement: Judgement) -> GateJob | None:
     if not _finish(connection, job.checkpoint_id):
         return None
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
-    connection.execute(
-        update(tables.checkpoint)
-        .where(tables.checkpoint.c.checkpoint_id == job.checkpoint_id)
-        .values(gate_json=report)
-    )
+    _change(connection, job.checkpoint_id, gate_json=report)
     return job
 
 
@@ -281,8 +279,8 @@ def _emit_evaluated(
 
 
 def _require_revision(connection: Connection, model: str, revision: int) -> None:
-    """A verdict, also a negative one, is only worth something against the head that it was made against."""
-    query = select(tables.model.c.head_revision).where(tables.model.c.model == model).with_for_update()
+    """Raises HeadMoved if head is not the one that the candidate was compared with."""
+    query = select(tables.model.c.head_revision).where(owned(tables.model, model=model)).with_for_update()
     actual = connection.execute(query).scalar()
     if actual is None:
         raise UnknownModel(model)
@@ -294,11 +292,7 @@ def _hold(connection: Connection, checkpoint: Checkpoint, reason: str, at: datet
     """A checkpoint that a person promoted meanwhile keeps its state."""
     if checkpoint.state is CheckpointState.PROMOTED:
         return
-    connection.execute(
-        update(tables.checkpoint)
-        .where(tables.checkpoint.c.checkpoint_id == checkpoint.checkpoint_id)
-        .values(state=CheckpointState.HELD.value, reason=reason)
-    )
+    _change(connection, checkpoint.checkpoint_id, state=CheckpointState.HELD.value, reason=reason)
     emit(
         connection,
         wire.held(checkpoint, reason, at),

@@ -1,6 +1,6 @@
 """Moves of head inside one transaction: compare-and-set, audit line, event."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from sqlalchemy import Connection, insert, select, update
@@ -12,6 +12,7 @@ from checkpoint_registry.adapters.rows import checkpoint_of, move_of
 from checkpoint_registry.domain.errors import HeadMoved, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
 from identities import events
+from sql_store import owned
 
 
 def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
@@ -20,7 +21,7 @@ def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
     query = (
         select(tables.checkpoint, tables.model.c.head_checkpoint_id)
         .select_from(joined)
-        .where(tables.checkpoint.c.checkpoint_id == checkpoint_id)
+        .where(owned(tables.checkpoint, checkpoint_id=checkpoint_id))
     )
     row = connection.execute(query).mappings().first()
     if row is None:
@@ -52,7 +53,7 @@ def move_head(
         to_checkpoint_id=target.checkpoint_id,
     )
     _set_head(connection, target, done)
-    connection.execute(insert(tables.head_move).values(**_audit(done)))
+    connection.execute(insert(tables.head_move).values(**asdict(done)))
     _mark(connection, target, done.reason)
     _announce(connection, target, done)
     return done
@@ -61,19 +62,17 @@ def move_head(
 def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
     """The audit's first line: the model was added with version 0 as head. No event: no engine serves it."""
     move = HeadMove(base.model, 1, "", base.checkpoint_id, "import", "the model was added", at)
-    connection.execute(insert(tables.head_move).values(**_audit(move)))
+    connection.execute(insert(tables.head_move).values(**asdict(move)))
 
 
 def _lock_head(connection: Connection, model: str) -> HeadMove:
     """The last line of the audit, which is head; the model's row stays locked until the transaction ends."""
-    lock = select(tables.model.c.head_revision).where(tables.model.c.model == model).with_for_update()
+    lock = select(tables.model.c.head_revision).where(owned(tables.model, model=model)).with_for_update()
     revision = connection.execute(lock).scalar()
     if revision is None:
         raise UnknownModel(model)
     # A statement of its own: Postgres would not see the line that a writer we waited for has added.
-    query = select(tables.head_move).where(
-        tables.head_move.c.model == model, tables.head_move.c.revision == revision
-    )
+    query = select(tables.head_move).where(owned(tables.head_move, model=model, revision=revision))
     return move_of(connection.execute(query).mappings().one())
 
 
@@ -82,7 +81,7 @@ def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
     before = move.revision - 1
     changed = connection.execute(
         update(tables.model)
-        .where(tables.model.c.model == move.model, tables.model.c.head_revision == before)
+        .where(owned(tables.model, model=move.model, head_revision=before))
         .values(
             head_checkpoint_id=target.checkpoint_id,
             head_version=target.version,
@@ -104,23 +103,11 @@ def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
     )
 
 
-def _audit(move: HeadMove) -> dict[str, object]:
-    return {
-        "model": move.model,
-        "revision": move.revision,
-        "from_checkpoint_id": move.from_checkpoint_id,
-        "to_checkpoint_id": move.to_checkpoint_id,
-        "actor": move.actor,
-        "reason": move.reason,
-        "moved_at": move.moved_at,
-    }
-
-
 def _mark(connection: Connection, target: Checkpoint, reason: str) -> None:
     """A checkpoint that is head was promoted; version 0 stays the base that it is."""
     state = target.state if target.state is CheckpointState.BASE else CheckpointState.PROMOTED
     connection.execute(
         update(tables.checkpoint)
-        .where(tables.checkpoint.c.checkpoint_id == target.checkpoint_id)
+        .where(owned(tables.checkpoint, checkpoint_id=target.checkpoint_id))
         .values(state=state.value, reason=reason)
     )

@@ -21,7 +21,7 @@ from checkpoint_registry.adapters.sql_versions import latest_versions, record_ve
 from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.jobs import GateJob
 from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
-from sql_store import Database
+from sql_store import Database, owned
 
 
 class SqlModelStore:
@@ -128,7 +128,7 @@ class SqlModelStore:
             _require_model(connection, model)
             query = (
                 select(tables.head_move)
-                .where(tables.head_move.c.model == model)
+                .where(owned(tables.head_move, model=model))
                 .order_by(tables.head_move.c.revision)
             )
             return [move_of(row) for row in connection.execute(query).mappings()]
@@ -165,7 +165,7 @@ class SqlLeaseStore:
         def work(connection: Connection) -> list[EngineLease]:
             query = select(tables.engine_lease).where(tables.engine_lease.c.expires_at > now)
             if model:
-                query = query.where(tables.engine_lease.c.model == model)
+                query = query.where(owned(tables.engine_lease, model=model))
             if channel:
                 query = query.where(tables.engine_lease.c.channel == channel)
             rows = connection.execute(query.order_by(tables.engine_lease.c.engine_id)).mappings()
@@ -185,25 +185,26 @@ class SqlLeaseStore:
 
 
 def _require_model(connection: Connection, model: str) -> None:
-    if connection.execute(select(tables.model.c.model).where(tables.model.c.model == model)).first() is None:
+    known = select(tables.model.c.model).where(owned(tables.model, model=model))
+    if connection.execute(known).first() is None:
         raise UnknownModel(model)
 
 
 def _models(connection: Connection, model: str | None) -> list[Model]:
     newest = (
         select(tables.checkpoint.c.model, func.max(tables.checkpoint.c.version).label("newest_version"))
+        .where(owned(tables.checkpoint))
         .group_by(tables.checkpoint.c.model)
         .subquery()
     )
-    move = tables.head_move.c
-    is_last = (move.model == tables.model.c.model) & (move.revision == tables.model.c.head_revision)
+    of_model = tables.model.c
+    is_last = owned(tables.head_move, model=of_model.model, revision=of_model.head_revision)
     query = (
-        select(tables.model, newest.c.newest_version, move.moved_at.label("promoted_at"))
+        select(tables.model, newest.c.newest_version, tables.head_move.c.moved_at.label("promoted_at"))
         .join(newest, newest.c.model == tables.model.c.model)
         .join(tables.head_move, is_last)
+        .where(owned(tables.model) if model is None else owned(tables.model, model=model))
     )
-    if model is not None:
-        query = query.where(tables.model.c.model == model)
     rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
     latest = latest_versions(connection, [row["model"] for row in rows])
     return [model_of(row, latest[row["model"]]) for row in rows]
@@ -213,7 +214,7 @@ def _versions(connection: Connection, model: str, version: int | None) -> list[C
     query = (
         select(tables.checkpoint, tables.model.c.head_checkpoint_id)
         .join(tables.model)
-        .where(tables.checkpoint.c.model == model)
+        .where(owned(tables.checkpoint, model=model))
     )
     if version is not None:
         query = query.where(tables.checkpoint.c.version == version)

@@ -10,12 +10,12 @@ from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, func, select, update
 
-from blob_store import BlobRef
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.once import insert_once
+from checkpoint_registry.adapters.rows import version_of
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict, VersionRemoved
 from checkpoint_registry.domain.models import PublishedVersion
-from sql_store import Database
+from sql_store import Database, owned
 
 _ROW = tables.published_version.c
 
@@ -30,7 +30,7 @@ class SqlVersionStore:
         """Record a version; False: it was recorded before. Raises UnknownModel, VersionConflict."""
 
         def work(connection: Connection) -> bool:
-            known = select(tables.model.c.model).where(tables.model.c.model == published.model)
+            known = select(tables.model.c.model).where(owned(tables.model, model=published.model))
             if connection.execute(known).first() is None:
                 raise UnknownModel(published.model)
             return record_version(connection, published)
@@ -44,13 +44,13 @@ class SqlVersionStore:
             raise UnknownVersion(model, version)
         if row["removed_at"] is not None:
             raise VersionRemoved(model, version, row["removed_at"])
-        return _version_of(row)
+        return version_of(row)
 
     async def mark_removed(self, model: str, version: int, at: datetime) -> None:
         """Offer the version no more, neither as latest nor to a pin. Its files go after this."""
         change = (
             update(tables.published_version)
-            .where(_ROW.model == model, _ROW.version == version, _ROW.removed_at.is_(None))
+            .where(owned(tables.published_version, model=model, version=version), _ROW.removed_at.is_(None))
             .values(removed_at=at)
         )
         await self._db.run(lambda connection: connection.execute(change))
@@ -71,28 +71,17 @@ def latest_versions(connection: Connection, models: Sequence[str]) -> Mapping[st
     """The highest version of each model that was published and not removed."""
     highest = (
         select(_ROW.model, func.max(_ROW.version).label("version"))
-        .where(_ROW.model.in_(models), _ROW.removed_at.is_(None))
+        .where(owned(tables.published_version), _ROW.model.in_(models), _ROW.removed_at.is_(None))
         .group_by(_ROW.model)
         .subquery()
     )
-    query = select(tables.published_version).join(
-        highest, (highest.c.model == _ROW.model) & (highest.c.version == _ROW.version)
-    )
-    return {row["model"]: _version_of(row) for row in connection.execute(query).mappings()}
+    is_highest = (highest.c.model == _ROW.model) & (highest.c.version == _ROW.version)
+    query = select(tables.published_version).join(highest, owned(tables.published_version) & is_highest)
+    return {row["model"]: version_of(row) for row in connection.execute(query).mappings()}
 
 
 def _row_of(connection: Connection, model: str, version: int) -> RowMapping | None:
-    query = select(tables.published_version).where(_ROW.model == model, _ROW.version == version)
-    return connection.execute(query).mappings().first()
-
-
-def _version_of(row: RowMapping) -> PublishedVersion:
-    return PublishedVersion(
-        model=row["model"],
-        version=row["version"],
-        digest=row["digest"],
-        manifest=BlobRef(**row["manifest"]),
-        run_id=row["run_id"],
-        step=row["step"],
-        published_at=row["published_at"],
+    query = select(tables.published_version).where(
+        owned(tables.published_version, model=model, version=version)
     )
+    return connection.execute(query).mappings().first()

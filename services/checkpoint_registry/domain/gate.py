@@ -121,7 +121,7 @@ def _judge_families(pairs: Sequence[PairedTask], rule: GateRule, seed: int) -> t
 
 
 def _families(pairs: Sequence[PairedTask], min_tasks: int) -> dict[str, list[PairedTask]]:
-    """Tasks by family; families too small to resample share one budget, as each alone could prove nothing."""
+    """Tasks by family; families too small to resample are judged together, against one budget."""
     by_name: dict[str, list[PairedTask]] = {}
     for pair in pairs:
         by_name.setdefault(pair.family, []).append(pair)

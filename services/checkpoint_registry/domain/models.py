@@ -12,7 +12,7 @@ from checkpoint_registry.domain.errors import InvalidRequest
 MAX_SLUG_CHARS = 64
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 
-# Longest promise an engine supervisor may make; past it a dead engine would be routed to for too long.
+# Longest lease. With a longer one, requests would be routed to a dead engine for too long.
 MAX_LEASE_TTL_S = 60.0
 
 

@@ -140,7 +140,7 @@ def bootstrap_lower(differences: Sequence[float], alpha: float, *, seed: int, re
     """One-sided lower bound of the mean difference: percentile bootstrap over tasks.
 
     Deviations are stretched by sqrt(n / (n - 1)), the factor by which the percentile bootstrap of a mean is
-    too narrow. One task proves nothing, so its bound is -1.
+    too narrow. The bound of a single task is -1, because nothing can be resampled.
     """
     n = len(differences)
     if n < 2:

@@ -1,4 +1,4 @@
-"""Engine leases: who may be routed to, and for how long that stays true without another word."""
+"""Engine leases: which engines requests may be routed to, and until when unless the lease is renewed."""
 
 import math
 from datetime import timedelta
@@ -11,7 +11,7 @@ from checkpoint_registry.ports import Clock
 
 
 class EngineLeases:
-    """Keeps and lists the leases; the truth is in SQL, so a restart loses none."""
+    """Stores and lists the leases. They are in SQL, so a restart loses none."""
 
     def __init__(self, store: SqlLeaseStore, *, now: Clock) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Takes head back when later evidence turns against what the gate promoted."""
+"""Moves head back when a later evaluation shows that the promoted version is worse than the one before."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RollbackPolicy:
-    """Whether, and how sure one must be (one-sided)."""
+    """Whether head is rolled back, and the one-sided confidence that this needs."""
 
     enabled: bool = True
     confidence: float = 0.99
 
 
 class WatchHead:
-    """Looks at what is stored, not at what just arrived, so no lost event and no restart hides evidence."""
+    """Compares the stored evaluations of head with those of the head before it, after each new one."""
 
     def __init__(
         self, store: SqlGateStore, models: SqlModelStore, policy: RollbackPolicy, *, now: Clock
@@ -74,7 +74,7 @@ class WatchHead:
     ) -> HeadMove | None:
         target = await self._models.checkpoint(promotion.from_checkpoint_id)
         reason = (
-            f"evidence turned: v{model.head_version} now succeeds on {_rate(now):.1%}, "
+            f"rolled back: v{model.head_version} now succeeds on {_rate(now):.1%}, "
             f"v{target.version} before it on {_rate(before):.1%}; runs {', '.join(now.run_ids)}"
         )
         try:

@@ -14,7 +14,7 @@ from blob_store import ref as blob_ref
 from event_bus import BusError, EventBus
 from identities import events, objects
 from model_gateway.domain.records import CapturedExchange
-from service_kit import pause
+from service_kit.loops import pause
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
 from upcycle.errors import Unavailable as StoreAway
 

@@ -16,7 +16,7 @@ from event_bus import Delivery
 from grpc_edge import Peer
 from model_gateway import wire
 from model_gateway.domain.routing import Promotion, RoutingView
-from service_kit import pause
+from service_kit.loops import pause
 from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -55,7 +55,7 @@ class RegistryDirectory:
         return self._view
 
     def ready(self) -> str | None:
-        """Ready once the registry was heard; its later silence does not take us down."""
+        """Ready once the registry has answered; while it is away later, the gateway stays ready."""
         return self._trouble if not self._view.models and not self._view.engines else None
 
     async def changed(self, timeout_s: float) -> None:

@@ -105,7 +105,7 @@ class AiohttpEngines:
         return int(lengths[0]) if lengths and lengths[0] else None
 
     async def _get(self, engine: EngineRoute, path: str) -> object:
-        """None where the engine does not answer; what asks here has something to fall back on."""
+        """The JSON answer, or None if the engine does not answer; callers have a fallback."""
         timeout = aiohttp.ClientTimeout(total=_PROBE_S)
         try:
             async with self._open().get(engine.base_url + path, timeout=timeout) as response:

@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from model_gateway.adapters import tables
 from model_gateway.domain.records import UsageRow
-from service_kit import pause
+from service_kit.loops import pause
 from sql_store import Database
 from upcycle.errors import Unavailable
 

@@ -40,7 +40,7 @@ class ListModels:
         return cards
 
     def serving(self) -> list[dict[str, Any]]:
-        """Per model: head, the engines that serve it, and how promotions fared."""
+        """Per model: head, the engines that serve it, and the latest promotions with their times."""
         view = self._directory.view
         return [
             {

@@ -1,4 +1,4 @@
-"""Server-sent events on their way through: whole events only, and only those parsed that say something."""
+"""Passes server-sent events through: only whole ones, and parses only those that hold facts it needs."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

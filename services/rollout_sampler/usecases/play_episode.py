@@ -18,8 +18,9 @@ from rollout_sampler.adapters.policies import PolicyFiles, PolicyFormat
 from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
 from rollout_sampler.usecases.turns import EpisodePlayer, PlayLimits
-from service_kit import DeadlineExceeded, deadline, retry
+from service_kit.deadlines import DeadlineExceeded, deadline
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.retrying import retry
 
 
 @dataclass(frozen=True, slots=True)

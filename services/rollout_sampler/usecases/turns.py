@@ -15,9 +15,9 @@ from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.policies import PolicyFormat
 from rollout_sampler.domain import EpisodeTask, clip_text
 from rollout_sampler.usecases.conversation import Conversation
-from service_kit import retry
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, TrajectoryBody, Turn
+from upcycle.retrying import retry
 
 _FIRST_RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
@@ -108,7 +108,7 @@ class EpisodePlayer:
         return asyncio.get_running_loop().time() - self._began_s
 
     def _begin(self) -> list[int]:
-        """The prompt's ids; a prompt without room for an answer is the taskset's fault, not the policy's."""
+        """The prompt's ids. Raises EpisodeBroken for a prompt that leaves no room for an answer."""
         try:
             ids = self._conversation.begin()
         except InvalidMessages as error:

@@ -1,4 +1,4 @@
-"""A live environment over a control channel: channel failures become this service's errors."""
+"""An environment that is reached over a control channel; translates the channel's errors."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,7 +35,7 @@ class ChannelEnvironment:
         channel: ControlChannel,
         timeouts: EpisodeTimeouts,
         *,
-        on_close: Callable[[], Awaitable[None]],
+        on_close: Callable[[], Awaitable[object]],
         explain_loss: Callable[[], Awaitable[Exception]],
         tool_caller: ToolCaller | None = None,
     ) -> None:
@@ -89,7 +89,7 @@ class ChannelEnvironment:
         try:
             return await self._call_tool(name, arguments)
         except ChannelError as error:
-            # The policy asked for something that does not exist or cannot be said: it reads so and goes on.
+            # An unknown tool or malformed arguments: the policy gets the error as the result and goes on.
             return ToolResult(str(error), is_error=True)
 
     async def _over_channel(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -121,7 +121,7 @@ def described_tool(spec: ToolSpec) -> ToolDescription:
 
 
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
-    """From what a zygote says about its environment."""
+    """The description that a zygote wrote of its environment."""
     tools = tuple(
         ToolDescription(tool["name"], tool["description"], tool["parameters"]) for tool in row["tools"]
     )

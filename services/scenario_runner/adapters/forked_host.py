@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from scenario_runner.adapters.channel_environment import ChannelEnvironment, description_from, loss_of
@@ -44,11 +45,11 @@ class ForkedHost:
         environment = ChannelEnvironment(
             channel,
             self._timeouts,
-            on_close=_ender(zygote, forked),
+            on_close=partial(zygote.end, forked),
             explain_loss=_explainer(zygote, forked),
         )
         try:
-            # hello costs nothing: it is answered while the scenario starts.
+            # Sent together with start, so that it adds no round trip.
             hello = asyncio.ensure_future(channel.hello())
             await environment.start(episode.scenario, json.loads(episode.args_json))
             await hello
@@ -108,13 +109,6 @@ class ForkedHost:
 
 def _is_dead(task: "asyncio.Task[Zygote]") -> bool:
     return task.cancelled() or task.exception() is not None or task.result().dead.done()
-
-
-def _ender(zygote: Zygote, forked: Forked) -> Callable[[], Any]:
-    async def end() -> None:
-        await zygote.end(forked)
-
-    return end
 
 
 def _explainer(zygote: Zygote, forked: Forked) -> Callable[[], Any]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import nats
@@ -58,29 +59,30 @@ class GrpcRegistry:
 
     async def check_policy(self, policy: PolicyChoice) -> None:
         """Raises NotFound for an unknown model or version, Unavailable."""
-        try:
-            with remote_errors(f"look up model {policy.model!r}"):
-                await self._stub.GetModel(service_pb2.GetModelRequest(model=policy.model))
-                if policy.pinned_version is not None:
-                    wanted = service_pb2.GetCheckpointRequest(
-                        model=policy.model, version=policy.pinned_version
-                    )
-                    await self._stub.GetCheckpoint(wanted)
-        except RemoteNotFound as error:
-            raise NotFound(error.message or str(error)) from error
-        except (RemoteError, Unavailable) as error:
-            raise Unavailable(f"{error}; nothing was submitted, try again") from error
+        await self._model(policy.model)
+        if policy.pinned_version is not None:
+            wanted = service_pb2.GetCheckpointRequest(model=policy.model, version=policy.pinned_version)
+            with _nothing_submitted(f"look up {policy.model}@v{policy.pinned_version}"):
+                await self._stub.GetCheckpoint(wanted)
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
-        try:
-            with remote_errors(f"look up the head of model {model!r}"):
-                reply = await self._stub.GetModel(service_pb2.GetModelRequest(model=model))
-        except RemoteNotFound as error:
-            raise NotFound(error.message or str(error)) from error
-        except (RemoteError, Unavailable) as error:
-            raise Unavailable(f"{error}; nothing was submitted, try again") from error
-        return reply.model.head_version
+        return (await self._model(model)).head_version
+
+    async def _model(self, model: str) -> registry_pb2.Model:
+        with _nothing_submitted(f"look up model {model!r}"):
+            return (await self._stub.GetModel(service_pb2.GetModelRequest(model=model))).model
+
+
+@contextmanager
+def _nothing_submitted(what: str) -> Iterator[None]:
+    try:
+        with remote_errors(what):
+            yield
+    except RemoteNotFound as error:
+        raise NotFound(error.message or str(error)) from error
+    except (RemoteError, Unavailable) as error:
+        raise Unavailable(f"{error}; nothing was submitted, try again") from error
 
 
 class PeerFacts:
@@ -126,26 +128,17 @@ class PeerFacts:
 
 
 class BusGauge:
-    """How far durables are behind. A component with a connection of its own, made when it is first asked."""
-
-    name = "bus gauge"
+    """How far durables are behind. It has a connection of its own, made when it is first asked."""
 
     def __init__(self, settings: BusSettings) -> None:
         self._settings = settings
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Nothing: the first question connects."""
-
     async def stop(self) -> None:
         """Disconnect."""
         if self._client is not None:
             await self._client.close()
-
-    def ready(self) -> str | None:
-        """Always: it is only asked."""
-        return None
 
     async def read(self, spec: ConsumerSpec) -> DurableFact | None:
         """None when the bus does not answer in time, or has no such durable."""

@@ -10,10 +10,12 @@ from scenario_runner.domain.runs import (
     EpisodeState,
     GroupRow,
 )
+from sql_store import UtcDateTime, owned
+from sql_store.outbox import OUTBOX
 
 # Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
 RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).with_for_update()
-RUN_BY_REQUEST = sa.select(RUN).where(RUN.c.request_id == sa.bindparam("request_id_"))
+RUN_BY_REQUEST = sa.select(RUN).where(owned(RUN, request_id=sa.bindparam("request_id_")))
 ACTIVE_RUNS = (
     sa.select(RUN)
     .where(RUN.c.state.not_in([state.value for state in FINAL_RUN_STATES]))
@@ -57,9 +59,8 @@ GROUP_COUNTS = (
     .where(GROUP.c.run_id == sa.bindparam("run_id_"))
     .group_by(GROUP.c.is_open, GROUP.c.outcome)
 )
-_HAS_UNSETTLED = sa.exists().where(
-    EPISODE.c.group_id == GROUP.c.group_id, EPISODE.c.state.in_([state.value for state in UNSETTLED])
-)
+_IS_UNSETTLED = EPISODE.c.state.in_([state.value for state in UNSETTLED])
+_HAS_UNSETTLED = sa.exists().where(EPISODE.c.group_id == GROUP.c.group_id, _IS_UNSETTLED)
 LEFT_OPEN = (
     sa.select(GROUP.c.group_id)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open, sa.not_(_HAS_UNSETTLED))
@@ -105,10 +106,29 @@ _OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
 _PLANNED = EPISODE.c.state == EpisodeState.PLANNED.value
 EPISODES_OF_GROUPS = _EPISODES.where(EPISODE.c.group_id.in_(sa.bindparam("group_ids", expanding=True)))
 EPISODES_OF_RUN = _EPISODES.where(_OF_RUN)
-UNSETTLED_OF_RUN = _EPISODES.where(_OF_RUN, EPISODE.c.state.in_([state.value for state in UNSETTLED]))
+UNSETTLED_OF_RUN = _EPISODES.where(_OF_RUN, _IS_UNSETTLED)
 OVERDUE = _EPISODES.where(_OF_RUN, _PLANNED, EPISODE.c.opened_at < sa.bindparam("before"))
 NEVER_OPENED = _EPISODES.where(
     _OF_RUN, _PLANNED, EPISODE.c.opened_at.is_(None), EPISODE.c.dispatched_at < sa.bindparam("before")
+)
+_STAGE = sa.case(
+    (EPISODE.c.state == EpisodeState.GRADED.value, "graded"),
+    (EPISODE.c.opened_at.is_not(None), "opened"),
+    else_="queued",
+)
+_SINCE = sa.func.coalesce(EPISODE.c.graded_at, EPISODE.c.opened_at, EPISODE.c.requested_at)
+STAGES = (
+    sa.select(_STAGE, sa.func.count(), sa.func.min(_SINCE, type_=UtcDateTime()))
+    .where(_OF_RUN, _IS_UNSETTLED)
+    .group_by(_STAGE)
+)
+_FAILED = (_OF_RUN, EPISODE.c.state == EpisodeState.FAILED.value)
+FAILURES = sa.select(EPISODE.c.reason, sa.func.count()).where(*_FAILED).group_by(EPISODE.c.reason)
+LAST_FAILURE = sa.select(EPISODE.c.detail).where(*_FAILED).order_by(EPISODE.c.settled_at.desc()).limit(1)
+OUTBOX_WAITING = (
+    sa.select(sa.func.count())
+    .select_from(OUTBOX)
+    .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_(None))
 )
 EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
 
@@ -146,20 +166,22 @@ NOTE_OPENED = (
 TASKS_AT = (
     sa.select(TASK)
     .where(
-        TASK.c.taskset == sa.bindparam("taskset_"),
+        owned(TASK, taskset=sa.bindparam("taskset_")),
         TASK.c.position.in_(sa.bindparam("positions", expanding=True)),
     )
     .order_by(TASK.c.position)
 )
-ALL_TASKS = sa.select(TASK).where(TASK.c.taskset == sa.bindparam("taskset_")).order_by(TASK.c.position)
+ALL_TASKS = sa.select(TASK).where(owned(TASK, taskset=sa.bindparam("taskset_"))).order_by(TASK.c.position)
 
 SPLITS_OF = sa.select(CLAIM.c.digest, CLAIM.c.split).where(
-    CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True))
+    owned(CLAIM), CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True))
 )
 CLAIMS_AGAINST = (
     sa.select(CLAIM.c.digest, CLAIM.c.split, CLAIM.c.claimed_by)
     .where(
-        CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True)), CLAIM.c.split != sa.bindparam("split_")
+        owned(CLAIM),
+        CLAIM.c.digest.in_(sa.bindparam("digests", expanding=True)),
+        CLAIM.c.split != sa.bindparam("split_"),
     )
     .order_by(CLAIM.c.digest)
 )

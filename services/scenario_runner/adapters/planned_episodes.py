@@ -10,13 +10,13 @@ from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
 from scenario_runner.domain.runs import EpisodeState
 from scenario_runner.wire import runs as wire
-from sql_store import Database
+from sql_store import Database, owned
 
 _WANTED = (
     sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
     .join_from(EPISODE, RUN, EPISODE.c.run_id == RUN.c.run_id)
-    .join(TASK, (TASK.c.taskset == EPISODE.c.taskset) & (TASK.c.position == EPISODE.c.task_position))
-    .join(TASKSET, TASKSET.c.storage_key == EPISODE.c.taskset)
+    .join(TASK, owned(TASK, taskset=EPISODE.c.taskset, position=EPISODE.c.task_position))
+    .join(TASKSET, owned(TASKSET, storage_key=EPISODE.c.taskset))
     .where(EPISODE.c.episode_id == sa.bindparam("episode_id"))
 )
 
@@ -27,8 +27,7 @@ class SqlPlannedEpisodes:
     def __init__(self, database: Database, *, now: Callable[[], datetime]) -> None:
         self._database = database
         self._now = now
-        # A run's spec and a taskset's source are parsed once, not per episode: both columns never change
-        # under the same text.
+        # Keyed by the text of both columns, so that each text is parsed once and not per episode.
         self._parsed: dict[tuple[str, str], tuple[EnvironmentSource, timedelta]] = {}
 
     async def to_play(self, episode_id: str) -> EpisodeToPlay:

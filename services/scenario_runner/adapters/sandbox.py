@@ -1,8 +1,8 @@
-"""What a freshly forked episode process does to itself before it runs any of the environment's code.
+"""How a forked episode process confines itself before it runs code of the environment.
 
-Own session and process group (so that one kill ends all of it), death with its parent, resource limits,
-private temporary folder, closed descriptors, a filter on system calls. Runs in the forked child: it must not
-wait, import or allocate much.
+It gets its own session (so that one kill of the process group ends all that it started), a death signal
+tied to its parent, resource limits, a private temporary folder, and a filter on system calls; inherited
+descriptors are closed. This code runs in the forked child, so it must not wait, import or allocate much.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Sandbox:
 
     @property
     def isolation(self) -> list[str]:
-        """What an episode is confined by, for the log and the readiness page."""
+        """Names of the measures that confine an episode, for the log."""
         parts = ["session", "rlimits", "private tmp"]
         parts += ["seccomp"] if self._filter else []
         parts += [f"uid {self._limits.uid}"] if self._limits.uid else []
@@ -59,7 +59,7 @@ class Sandbox:
             raise OSError(ctypes.get_errno(), "cannot become a subreaper")
 
     def die_with_parent(self, parent_pid: int) -> None:
-        """Be killed when the parent dies, also if it did so already."""
+        """Have the kernel kill this process when its parent dies; exit if the parent is dead already."""
         self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:
             os._exit(1)
@@ -106,7 +106,7 @@ class Sandbox:
             if value:
                 _lower(kind, value)
         if limits.cpu_s:
-            # The soft limit's own signal tells this end from any other; the hard one is for who ignores it.
+            # At the soft limit the kernel sends SIGXCPU, which names the cause; at the hard limit, SIGKILL.
             _lower(resource.RLIMIT_CPU, limits.cpu_s, spare=5)
 
 

@@ -1,7 +1,8 @@
 """A seccomp filter without a library: a deny list of system calls that no environment needs.
 
-Denied calls fail with EPERM; `clone3` with ENOSYS, so that libc falls back to `clone`, whose flags can be
-read here: new namespaces are refused there too. Ordinary processes and threads stay allowed.
+Denied calls fail with EPERM. `clone3` fails with ENOSYS, so libc falls back to `clone`: a filter can read
+the flags of `clone` but not of `clone3`, and refuses those that make namespaces. Processes and threads stay
+allowed.
 """
 
 import ctypes

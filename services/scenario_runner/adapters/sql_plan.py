@@ -3,37 +3,31 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from google.protobuf.message import Message
-from opentelemetry import context, propagate
 from sqlalchemy.exc import IntegrityError
 
-from episodes import Split
 from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
+from scenario_runner.adapters.sql_announcements import SqlAnnouncements
 from scenario_runner.adapters.sql_rows import (
     episode_of,
     episode_progress,
     group_progress,
-    in_states,
     run_of,
     run_progress,
     slots_of,
 )
 from scenario_runner.adapters.sql_source_groups import SourceGroups
-from scenario_runner.adapters.sql_tasksets import SqlTasksets
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import (
-    UNSETTLED,
     Counts,
     EpisodeRow,
     EpisodeState,
@@ -41,12 +35,9 @@ from scenario_runner.domain.runs import (
     RunRecord,
     RunState,
 )
-from scenario_runner.domain.sources import Offer
-from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
-from sql_store import Database, UtcDateTime, enqueue, enqueue_command
-from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+from sql_store import Database, enqueue, owned
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,7 +81,7 @@ class SqlPlan:
         return result
 
 
-class PlanUnit(SqlTasksets):
+class PlanUnit(SqlAnnouncements):
     """One transaction over the plan: what was read is still true when it commits, and messages are
     published if and only if it does. Used from one thread.
 
@@ -104,8 +95,6 @@ class PlanUnit(SqlTasksets):
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
         self._runs: dict[str, RunRecord | None] = {}
-        self._tasks: dict[tuple[str, int], RunnableTask] = {}
-        self._groups: dict[str, GroupRow] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
         self._dirty_runs: set[str] = set()
         self._dirty_groups: set[str] = set()
@@ -118,22 +107,19 @@ class PlanUnit(SqlTasksets):
         return self._runs[run_id]
 
     def run_of_request(self, request_id: str) -> RunRecord | None:
-        self.flush()
-        row = self._sql.execute(statements.RUN_BY_REQUEST, {"request_id_": request_id}).mappings().first()
+        row = self._read(statements.RUN_BY_REQUEST, request_id_=request_id).mappings().first()
         return run_of(row) if row else None
 
     def runs(self, limit: int, model: str) -> list[RunRecord]:
         """Newest first."""
         self.flush()
-        wanted = sa.select(RUN).order_by(RUN.c.submitted_at.desc(), RUN.c.run_id).limit(limit)
-        if model:
-            wanted = wanted.where(RUN.c.model == model)
+        wanted = sa.select(RUN).where(owned(RUN, **({"model": model} if model else {})))
+        wanted = wanted.order_by(RUN.c.submitted_at.desc(), RUN.c.run_id).limit(limit)
         return [run_of(row) for row in self._sql.execute(wanted).mappings()]
 
     def active_runs(self) -> list[RunRecord]:
         """Those not in a final state, oldest first."""
-        self.flush()
-        return [run_of(row) for row in self._sql.execute(statements.ACTIVE_RUNS).mappings()]
+        return [run_of(row) for row in self._read(statements.ACTIVE_RUNS).mappings()]
 
     def add_run(self, run: RunRecord) -> None:
         fixed = {
@@ -157,54 +143,44 @@ class PlanUnit(SqlTasksets):
         self.changed_runs.add(run.run_id)
 
     def counts(self, run_id: str) -> Counts:
-        self.flush()
-        of_run = {"run_id_": run_id}
-        states = self._sql.execute(statements.EPISODE_COUNTS, of_run)
+        states = self._read(statements.EPISODE_COUNTS, run_id_=run_id)
         by_state = {EpisodeState(state): count for state, count in states}
-        groups = [tuple(row) for row in self._sql.execute(statements.GROUP_COUNTS, of_run)]
+        groups = [tuple(row) for row in self._read(statements.GROUP_COUNTS, run_id_=run_id)]
         num_open = sum(count for is_open, _, count in groups if is_open)
         ended = {outcome: count for is_open, outcome, count in groups if not is_open}
         return Counts(by_state, num_open, sum(ended.values()), ended)
 
     def num_open_groups(self, run_id: str) -> int:
-        self.flush()
-        return int(self._sql.execute(statements.OPEN_GROUPS, {"run_id_": run_id}).scalar_one())
+        return int(self._read(statements.OPEN_GROUPS, run_id_=run_id).scalar_one())
 
     def recent_outcomes(self, run_id: str, limit: int) -> list[bool]:
         """Of the groups that ended last, newest first: whether a member was graded."""
-        self.flush()
-        wanted = {"run_id_": run_id, "limit_": limit}
-        return [count > 0 for count in self._sql.execute(statements.RECENT_OUTCOMES, wanted).scalars()]
+        counts = self._read(statements.RECENT_OUTCOMES, run_id_=run_id, limit_=limit)
+        return [count > 0 for count in counts.scalars()]
 
     def left_open(self, run_id: str) -> list[str]:
         """Open groups that have no unsettled member: there should be none."""
-        self.flush()
-        return list(self._sql.execute(statements.LEFT_OPEN, {"run_id_": run_id}).scalars())
+        return list(self._read(statements.LEFT_OPEN, run_id_=run_id).scalars())
 
     def num_without_step(self, run_id: str, since_step: int) -> int:
         """Groups that the trainer settled without training on them, since a step was completed. Of those of
         evaluations only the ones that taught the run nothing."""
-        self.flush()
-        wanted = {"run_id_": run_id, "since_step": since_step}
-        own = sum(int(count) for _, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted))
+        groups = self._read(statements.GROUPS_WITHOUT_STEP, run_id_=run_id, since_step=since_step)
+        own = sum(int(count) for _, count in groups)
         return own + sum(self.source_groups.released_since(run_id, since_step).values())
 
     def has_step_under_way(self, run_id: str, since_step: int) -> bool:
         """Whether groups were settled as trained by a step whose `step.completed` was not delivered yet."""
-        self.flush()
-        wanted = {"run_id_": run_id, "since_step": since_step}
-        own = bool(self._sql.execute(statements.TRAINED_SINCE, wanted).scalar_one())
+        trained = self._read(statements.TRAINED_SINCE, run_id_=run_id, since_step=since_step)
+        own = bool(trained.scalar_one())
         return own or self.source_groups.trained_after(run_id, since_step)
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         """The same groups with their outcomes and rewards."""
-        self.flush()
         wanted = {"run_id_": run_id, "since_step": since_step}
-        groups = {
-            outcome: count for outcome, count in self._sql.execute(statements.GROUPS_WITHOUT_STEP, wanted)
-        }
+        groups = {outcome: count for outcome, count in self._read(statements.GROUPS_WITHOUT_STEP, **wanted)}
         rewards: dict[str, dict[float, int]] = {}
-        for outcome, reward, count in self._sql.execute(statements.REWARDS_WITHOUT_STEP, wanted):
+        for outcome, reward, count in self._read(statements.REWARDS_WITHOUT_STEP, **wanted):
             rewards.setdefault(outcome, {})[reward] = count
         groups |= self.source_groups.released_since(run_id, since_step)
         rewards |= self.source_groups.released_rewards(run_id, since_step)
@@ -262,37 +238,16 @@ class PlanUnit(SqlTasksets):
 
     def waits(self, run_id: str) -> PlanWaits:
         """Where its unsettled episodes are, and what failed."""
-        self.flush()
-        of_run = EPISODE.c.run_id == run_id
-        stage = sa.case(
-            (EPISODE.c.state == EpisodeState.GRADED.value, "graded"),
-            (EPISODE.c.opened_at.is_not(None), "opened"),
-            else_="queued",
-        )
-        since = sa.func.min(
-            sa.func.coalesce(EPISODE.c.graded_at, EPISODE.c.opened_at, EPISODE.c.requested_at),
-            type_=UtcDateTime(),
-        )
-        rows = self._sql.execute(
-            sa.select(stage, sa.func.count(), since).where(of_run, in_states(UNSETTLED)).group_by(stage)
-        )
         found: dict[str, Any] = {}
-        for name, count, oldest in rows:
+        for name, count, oldest in self._read(statements.STAGES, run_id_=run_id):
             found |= {name: count, f"{name}_s": (self.now - oldest).total_seconds()}
-        failed = (of_run, EPISODE.c.state == EpisodeState.FAILED.value)
-        kinds = self._sql.execute(
-            sa.select(EPISODE.c.reason, sa.func.count()).where(*failed).group_by(EPISODE.c.reason)
-        )
-        newest = sa.select(EPISODE.c.detail).where(*failed).order_by(EPISODE.c.settled_at.desc()).limit(1)
-        last = self._sql.execute(newest).scalar() or ""
-        return PlanWaits(**found, failures={kind: count for kind, count in kinds}, last_failure=last)
+        failures = {kind: count for kind, count in self._read(statements.FAILURES, run_id_=run_id)}
+        last = self._read(statements.LAST_FAILURE, run_id_=run_id).scalar() or ""
+        return PlanWaits(**found, failures=failures, last_failure=last)
 
     def outbox_waiting(self) -> int:
         """Announcements that are not published yet."""
-        unpublished = sa.table("outbox", sa.column("published_at"), sa.column("refusal"))
-        wanted = sa.select(sa.func.count()).select_from(unpublished)
-        waiting = (unpublished.c.published_at.is_(None), unpublished.c.refusal.is_(None))
-        return int(self._sql.execute(wanted.where(*waiting)).scalar_one())
+        return int(self._read(statements.OUTBOX_WAITING).scalar_one())
 
     def overdue(self, run_id: str, opened_before: datetime) -> list[EpisodeRow]:
         """Planned and opened at a time before."""
@@ -338,29 +293,6 @@ class PlanUnit(SqlTasksets):
             request = published.episode_requested(run, again, self._task_of(again), self.now)
             self._enqueue_command(run, request, again)
 
-    def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
-        event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)
-        pool, model = run.spec.purpose.value, run.spec.policy.model
-        enqueue_command(self._sql, request, pool=pool, model=model, event_id=event_id)
-
-    def _task_of(self, episode: EpisodeRow) -> RunnableTask:
-        where = (episode.taskset, episode.task_position)
-        if where not in self._tasks:
-            groups = [row for row in self._groups.values() if row.taskset == episode.taskset]
-            self._read_tasks(episode.taskset, {episode.task_position, *(row.task_position for row in groups)})
-        return self._tasks[where]
-
-    def _read_tasks(self, key: str, positions: Collection[int]) -> None:
-        unread = [at for at in positions if (key, at) not in self._tasks]
-        if unread:
-            self._tasks |= {(key, at): task for at, task in self.tasks(key, unread).items()}
-
-    def _splits_now(self, episodes: Sequence[EpisodeRow]) -> Mapping[str, Split]:
-        """By digest of its task, the split that each of these episodes is played for."""
-        for key in {episode.taskset for episode in episodes}:
-            self._read_tasks(key, {row.task_position for row in episodes if row.taskset == key})
-        return self.splits({self._task_of(episode).digest for episode in episodes})
-
     def note_opened(self, episode_ids: Sequence[str]) -> None:
         rows = [{"episode_id_": episode_id, "moment": self.now} for episode_id in episode_ids]
         if rows:
@@ -382,58 +314,10 @@ class PlanUnit(SqlTasksets):
         self._dirty_groups.clear()
         self._dirty_episodes.clear()
 
-    def announce_submitted(self, run: RunRecord) -> None:
-        self._announce(run, published.run_submitted(run), event_ids.run_submitted(run.run_id))
-
-    def announce_stopping(self, run: RunRecord, reason: str, *, is_final: bool = False) -> None:
-        """Once of each kind, however often it is asked for."""
-        fact = published.run_stopping(run, reason, self.now, is_final=is_final)
-        self._announce(run, fact, event_ids.run_stopping(run.run_id, is_final=is_final))
-
-    def announce_settled(
-        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
-    ) -> None:
-        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
-        trainer's group.settled for it already."""
-        fact = published.group_settled(run, group_id, episode_ids, self.now, source_run_id)
-        offered_to = run.run_id if source_run_id else None
-        self._announce(run, fact, event_ids.group_settled(group_id, offered_to=offered_to))
-
-    def announce_offered(self, run: RunRecord, offer: Offer) -> None:
-        fact = published.group_offered(run, offer, self.now)
-        self._announce(run, fact, event_ids.group_offered(run.run_id, offer.group.group_id))
-
-    def announce_finished(self, run: RunRecord, counts: Counts) -> None:
-        self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
-
-    def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-        fact = published.episode_failed(self._identity(run, episode), failure, detail, self.now)
-        self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
-
-    def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:
-        fact = published.episode_cancelled(self._identity(run, episode), reason, self.now)
-        self._announce(run, fact, event_ids.episode_cancelled(episode.episode_id))
-
-    def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None:
-        fact = published.group_shortened(run, group, reason)
-        self._announce(run, fact, event_ids.group_shortened(group.group_id, group.expected_members))
-
-    def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
-        return published.episode_identity(run, episode, self._task_of(episode))
-
-    def _announce(self, run: RunRecord, fact: Message, event_id: str) -> None:
-        with self._trace_of(run):
-            enqueue(self._sql, fact, model=run.spec.policy.model, event_id=event_id)
-
-    @contextmanager
-    def _trace_of(self, run: RunRecord) -> Iterator[None]:
-        # Whatever made us plan, the episode belongs to the trace that began with SubmitRun.
-        token = context.attach(propagate.extract(dict(run.trace)))
-        try:
-            yield
-        finally:
-            context.detach(token)
-
     def _episodes(self, statement: sa.Select[Any], wanted: Mapping[str, Any]) -> list[EpisodeRow]:
+        return [episode_of(row) for row in self._read(statement, **wanted)]
+
+    def _read(self, statement: sa.Executable, **wanted: Any) -> sa.CursorResult[*tuple[Any, ...]]:
+        """Run a statement that sees what this transaction has changed."""
         self.flush()
-        return [episode_of(row) for row in self._sql.execute(statement, wanted)]
+        return self._sql.execute(statement, wanted)

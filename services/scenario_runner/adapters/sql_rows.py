@@ -1,22 +1,13 @@
 """Rows of the plan's tables as domain objects, and what of them changes as columns."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
-
-import sqlalchemy as sa
 
 from episodes import Split
 from scenario_runner.adapters import plan_statements as statements
-from scenario_runner.adapters.tables import EPISODE
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.wire import runs as wire
-
-
-def in_states(states: Iterable[EpisodeState]) -> sa.ColumnElement[bool]:
-    """A condition on an episode's state."""
-    return EPISODE.c.state.in_([state.value for state in states])
 
 
 def episode_of(row: Any) -> EpisodeRow:

@@ -19,6 +19,7 @@ from scenario_runner.domain.source_groups import (
     SourceLoad,
     SourceTally,
 )
+from sql_store import owned
 
 _OF_RUN = SOURCE_GROUP.c.run_id == sa.bindparam("run_id_")
 _GROUPS = sa.select(*(SOURCE_GROUP.c[name] for name in SourceGroup.__slots__))
@@ -76,8 +77,8 @@ TRAINED_AFTER = sa.select(
 )
 SPLITS_OF_SOURCE = (
     sa.select(GROUP.c.group_id, sa.func.coalesce(CLAIM.c.split, Split.UNASSIGNED.value))
-    .join_from(GROUP, TASK, (TASK.c.taskset == GROUP.c.taskset) & (TASK.c.position == GROUP.c.task_position))
-    .join(CLAIM, CLAIM.c.digest == TASK.c.digest, isouter=True)
+    .join_from(GROUP, TASK, owned(TASK, taskset=GROUP.c.taskset, position=GROUP.c.task_position))
+    .join(CLAIM, owned(CLAIM, digest=TASK.c.digest), isouter=True)
     .where(GROUP.c.run_id == sa.bindparam("run_id_"))
 )
 _CHANGES = ("state", "reason", "step", "offered_at", "settled_at")
@@ -86,14 +87,13 @@ WRITE = (
     .where(SOURCE_GROUP.c.group_id == sa.bindparam("group_id_"), _OF_RUN)
     .values({name: sa.bindparam(name) for name in _CHANGES})
 )
-# Not locked: what is read of it never changes, and two planners would wait for each other.
+# Not locked: only columns that never change are read, and with a lock two planners could deadlock.
 SOURCE_RUN = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
 OPEN_RUNS = (
     sa.select(RUN)
     .where(
         RUN.c.state.in_([state.value for state in OPEN_RUN_STATES]),
-        RUN.c.model == sa.bindparam("model_"),
-        RUN.c.purpose == sa.bindparam("purpose_"),
+        owned(RUN, model=sa.bindparam("model_"), purpose=sa.bindparam("purpose_")),
     )
     .order_by(RUN.c.submitted_at)
 )

@@ -11,13 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes import Split
-from identities.tenants import DEFAULT_TENANT
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_rows import slots_of, task_of, taskset_of
 from scenario_runner.adapters.tables import CLAIM, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask, TaskClaim
 from scenario_runner.wire import runs as wire
+from sql_store import owned
+from sql_store.tenants import current_tenant
 
 _CHUNK: Final = 500
 _DIGESTS: Final = 10_000  # in one statement; SQLite binds at most 32,766 values, Postgres 65,535
@@ -37,21 +38,22 @@ class SqlTasksets:
 
     def taskset(self, name: str) -> RegisteredTaskset | None:
         """Without its tasks: the newest revision of a name, or exactly that of `name@n`."""
-        newest = sa.select(TASKSET).where(TASKSET.c.name == name).order_by(TASKSET.c.revision.desc()).limit(1)
-        row = self._sql.execute(newest).mappings().first()
+        revisions = sa.select(TASKSET).where(owned(TASKSET, name=name)).order_by(TASKSET.c.revision.desc())
+        row = self._sql.execute(revisions.limit(1)).mappings().first()
         if row is None and (exact := _REVISION.fullmatch(name)):
-            of_name, revision = TASKSET.c.name == exact["name"], TASKSET.c.revision == int(exact["revision"])
-            row = self._sql.execute(sa.select(TASKSET).where(of_name, revision)).mappings().first()
+            that = owned(TASKSET, name=exact["name"], revision=int(exact["revision"]))
+            row = self._sql.execute(sa.select(TASKSET).where(that)).mappings().first()
         return taskset_of(row) if row else None
 
     def tasksets(self) -> list[RegisteredTaskset]:
         """The newest revision of each, without its tasks."""
         newest = (
             sa.select(TASKSET.c.name, sa.func.max(TASKSET.c.revision).label("revision"))
+            .where(owned(TASKSET))
             .group_by(TASKSET.c.name)
             .subquery()
         )
-        is_newest = (TASKSET.c.name == newest.c.name) & (TASKSET.c.revision == newest.c.revision)
+        is_newest = owned(TASKSET, name=newest.c.name, revision=newest.c.revision)
         wanted = sa.select(TASKSET).join(newest, is_newest).order_by(TASKSET.c.name)
         return [taskset_of(row) for row in self._sql.execute(wanted).mappings()]
 
@@ -65,7 +67,7 @@ class SqlTasksets:
         """A revision with its tasks."""
         self._sql.execute(
             sa.insert(TASKSET).values(
-                tenant=DEFAULT_TENANT,
+                tenant=current_tenant(),
                 storage_key=taskset.key,
                 name=taskset.name,
                 revision=taskset.revision,
@@ -84,7 +86,7 @@ class SqlTasksets:
 
     def move_taskset(self, key: str, source: EnvironmentSource) -> None:
         """The same tasks, found elsewhere."""
-        moved = sa.update(TASKSET).where(TASKSET.c.storage_key == key)
+        moved = sa.update(TASKSET).where(owned(TASKSET, storage_key=key))
         self._sql.execute(moved.values(source=wire.source_to_json(source)))
 
     def tasks(self, key: str, positions: Sequence[int] | None = None) -> dict[int, RunnableTask]:
@@ -105,13 +107,15 @@ class SqlTasksets:
         return found
 
     def claim(self, digests: Collection[str], split: Split, claimed_by: str) -> TaskClaim | None:
-        # What another transaction has inserted and not committed is waited for here, and read below. In order
-        # of digests: two transactions that claim the same tasks then wait in the same order.
-        """Put tasks that are on no side on this one. Returns a claim of one of them for the other side, upon
-        which the transaction must fail; of two transactions that claim a task, one sees the other."""
+        """Assign the tasks that have no split yet to this one. Returns the claim of a task that belongs to
+        the other split already, in which case the caller's transaction must fail.
+
+        The INSERT waits for another transaction that has inserted the same task and not committed yet; the
+        SELECT after it then reads that claim. Digests are sorted, so two such transactions cannot deadlock.
+        """
         insert = _INSERTS[self._sql.dialect.name](CLAIM).on_conflict_do_nothing()
         shared = {
-            "tenant": DEFAULT_TENANT,
+            "tenant": current_tenant(),
             "split": split.value,
             "claimed_by": claimed_by,
             "claimed_at": self.now,

@@ -27,7 +27,7 @@ TASKSET = sa.Table(
 TASK = sa.Table(
     "task",
     METADATA,
-    *_columns("taskset slug scenario args_json family digest", sa.String),
+    *_columns("tenant taskset slug scenario args_json family digest", sa.String),
     *_columns("position", sa.Integer),
 )
 CLAIM = sa.Table(

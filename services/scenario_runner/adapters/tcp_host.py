@@ -1,4 +1,4 @@
-"""Environments that are served elsewhere on the control channel, HUD's included.
+"""Environments that another process serves over TCP on the control channel, HUD's included.
 
 One connection per episode. An environment that speaks `tools.*` is asked for its tools; any other offers
 them as MCP servers among its bindings, reached through the channel's tunnel.

@@ -1,4 +1,4 @@
-"""The zygote: a single-threaded process that imports one environment once and forks a child per episode.
+"""The zygote: a single-threaded process that imports an environment once, and forks a child per episode.
 
 Runs as `python -m scenario_runner.adapters.zygote_program FD` with a SOCK_SEQPACKET socket to the fleet on
 FD. One JSON object per packet. In: {"load": {...}} once, {"fork": token, "folder": path} with the child's
@@ -40,7 +40,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Serve the fleet's commands until it hangs up, then kill what is left."""
+        """Execute the fleet's commands until it closes the socket, then kill the episodes that are left."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
@@ -96,7 +96,7 @@ class Zygote:
 
     def _reap(self) -> None:
         while True:
-            # Look first and reap last: until then the pid, and so the group, cannot be anyone else's.
+            # Kill the group before reaping: until then the kernel does not give the pid to another process.
             try:
                 dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -112,8 +112,8 @@ class Zygote:
         self._sweep_orphans()
 
     def _sweep_orphans(self) -> None:
-        """Descendants that outlived their parent came to us; those that left their episode's session are
-        killed.
+        """Kill orphaned descendants of episodes that left their episode's session. The kernel gave them to
+        this process, which is a subreaper.
         """
         for pid in _children_of(self._pid):
             if pid in self._episodes:
@@ -161,8 +161,8 @@ def describe(environment: Environment, sandbox: Sandbox) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Load what an episode's event loop loads lazily, then move everything out of the collector's sight, so
-    that a collection in a child does not touch (and so copy) the parent's pages."""
+    """Import what an event loop imports lazily, then `gc.freeze()`: a garbage collection in a child would
+    otherwise write to, and thereby copy, the memory pages that it shares with the zygote."""
 
     async def nothing() -> None:
         await asyncio.sleep(0)
@@ -193,7 +193,7 @@ def main() -> None:
         control.send(json.dumps({"broken": {**broken, "detail": detail[-8000:]}}).encode())
         return
     warm_up()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the fleet, which then closes us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the fleet stops the zygotes itself
     zygote = Zygote(control, environment, sandbox)
     control.send(json.dumps({"ready": os.getpid()}).encode())
     zygote.run()

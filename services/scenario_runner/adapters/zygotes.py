@@ -1,4 +1,4 @@
-"""The fleet's side of zygotes: start one per environment, fork episodes from it, end them, notice deaths."""
+"""Starts one zygote process per environment file, has it fork episode processes, and ends them."""
 
 import asyncio
 import itertools
@@ -127,7 +127,7 @@ class Zygote:
         return status
 
     async def stop(self) -> None:
-        """Hang up: the zygote kills its episodes and exits. Killed itself if it does not within 5 s."""
+        """Close the control socket, upon which the zygote kills its episodes and exits; kill it after 5 s."""
         if self._control is not None:
             self._control.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
@@ -158,9 +158,7 @@ class Zygote:
             return ""
 
     async def _sweep(self) -> None:
-        """Remove folders of ended episodes, many at a time and off the event loop: a disk may take
-        milliseconds.
-        """
+        """Remove the folders of ended episodes, in batches and in a thread, because disk calls block."""
         while self._litter:
             await asyncio.sleep(SWEEP_S)
             litter, self._litter = self._litter, []
@@ -249,7 +247,7 @@ class Zygote:
 
 
 def remove_leftovers() -> None:
-    """Folders of fleets that were killed: their names carry the pid of a process that is gone."""
+    """Remove folders of killed fleets: the pid in such a folder's name belongs to no process."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
         pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

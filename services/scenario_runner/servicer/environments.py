@@ -23,12 +23,12 @@ class EnvironmentServicer(EnvironmentServiceServicer):
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:
         """Start an episode's environment."""
-        with telemetry.timed("open"):
+        with telemetry.CALL_S.labels("open").time():
             return opened_to_wire(await self._leases.open(request.episode_id), self._address())
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
         """Call a tool, once per call id."""
-        with telemetry.timed("call_tool"):
+        with telemetry.CALL_S.labels("call_tool").time():
             outcome = await self._leases.call_tool(
                 request.lease_id, request.call_id, request.name, request.arguments_json
             )
@@ -41,7 +41,7 @@ class EnvironmentServicer(EnvironmentServiceServicer):
 
     async def Grade(self, request: pb.GradeRequest, context: Context) -> pb.GradeResponse:
         """Grade a stored trajectory, once per lease."""
-        with telemetry.timed("grade"):
+        with telemetry.CALL_S.labels("grade").time():
             body = body_ref_from_wire(request.body)
             return grade_to_wire(await self._leases.grade(request.lease_id, body))
 

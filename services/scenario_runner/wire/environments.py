@@ -13,10 +13,10 @@ from scenario_runner.domain.environments import (
     ToolDescription,
     Transcript,
 )
-from scenario_runner.wire.runs import moment
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.moments import timestamp
 
 
 def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
@@ -26,7 +26,7 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
         environment_address=address,
         prompt=[_message(row) for row in opened.prompt],
         tools=[_tool(tool) for tool in opened.tools],
-        expires_at=moment(opened.expires_at),
+        expires_at=timestamp(opened.expires_at),
     )
 
 

@@ -16,6 +16,7 @@ from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.moments import timestamp
 from upcycle.run_config import wire as run_config
 
 REPORTED_BY = "scenario_runner"
@@ -48,7 +49,7 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
         spec=run_config.spec_to_wire(run.spec),
         taskset_digest=run.taskset_digest,
         split=SPLIT_NUMBERS[run.split],
-        submitted_at=wire.moment(run.submitted_at),
+        submitted_at=timestamp(run.submitted_at),
     )
 
 
@@ -58,7 +59,7 @@ def run_stopping(run: RunRecord, reason: str, now: datetime, *, is_final: bool) 
         run_id=run.run_id,
         model=run.spec.policy.model,
         reason=reason,
-        stopping_at=wire.moment(now),
+        stopping_at=timestamp(now),
         ending=wire.RUN_STATES[run.ending or RunState.COMPLETED],
         is_final=is_final,
     )
@@ -75,7 +76,7 @@ def group_settled(
         outcome=GroupOutcome.RELEASED if source_run_id else GroupOutcome.EXCLUDED,
         reason=GroupReason.RUN_OVER,
         episode_ids=episode_ids,
-        settled_at=wire.moment(now),
+        settled_at=timestamp(now),
         source_run_id=source_run_id,
     )
 
@@ -92,7 +93,7 @@ def group_offered(run: RunRecord, offer: Offer, now: datetime) -> taskset_events
         split=SPLIT_NUMBERS[offer.split],
         before_start=offer.is_before_start,
         members=[_offered(row) for row in offer.members],
-        offered_at=wire.moment(now),
+        offered_at=timestamp(now),
     )
 
 
@@ -120,7 +121,7 @@ def run_finished(run: RunRecord, counts: Counts, now: datetime) -> taskset_event
         taskset=run.spec.taskset,
         taskset_digest=run.taskset_digest,
         policy=run_config.policy_to_wire(run.spec.policy),
-        finished_at=wire.moment(now),
+        finished_at=timestamp(now),
     )
 
 
@@ -135,8 +136,8 @@ def episode_requested(
         attempt=episode.attempt,
         policy=run_config.policy_to_wire(run.spec.policy),
         sampling=sampling,
-        deadline=wire.moment(now + timedelta(seconds=run.spec.episode_deadline_s)),
-        requested_at=wire.moment(now),
+        deadline=timestamp(now + timedelta(seconds=run.spec.episode_deadline_s)),
+        requested_at=timestamp(now),
     )
 
 
@@ -145,7 +146,7 @@ def episode_failed(
 ) -> taskset_events.EpisodeFailed:
     """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
     return taskset_events.EpisodeFailed(
-        episode=identity, kind=failure, detail=detail, reported_by=REPORTED_BY, failed_at=wire.moment(now)
+        episode=identity, kind=failure, detail=detail, reported_by=REPORTED_BY, failed_at=timestamp(now)
     )
 
 
@@ -153,7 +154,7 @@ def episode_cancelled(
     identity: common_pb2.EpisodeIdentity, reason: str, now: datetime
 ) -> taskset_events.EpisodeCancelled:
     """Fact episode.cancelled."""
-    return taskset_events.EpisodeCancelled(episode=identity, reason=reason, cancelled_at=wire.moment(now))
+    return taskset_events.EpisodeCancelled(episode=identity, reason=reason, cancelled_at=timestamp(now))
 
 
 def group_shortened(run: RunRecord, group: GroupRow, reason: str) -> taskset_events.GroupShortened:

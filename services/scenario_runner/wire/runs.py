@@ -1,12 +1,10 @@
 """Runs and tasksets: protobuf to domain and back."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToJson, Parse
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from episodes.identity import SPLIT_NUMBERS, SPLITS
 from identities.entities import trajectory_id
@@ -23,6 +21,7 @@ from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
+from upcycle.moments import timestamp
 from upcycle.run_config import RunConfigInvalid, RunSpec
 from upcycle.run_config import wire as run_config
 
@@ -134,7 +133,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         counts=counts_to_wire(view.counts),
         taskset_digest=run.taskset_digest,
         failure=run.failure,
-        submitted_at=moment(run.submitted_at),
+        submitted_at=timestamp(run.submitted_at),
         policy_version=run.policy_version,
         reward_mean=run.reward_mean,
         success_rate=run.success_rate,
@@ -145,7 +144,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         notice=view.notice,
     )
     if run.finished_at is not None:
-        message.finished_at.CopyFrom(moment(run.finished_at))
+        message.finished_at.CopyFrom(timestamp(run.finished_at))
     return message
 
 
@@ -189,13 +188,6 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         num_turns=row.num_turns,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
     )
-
-
-def moment(value: datetime) -> Timestamp:
-    """An aware datetime as a Timestamp."""
-    stamp = Timestamp()
-    stamp.FromDatetime(value)
-    return stamp
 
 
 def _named(table: Mapping[Any, V], number: Any, field: str, expected: str) -> V:

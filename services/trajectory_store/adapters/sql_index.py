@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
 from identities import events
-from sql_store import Database, enqueue
+from sql_store import Database, enqueue, owned
 from trajectory_store.adapters.rows import episode_of, row_of
 from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER, UNCHECKED, UNSETTLED
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
@@ -191,7 +191,7 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
         "task_slug": wanted.task_slug,
         "purpose": wanted.purpose and int(PURPOSE_NUMBERS[wanted.purpose]),
     }
-    conditions: list[Any] = [EPISODES.c[name] == value for name, value in equal.items() if value]
+    conditions: list[Any] = [owned(EPISODES, **{name: value for name, value in equal.items() if value})]
     if wanted.min_reward is not None:
         conditions.append(EPISODES.c.reward >= wanted.min_reward)
     if wanted.success is not None:
@@ -202,10 +202,11 @@ def _conditions(wanted: TrajectoryFilter) -> list[Any]:
 
 
 def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
-    one_run = (lambda table: table.c.run_id == run_id) if run_id else (lambda table: true())
-    counts = select(LEDGER.c.state, LEDGER.c.reason, func.sum(LEDGER.c.count)).where(one_run(LEDGER))
-    alarms = select(func.sum(ALARMS.c.conflicts), func.sum(ALARMS.c.trained_twice)).where(one_run(ALARMS))
-    unsettled = and_(UNSETTLED, one_run(EPISODES))
+    of_run = {"run_id": run_id} if run_id else {}
+    counts = select(LEDGER.c.state, LEDGER.c.reason, func.sum(LEDGER.c.count)).where(owned(LEDGER, **of_run))
+    sums = select(func.sum(ALARMS.c.conflicts), func.sum(ALARMS.c.trained_twice))
+    alarms = sums.where(owned(ALARMS, **of_run))
+    unsettled = and_(UNSETTLED, owned(EPISODES, **of_run))
     oldest = select(func.min(EPISODES.c.since_us)).where(unsettled)
     named = select(EPISODES).where(unsettled).order_by(EPISODES.c.since_us).limit(num_unsettled)
     conflicts, trained_twice = connection.execute(alarms).one()

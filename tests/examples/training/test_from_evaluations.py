@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.platform_recipes import EXAMPLE, MODEL, POLICY_DIR, REPOSITORY, addresses
+from tests.platform_recipes import EXAMPLE, MODEL, REPOSITORY, addresses, small_stack
 
-from local_stack import Stack, StackSettings
+from local_stack.stack import Stack
 from upcycle import Taskset
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN
 from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
@@ -26,14 +26,7 @@ NUM_TASKS = 24
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A platform with the incident policy."""
-    settings = StackSettings(
-        data_dir=Path(tmp_path_factory.mktemp("sources")),
-        model=MODEL,
-        model_dir=POLICY_DIR,
-        environment_roots=(REPOSITORY,),
-        ephemeral_ports=True,
-    )
-    async with Stack(settings) as running:
+    async with small_stack(tmp_path_factory.mktemp("sources")) as running:
         yield running
 
 

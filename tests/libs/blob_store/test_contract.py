@@ -17,7 +17,7 @@ from blob_store import (
     S3BlobStore,
     ref_of_bytes,
 )
-from service_kit import S3Settings
+from service_kit.groups import S3Settings
 
 WRITERS = 16
 SIX_MB = 6 * 1024 * 1024

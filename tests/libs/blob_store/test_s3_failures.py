@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from blob_store import (
     StoreDenied,
 )
 from blob_store.provision import provision_bucket
-from service_kit import S3Settings
 from service_kit.errors import StoreFull
+from service_kit.groups import S3Settings
 from service_kit.ports import free_ports
 from upcycle.errors import Unavailable
 
@@ -74,27 +73,25 @@ async def _put_until_refused(store: S3BlobStore) -> None:
         await asyncio.sleep(0.1)  # the master learns of full volumes by heartbeat
 
 
-async def test_an_absent_server_is_unavailable_after_the_budget_and_no_later() -> None:
+async def test_an_absent_server_is_unavailable_after_the_budget() -> None:
     settings = S3Settings(endpoint=f"127.0.0.1:{free_ports(1)[0]}")
     store = S3BlobStore(settings, retry_s=0.5)
-    before = time.monotonic()
 
     with pytest.raises(Unavailable, match=r"store at 127.*; put k in bucket upcycle: .*gave up after 0.5 s"):
         await store.put("k", b"x")
 
-    assert 0.2 < time.monotonic() - before < 2.0
     assert "refused" in str(store.ready())
     await store.stop()
 
 
-async def test_a_wrong_secret_is_denied_at_once(s3_settings: S3Settings) -> None:
-    store = S3BlobStore(s3_settings.model_copy(update={"secret_key": SecretStr("wrong-secret")}))
-    before = time.monotonic()
+async def test_a_wrong_secret_is_denied_without_a_retry(s3_settings: S3Settings) -> None:
+    wrong = s3_settings.model_copy(update={"secret_key": SecretStr("wrong-secret")})
+    store = S3BlobStore(wrong, retry_s=3600)
 
     with pytest.raises(StoreDenied, match="UPCYCLE_S3_SECRET_KEY"):
-        await store.put("k", b"x")
+        async with asyncio.timeout(60):
+            await store.put("k", b"x")
 
-    assert time.monotonic() - before < 2.0
     await store.stop()
 
 
@@ -124,8 +121,7 @@ async def test_readiness_returns_with_the_store_without_any_request(tmp_path: Pa
         assert store.ready() is not None
 
         await asyncio.to_thread(server.start)
-        give_up_at = time.monotonic() + 5
-        while store.ready() is not None and time.monotonic() < give_up_at:
-            await asyncio.sleep(0.05)
-        assert store.ready() is None
+        async with asyncio.timeout(20):
+            while store.ready() is not None:
+                await asyncio.sleep(0.05)
         await store.stop()

@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.guard import unknown_field
 from grpc_edge.server import CannotListen
-from service_kit import StoreFull, deadline
+from service_kit.deadlines import deadline
+from service_kit.errors import StoreFull
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2

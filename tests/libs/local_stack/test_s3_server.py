@@ -16,7 +16,7 @@ from tests.local_servers import S3Server
 
 from blob_store.provision import provision_bucket
 from local_stack.s3 import S3Ports, S3ServerError, takes_a_write, weed_binary
-from service_kit import S3Settings
+from service_kit.groups import S3Settings
 
 REPOSITORY = Path(__file__).parents[3]
 

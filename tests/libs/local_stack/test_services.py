@@ -13,8 +13,8 @@ import pytest
 from local_stack.credentials import load_or_make
 from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec
-from service_kit import ServiceSettings, load_settings
 from service_kit.ports import free_ports
+from service_kit.settings import ServiceSettings, load_settings
 
 INFRASTRUCTURE = {"nats", "s3"}
 

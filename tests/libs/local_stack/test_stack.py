@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from local_stack import Stack, StackRefused, StackSettings
 from local_stack.orphans import marked
+from local_stack.stack import Stack, StackRefused, StackSettings
 from local_stack.supervisor import UnknownProcess
 
 SERVICES = [

@@ -5,8 +5,9 @@ import itertools
 
 import pytest
 
-from service_kit import pause, retry, until_stopped
+from service_kit.loops import pause, until_stopped
 from upcycle.errors import Unavailable
+from upcycle.retrying import retry
 
 
 class _Answers:
@@ -34,6 +35,14 @@ async def test_the_last_error_is_raised_when_the_next_pause_would_end_after_the_
     with pytest.raises(Unavailable, match="the registry"):
         await retry(call, budget_s=1, on_wait=seen.append)
     assert (call.calls, seen) == (1, [])
+
+
+async def test_what_was_given_up_is_still_awaited() -> None:
+    """Otherwise a run whose trainer waits for the store would show that it waits for nothing."""
+    call, seen = _Answers(Unavailable("the store", 0.0), Unavailable("the store", 60)), list[str | None]()
+    with pytest.raises(Unavailable, match="the store"):
+        await retry(call, budget_s=1, on_wait=seen.append)
+    assert seen == ["the store"]
 
 
 async def test_other_errors_are_not_retried_and_end_the_wait() -> None:

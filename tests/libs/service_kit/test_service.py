@@ -6,15 +6,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from service_kit import (
-    BackgroundTasks,
-    DeadlineExceeded,
-    Service,
-    ServiceSettings,
-    TaskDied,
-    Worker,
-)
-from service_kit.service import EXIT_DIED, EXIT_FAILED, ComponentFailed
+from service_kit.background import BackgroundTasks, Worker
+from service_kit.component import TaskDied
+from service_kit.deadlines import DeadlineExceeded
+from service_kit.service import EXIT_DIED, EXIT_FAILED, ComponentFailed, Service
+from service_kit.settings import ServiceSettings
 
 
 class Part:
@@ -245,7 +241,7 @@ async def test_nothing_is_added_once_it_runs(service: Service, log: list[str]) -
 
 
 async def test_a_deadline_names_what_was_waited_for() -> None:
-    from service_kit import deadline
+    from service_kit.deadlines import deadline
 
     with pytest.raises(DeadlineExceeded, match=r"gave up waiting for the lease after 0.01 s") as caught:
         async with deadline("the lease", 0.01):

@@ -7,7 +7,8 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from service_kit import BusSettings, S3Settings, ServiceSettings, SettingsError, SqlSettings, load_settings
+from service_kit.groups import BusSettings, S3Settings, SqlSettings
+from service_kit.settings import ServiceSettings, SettingsError, load_settings
 
 
 class ToySettings(ServiceSettings):

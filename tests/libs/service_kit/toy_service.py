@@ -6,7 +6,11 @@ import os
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from service_kit import BusSettings, Service, ServiceSettings, Worker, run_main
+from service_kit.background import Worker
+from service_kit.groups import BusSettings
+from service_kit.main import run_main
+from service_kit.service import Service
+from service_kit.settings import ServiceSettings
 
 
 class ToySettings(ServiceSettings):

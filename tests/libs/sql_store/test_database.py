@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.libs.sql_store.support import NOTES, opened, texts, write
 from tests.postgres import PROGRAMS, PostgresServer
 
-from service_kit import StoreFull
+from service_kit.errors import StoreFull
 from sql_store import Database, UnsupportedDatabase, UtcDateTime
 from sql_store.database import give_notice
 from upcycle.errors import Unavailable

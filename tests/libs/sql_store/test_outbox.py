@@ -1,7 +1,6 @@
 """The outbox: with the transaction or not at all, published in order, at least once, and never in the way."""
 
 import asyncio
-import time
 from datetime import timedelta
 
 import pytest
@@ -95,17 +94,14 @@ async def test_rows_are_published_in_order_and_marked(sql_url: str) -> None:
         assert await db.run(unpublished) == []
 
 
-async def test_the_relay_wakes_at_once(sql_url: str) -> None:
+async def test_the_relay_publishes_what_this_process_stores_without_a_poll(sql_url: str) -> None:
     bus = Remembering()
     async with opened(sql_url) as db:
-        relay = OutboxRelay(db, bus, poll_s=30)
+        relay = OutboxRelay(db, bus, poll_s=3600)
         await relay.start()
-        await asyncio.sleep(0.2)
         for n in range(3):
-            started = time.monotonic()
             await put(db, f"a{n}")
             await until(lambda n=n: len(bus.published) == n + 1)  # type: ignore[misc]
-            assert time.monotonic() - started < 0.5
         await relay.stop()
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -99,10 +98,8 @@ def test_serving_prints_its_port_and_ends_on_sigterm(environment_file: Path) -> 
         line = process.stdout.readline()
         assert line.startswith("UPCYCLE_SERVE_PORT=")
         assert 0 < int(line.partition("=")[2]) < 65536
-        started = time.monotonic()
         process.terminate()
         assert process.wait(10) == 0
-        assert time.monotonic() - started < 5
     finally:
         process.kill()
         process.communicate()

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +103,12 @@ def test_groups_stand_in_the_title_and_the_planners_notice_is_a_warning() -> Non
 async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate() -> None:
     console = Console(file=io.StringIO(), width=160, highlight=False)
     assert isinstance(console.file, io.StringIO)
-    lines = Lines(console, every_s=0.3)
+    lines = Lines(console, every_s=1.0)
     progress = TrainingProgress(Run(run_id="run-1"))
-    began = time.monotonic()
     for ended in range(6):
         flat = RunCounts(groups_by_outcome={"excluded(zero_spread)": ended})
         progress.run = Run(run_id="run-1", counts=flat, notice=f"{ended} of {ended}" if ended else "")
         lines(progress, RunChanged(progress.run))
-    assert time.monotonic() - began < 0.3
     printed = console.file.getvalue().splitlines()
     assert [line for line in printed if "groups" in line] == ["  groups 1: 1 no spread"]
     assert [line for line in printed if "warning" in line] == [
@@ -120,7 +117,6 @@ async def test_lines_say_how_groups_ended_before_any_step_and_at_a_bounded_rate(
     async with asyncio.timeout(10):
         while "groups 5: 5 no spread" not in console.file.getvalue():
             await asyncio.sleep(0.01)
-    assert time.monotonic() - began >= 0.3
     assert console.file.getvalue().count("groups") == 2
     lines.close()
 

@@ -343,7 +343,7 @@ async def test_head_rolls_back_when_the_evidence_turns(bench: Bench) -> None:
     assert await bench.head() == 0
     move = (await bench.models.head_moves(MODEL))[-1]
     assert (move.actor, move.revision) == ("gate", 3)
-    assert "evidence turned" in move.reason
+    assert "rolled back" in move.reason
     assert (await bench.events())[-1] == "checkpoint.rolled_back/default/incident/3"
     # And it stays: the same evidence never moves head forward again.
     await later_evaluation(bench, 0, 0.45, "run-after")

@@ -22,8 +22,8 @@ from identities.entities import checkpoint_id
 from model_gateway.app import build_app
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
-from service_kit import Service
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
+from service_kit.service import Service
 from sql_store import Database
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2

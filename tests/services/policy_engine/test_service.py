@@ -29,9 +29,9 @@ from identities.subjects import fact
 from policy_engine.app import build_app
 from policy_engine.settings import PolicyEngineSettings
 from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
-from service_kit import Service
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
+from service_kit.service import Service
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb

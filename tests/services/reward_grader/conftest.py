@@ -22,8 +22,8 @@ from event_bus.topology import REWARD_GRADER
 from identities import entities, events, objects
 from reward_grader.app import build_app
 from reward_grader.settings import GraderSettings
-from service_kit import Service
 from service_kit.groups import S3Settings
+from service_kit.service import Service
 from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed

@@ -34,8 +34,8 @@ from identities import entities
 from policy_files import PolicyFacts, publish
 from rollout_sampler.app import build_app
 from rollout_sampler.settings import SamplerSettings
-from service_kit import Service
 from service_kit.groups import PeerSettings, S3Settings
+from service_kit.service import Service
 from trajectory_body import unpack
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -182,10 +181,9 @@ async def test_a_scenario_that_fails_before_its_prompt(
 
 @pytest.mark.parametrize("scenario", ["hangs_first", "spins_first"])
 async def test_a_scenario_that_hangs_before_its_prompt(fleet: Fleet, scenario: str) -> None:
-    started = time.monotonic()
     with pytest.raises(EpisodeTimeout, match=r"within 1 s"):
-        await fleet.open(scenario, '{"seconds": 600}' if scenario == "hangs_first" else "{}")
-    assert time.monotonic() - started < 3
+        async with asyncio.timeout(60):
+            await fleet.open(scenario, '{"seconds": 600}' if scenario == "hangs_first" else "{}")
     assert await fleet.works()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from scenario_runner.settings import ScenarioRunnerSettings
-from service_kit import SettingsError, load_settings
+from service_kit.settings import SettingsError, load_settings
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.run_config import Training
 

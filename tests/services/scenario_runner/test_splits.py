@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -196,14 +195,12 @@ async def test_two_planners_never_both_accept_a_task(
         assert await splits(planner, 1, 2, 3) == [UNASSIGNED, HELD_OUT, HELD_OUT]
 
 
-async def test_many_tasks_are_claimed_in_reasonable_time(planner: PlannerHarness) -> None:
-    many = taskset("many", TRAIN, *range(100_000))
-    began = time.monotonic()
+async def test_more_tasks_are_claimed_than_one_statement_takes(planner: PlannerHarness) -> None:
+    """10,000 digests go into one statement: these need three."""
+    many = taskset("many", TRAIN, *range(20_001))
     await planner.do(lambda unit: store(unit, many))
-    took = time.monotonic() - began
-    assert took < 60, f"{took:.1f} s"
-    with pytest.raises(Refused, match="'t1-99999'"):
-        await add(planner, "judge", HELD_OUT, 100_000, 99_999)
+    with pytest.raises(Refused, match="'t1-20000'"):
+        await add(planner, "judge", HELD_OUT, 100_000, 20_000)
 
 
 async def test_claiming_over_the_wire(runner: Runner) -> None:

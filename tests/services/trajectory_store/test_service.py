@@ -22,7 +22,7 @@ from event_bus import BusSettings, BusTimings, Delivery, EventBus, EventRouter
 from event_bus.provision import provision
 from identities import objects
 from identities.entities import trajectory_id
-from service_kit import StoreFull
+from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from sql_store import Database

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event, func, select
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
-from service_kit import StoreFull
+from service_kit.errors import StoreFull
 from sql_store import Database, MigratedDatabase
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.tables import EPISODES, METADATA

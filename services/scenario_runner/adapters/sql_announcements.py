@@ -1,0 +1,103 @@
+"""What a PlanUnit announces: facts and commands, in the outbox of the transaction that makes them true."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+import sqlalchemy as sa
+from google.protobuf.message import Message
+from opentelemetry import context, propagate
+
+from episodes import Split
+from identities import events as event_ids
+from scenario_runner.adapters.sql_tasksets import SqlTasksets
+from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord
+from scenario_runner.domain.sources import Offer
+from scenario_runner.domain.tasksets import RunnableTask
+from scenario_runner.wire import published
+from sql_store import enqueue, enqueue_command
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
+
+
+class SqlAnnouncements(SqlTasksets):
+    """Announcements about runs, groups and episodes, part of a PlanUnit. A repeated one adds nothing."""
+
+    def __init__(self, connection: sa.Connection, now: datetime) -> None:
+        super().__init__(connection, now)
+        self._tasks: dict[tuple[str, int], RunnableTask] = {}
+        self._groups: dict[str, GroupRow] = {}
+
+    def announce_submitted(self, run: RunRecord) -> None:
+        self._announce(run, published.run_submitted(run), event_ids.run_submitted(run.run_id))
+
+    def announce_stopping(self, run: RunRecord, reason: str, *, is_final: bool = False) -> None:
+        """Once of each kind, however often it is asked for."""
+        fact = published.run_stopping(run, reason, self.now, is_final=is_final)
+        self._announce(run, fact, event_ids.run_stopping(run.run_id, is_final=is_final))
+
+    def announce_settled(
+        self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
+    ) -> None:
+        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
+        trainer's group.settled for it already."""
+        fact = published.group_settled(run, group_id, episode_ids, self.now, source_run_id)
+        offered_to = run.run_id if source_run_id else None
+        self._announce(run, fact, event_ids.group_settled(group_id, offered_to=offered_to))
+
+    def announce_offered(self, run: RunRecord, offer: Offer) -> None:
+        fact = published.group_offered(run, offer, self.now)
+        self._announce(run, fact, event_ids.group_offered(run.run_id, offer.group.group_id))
+
+    def announce_finished(self, run: RunRecord, counts: Counts) -> None:
+        self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
+
+    def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
+        fact = published.episode_failed(self._identity(run, episode), failure, detail, self.now)
+        self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
+
+    def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:
+        fact = published.episode_cancelled(self._identity(run, episode), reason, self.now)
+        self._announce(run, fact, event_ids.episode_cancelled(episode.episode_id))
+
+    def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None:
+        fact = published.group_shortened(run, group, reason)
+        self._announce(run, fact, event_ids.group_shortened(group.group_id, group.expected_members))
+
+    def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
+        return published.episode_identity(run, episode, self._task_of(episode))
+
+    def _announce(self, run: RunRecord, fact: Message, event_id: str) -> None:
+        with self._trace_of(run):
+            enqueue(self._sql, fact, model=run.spec.policy.model, event_id=event_id)
+
+    @contextmanager
+    def _trace_of(self, run: RunRecord) -> Iterator[None]:
+        # Whatever made us plan, the episode belongs to the trace that began with SubmitRun.
+        token = context.attach(propagate.extract(dict(run.trace)))
+        try:
+            yield
+        finally:
+            context.detach(token)
+
+    def _enqueue_command(self, run: RunRecord, request: Message, episode: EpisodeRow) -> None:
+        event_id = event_ids.episode_requested(episode.episode_id, episode.num_dispatches)
+        pool, model = run.spec.purpose.value, run.spec.policy.model
+        enqueue_command(self._sql, request, pool=pool, model=model, event_id=event_id)
+
+    def _task_of(self, episode: EpisodeRow) -> RunnableTask:
+        where = (episode.taskset, episode.task_position)
+        if where not in self._tasks:
+            groups = [row for row in self._groups.values() if row.taskset == episode.taskset]
+            self._read_tasks(episode.taskset, {episode.task_position, *(row.task_position for row in groups)})
+        return self._tasks[where]
+
+    def _read_tasks(self, key: str, positions: Collection[int]) -> None:
+        unread = [at for at in positions if (key, at) not in self._tasks]
+        if unread:
+            self._tasks |= {(key, at): task for at, task in self.tasks(key, unread).items()}
+
+    def _splits_now(self, episodes: Sequence[EpisodeRow]) -> Mapping[str, Split]:
+        """By digest of its task, the split that each of these episodes is played for."""
+        for key in {episode.taskset for episode in episodes}:
+            self._read_tasks(key, {row.task_position for row in episodes if row.taskset == key})
+        return self.splits({self._task_of(episode).digest for episode in episodes})

@@ -94,7 +94,7 @@ def test_a_run_only_fails_when_each_of_its_newest_groups_had_no_grade() -> None:
     assert not plan.has_only_failures([False], 2), "too few to say"
 
 
-def test_a_run_is_of_the_taskset_that_its_spec_names_unless_told_otherwise() -> None:
+def test_a_run_is_of_the_taskset_that_its_spec_names_unless_another_is_given() -> None:
     assert run_of().taskset == "ts"
     assert run_of(taskset="ts@2", taskset_revision=2).taskset == "ts@2"
 
@@ -263,7 +263,7 @@ def test_a_run_that_has_nothing_to_learn_from_says_all_that_is_known() -> None:
     )
 
 
-def test_people_hear_of_a_run_after_two_steps_worth_of_groups_or_at_its_limit() -> None:
+def test_a_run_gets_a_notice_after_two_steps_worth_of_groups_or_at_its_limit() -> None:
     training = Training(prompts_per_step=3, no_step_groups=10)
     assert [learning.is_worth_an_alarm(groups, training) for groups in (5, 6)] == [False, True]
     short = Training(prompts_per_step=3, no_step_groups=2)

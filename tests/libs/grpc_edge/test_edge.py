@@ -1,8 +1,6 @@
 """Server and client of the edge against each other, over a real socket, with a real contract."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,12 +12,16 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.libs.grpc_edge.conftest import (
+    KEY,
+    SERVICE,
+    Tasksets,
+    get,
+)
 
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.guard import unknown_field
 from grpc_edge.server import CannotListen
-from service_kit.deadlines import deadline
-from service_kit.errors import StoreFull
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -34,100 +36,6 @@ from upcycle.rpc import (
     connect,
     remote_errors,
 )
-
-SERVICE = "upcycle.api.taskset.v1.TasksetService"
-KEY = "a-valid-key"
-
-
-class UnknownRun(LookupError): ...
-
-
-class RunMoved(Exception): ...
-
-
-class GateNotPassed(Exception): ...
-
-
-class HeldOutGateNotPassed(GateNotPassed): ...
-
-
-STATUS_OF = {
-    UnknownRun: grpc.StatusCode.NOT_FOUND,
-    RunMoved: grpc.StatusCode.ABORTED,
-    GateNotPassed: grpc.StatusCode.FAILED_PRECONDITION,
-}
-
-
-class Tasksets(rpc.TasksetServiceServicer):
-    """Does what the run id says."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.trace_ids: list[int] = []
-        self.finished = asyncio.Event()
-
-    async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
-        self.calls += 1
-        self.trace_ids.append(trace.get_current_span().get_span_context().trace_id)
-        await self._act(request.run_id)
-        return pb.GetRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
-
-    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
-        raise ZeroDivisionError("a servicer that forgot its table")
-
-    async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:
-        yield pb.WatchRunResponse(run=taskset_pb2.Run(run_id=request.run_id))
-        await self._act(request.run_id)
-
-    async def PauseRun(self, request: pb.PauseRunRequest, context: Any) -> pb.PauseRunResponse:
-        raise Unavailable("the planner's database", retry_after_s=2.0)
-
-    async def StopRun(self, request: pb.StopRunRequest, context: Any) -> pb.StopRunResponse:
-        raise StoreFull("database planner is full")
-
-    async def _act(self, run_id: str) -> None:
-        match run_id:
-            case "missing":
-                raise UnknownRun(f"run {run_id!r} is not known; `upcycle runs` lists them")
-            case "moved":
-                raise RunMoved("expected v3, head is v4")
-            case "gate":
-                raise HeldOutGateNotPassed("0.61 [0.52, 0.69] is not above head's 0.60")
-            case "verbose":
-                raise GateNotPassed("x" * 100_000)
-            case "bug":
-                raise RuntimeError("password=hunter2hunter2")
-            case "nested-timeout":
-                async with deadline("the lease of engine e1", 0.01):
-                    await asyncio.sleep(1)
-            case "slow":
-                await asyncio.sleep(0.6)
-                self.finished.set()
-
-
-@pytest.fixture
-async def tasksets() -> Tasksets:
-    return Tasksets()  # type: ignore[abstract] # its other rpcs answer UNIMPLEMENTED
-
-
-@pytest.fixture
-async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
-    made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=2.0)
-    made.add(rpc.add_TasksetServiceServicer_to_server, tasksets, STATUS_OF)
-    await made.start()
-    yield made
-    await made.stop()
-
-
-@pytest.fixture
-async def stub(server: GrpcServer) -> "AsyncIterator[rpc.TasksetServiceAsyncStub]":
-    async with connect(server.address, default_timeout_s=5, idempotent=["GetRun"]) as channel:
-        yield rpc.TasksetServiceStub(channel)
-
-
-async def get(stub: "rpc.TasksetServiceAsyncStub", run_id: str) -> str:
-    with remote_errors(f"get {run_id}"):
-        return str((await stub.GetRun(pb.GetRunRequest(run_id=run_id))).run.run_id)
 
 
 @pytest.mark.parametrize(
@@ -246,57 +154,6 @@ async def test_large_messages_pass_and_larger_ones_are_refused(stub: "rpc.Taskse
 
     with pytest.raises(RemoteRefused, match="RESOURCE_EXHAUSTED"):
         await get(stub, "x" * (33 * 1024 * 1024))
-
-
-async def test_an_idempotent_call_survives_a_restart_of_the_server(tasksets: Tasksets) -> None:
-    first = await _serve(tasksets, 0)
-    async with connect(first.address, default_timeout_s=10, idempotent=["GetRun"]) as channel:
-        stub = rpc.TasksetServiceStub(channel)
-        await get(stub, "one")
-        await first.stop()
-        call = asyncio.create_task(get(stub, "two"))
-        await asyncio.sleep(0.5)
-        assert not call.done()
-        second = await _serve(tasksets, first.port)
-
-        assert await call == "two"
-        await second.stop()
-
-
-async def test_a_call_that_is_not_idempotent_fails_at_once(tasksets: Tasksets) -> None:
-    gone = await _serve(tasksets, 0)
-    await gone.stop()
-
-    async with connect(gone.address, default_timeout_s=10) as channel:
-        with pytest.raises(Unavailable, match="UNAVAILABLE"):
-            await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
-
-
-async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
-    gone = await _serve(tasksets, 0)
-    await gone.stop()
-
-    async with connect(gone.address, default_timeout_s=0.5, idempotent=["GetRun"]) as channel:
-        with pytest.raises(Unavailable):
-            await asyncio.wait_for(get(rpc.TasksetServiceStub(channel), "one"), 2)
-
-
-async def _serve(tasksets: Tasksets, port: int) -> GrpcServer:
-    server = GrpcServer("127.0.0.1", port).add(rpc.add_TasksetServiceServicer_to_server, tasksets)
-    await server.start()
-    return server
-
-
-async def test_a_call_in_flight_is_finished_before_the_server_stops(
-    server: GrpcServer, stub: "rpc.TasksetServiceAsyncStub", tasksets: Tasksets
-) -> None:
-    call = asyncio.create_task(get(stub, "slow"))
-    await asyncio.sleep(0.1)
-    await server.stop()
-
-    assert tasksets.finished.is_set()
-    assert await call == "slow"
-    assert server.ready() == "not listening"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Clock:
 
 
 @dataclass
-class Bench:
+class RegistryHarness:
     """Everything a gate needs, and short words for what tests do to it."""
 
     database: Database
@@ -125,15 +125,15 @@ def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> 
 
 
 @pytest.fixture
-async def bench(sql_url: str) -> AsyncIterator[Bench]:
+async def harness(sql_url: str) -> AsyncIterator[RegistryHarness]:
     """A registry that holds model `incident` at version 0 and a training run with a gate."""
     database = MigratedDatabase(sql_url, "checkpoint_registry")
     await database.start()
-    bench = Bench(database, Clock())
-    await bench.models.create_model(checkpoint(0), forked_from="")
-    bench.planner.training_run("run-train", MODEL)
+    harness = RegistryHarness(database, Clock())
+    await harness.models.create_model(checkpoint(0), forked_from="")
+    harness.planner.training_run("run-train", MODEL)
     try:
-        yield bench
+        yield harness
     finally:
         await database.stop()
 

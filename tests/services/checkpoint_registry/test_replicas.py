@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from tests.services.checkpoint_registry.conftest import MODEL, Bench
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.domain.errors import HeadMoved
@@ -11,25 +11,25 @@ from checkpoint_registry.domain.jobs import JobPhase
 from checkpoint_registry.domain.models import CheckpointState
 
 
-async def test_contending_moves_of_head_lose_no_revision(bench: Bench) -> None:
+async def test_contending_moves_of_head_lose_no_revision(harness: RegistryHarness) -> None:
     for version in (1, 2):
-        await bench.save(version)
-    targets = [await bench.models.version(MODEL, version) for version in (1, 2)]
+        await harness.save(version)
+    targets = [await harness.models.version(MODEL, version) for version in (1, 2)]
     conflicts = 0
 
     async def writer(index: int) -> None:
         nonlocal conflicts
         moved = 0
         while moved < 5:
-            model = await bench.models.model(MODEL)
+            model = await harness.models.model(MODEL)
             target = targets[0] if model.head_version == 2 else targets[1]
             try:
-                await bench.models.move_head(
+                await harness.models.move_head(
                     target,
                     expected_revision=model.head_revision,
                     actor=f"writer-{index}",
                     reason="race",
-                    at=bench.clock(),
+                    at=harness.clock(),
                 )
             except HeadMoved:
                 conflicts += 1
@@ -37,40 +37,40 @@ async def test_contending_moves_of_head_lose_no_revision(bench: Bench) -> None:
                 moved += 1
 
     await asyncio.gather(*[writer(index) for index in range(6)])
-    moves = await bench.models.head_moves(MODEL)
+    moves = await harness.models.head_moves(MODEL)
     assert [move.revision for move in moves] == list(range(1, 32))
     assert all(later.from_checkpoint_id == earlier.to_checkpoint_id for earlier, later in pairwise(moves))
-    assert (await bench.models.model(MODEL)).head_revision == 31
-    assert len(await bench.events()) == 30
+    assert (await harness.models.model(MODEL)).head_revision == 31
+    assert len(await harness.events()) == 30
 
 
-async def test_two_replicas_start_one_evaluation(bench: Bench) -> None:
-    await bench.save(1)
-    (job,) = await bench.gates.jobs(MODEL, JobPhase.NEW)
-    await bench.gate._read_spec(job)
-    other = SqlGateStore(bench.database)
+async def test_two_replicas_start_one_evaluation(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    (job,) = await harness.gates.jobs(MODEL, JobPhase.NEW)
+    await harness.gate._read_spec(job)
+    other = SqlGateStore(harness.database)
     started = await asyncio.gather(
-        *[store.start_job(job.checkpoint_id) for store in (bench.gates, other) for _ in range(4)]
+        *[store.start_job(job.checkpoint_id) for store in (harness.gates, other) for _ in range(4)]
     )
     assert sum(started) == 1
-    await bench.save(2)
-    (second,) = await bench.gates.jobs(MODEL, JobPhase.NEW)
-    await bench.gate._read_spec(second)
+    await harness.save(2)
+    (second,) = await harness.gates.jobs(MODEL, JobPhase.NEW)
+    await harness.gate._read_spec(second)
     # The model's slot is taken, whoever asks.
     assert not await other.start_job(second.checkpoint_id)
-    assert await bench.state(2) is CheckpointState.CANDIDATE
+    assert await harness.state(2) is CheckpointState.CANDIDATE
 
 
-async def test_two_replicas_conclude_once(bench: Bench) -> None:
-    await bench.save(1)
-    await bench.drive()
+async def test_two_replicas_conclude_once(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
     for version, rate in ((1, 0.9), (0, 0.3)):
-        run_id = bench.planner.order_of(version)
-        bench.planner.finish(run_id, rate, bench.clock())
-        await asyncio.gather(*[bench.evidence.collect(run_id) for _ in range(4)])
-    await asyncio.gather(*[bench.gate.advance(MODEL) for _ in range(4)])
-    assert await bench.head() == 1
-    assert await bench.events() == [
+        run_id = harness.planner.order_of(version)
+        harness.planner.finish(run_id, rate, harness.clock())
+        await asyncio.gather(*[harness.evidence.collect(run_id) for _ in range(4)])
+    await asyncio.gather(*[harness.gate.advance(MODEL) for _ in range(4)])
+    assert await harness.head() == 1
+    assert await harness.events() == [
         "checkpoint.evaluated/default/ckpt-incident-v00000001",
         "checkpoint.promoted/default/incident/2",
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
+from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness
 from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
 
@@ -106,15 +106,15 @@ async def publish(
 class Shelf:
     """Versions 0 to 20 of a model; 5 and 10 in the tree, 15 on its way there."""
 
-    bench: Bench
+    harness: RegistryHarness
     store: MemoryBlobStore
     folder: Path
     manifests: dict[int, PolicyManifest]
 
     def pruner(self, store: BlobStore | None = None) -> PruneVersions:
-        bench, files = self.bench, VersionFiles(store or self.store)
-        deps = RetentionDeps(bench.models, bench.leases, bench.planner, bench.versions, files)
-        return PruneVersions(deps, POLICY, now=bench.clock)
+        harness, files = self.harness, VersionFiles(store or self.store)
+        deps = RetentionDeps(harness.models, harness.leases, harness.planner, harness.versions, files)
+        return PruneVersions(deps, POLICY, now=harness.clock)
 
     async def prune(self) -> dict[str, list[int]]:
         """The sweep that finds, and the one that removes."""
@@ -132,7 +132,7 @@ class Shelf:
         return (directory / "model.safetensors").read_bytes()
 
 
-async def filled_shelf(bench: Bench, tmp_path: Path) -> Shelf:
+async def filled_shelf(harness: RegistryHarness, tmp_path: Path) -> Shelf:
     store, manifests = MemoryBlobStore(), {}
     parent = None
     for number in range(NEWEST + 1):
@@ -141,33 +141,33 @@ async def filled_shelf(bench: Bench, tmp_path: Path) -> Shelf:
         if number > 0:
             digest, ref = parent.digest, policy_files.manifest_ref(parent)
             fact = PublishedVersion(MODEL, number, digest, ref, "run-train", number, START)
-            assert await bench.versions.publish(fact)
+            assert await harness.versions.publish(fact)
     for number in (5, 10):
-        await bench.save(number, digest=manifests[number].digest)
-    bench.clock.forward(7200)
-    return Shelf(bench, store, tmp_path, manifests)
+        await harness.save(number, digest=manifests[number].digest)
+    harness.clock.forward(7200)
+    return Shelf(harness, store, tmp_path, manifests)
 
 
 @pytest.fixture
-async def shelf(bench: Bench, tmp_path: Path) -> Shelf:
-    return await filled_shelf(bench, tmp_path)
+async def shelf(harness: RegistryHarness, tmp_path: Path) -> Shelf:
+    return await filled_shelf(harness, tmp_path)
 
 
-async def lease(bench: Bench, serves: int, *holds: int, ttl_s: float = 30.0) -> None:
+async def lease(harness: RegistryHarness, serves: int, *holds: int, ttl_s: float = 30.0) -> None:
     body = registry_pb2.EngineLease(model=MODEL, version=serves, held_versions=holds).SerializeToString()
-    expires_at = bench.clock() + timedelta(seconds=ttl_s)
+    expires_at = harness.clock() + timedelta(seconds=ttl_s)
     engine = EngineLease(f"engine-{serves}", MODEL, common_pb2.CHANNEL_LATEST, body, expires_at)
-    await bench.leases.renew(engine)
+    await harness.leases.renew(engine)
 
 
 async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_whole(shelf: Shelf) -> None:
-    bench = shelf.bench
-    await lease(bench, 7, 3)
-    await lease(bench, 8, ttl_s=-60)  # lapsed a moment ago
-    await lease(bench, 2, ttl_s=-3600)
-    bench.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
+    harness = shelf.harness
+    await lease(harness, 7, 3)
+    await lease(harness, 8, ttl_s=-60)  # lapsed a moment ago
+    await lease(harness, 2, ttl_s=-3600)
+    harness.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
     policies = BlobPolicyStore(
-        shelf.store, staging_dir=shelf.folder, max_import_bytes=1, now=shelf.bench.clock
+        shelf.store, staging_dir=shelf.folder, max_import_bytes=1, now=shelf.harness.clock
     )
     await policies.fork(policy_files.manifest_ref(shelf.manifests[5]), "forked")
 
@@ -185,7 +185,7 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
 async def test_a_removed_version_is_neither_latest_nor_found_again_when_its_fact_comes_late(
     shelf: Shelf,
 ) -> None:
-    versions = shelf.bench.versions
+    versions = shelf.harness.versions
     assert (await versions.version(MODEL, 12)).digest == shelf.manifests[12].digest
     await shelf.prune()
     with pytest.raises(VersionRemoved, match="version 12 of model 'incident' was removed at"):
@@ -194,22 +194,22 @@ async def test_a_removed_version_is_neither_latest_nor_found_again_when_its_fact
     assert not await versions.publish(PublishedVersion(MODEL, 12, digest, ref, "run-train", 12, START))
     with pytest.raises(VersionRemoved):
         await versions.version(MODEL, 12)
-    assert (await shelf.bench.models.model(MODEL)).latest.version == NEWEST
+    assert (await shelf.harness.models.model(MODEL)).latest.version == NEWEST
 
 
 async def test_latest_is_the_highest_version_that_is_left(shelf: Shelf) -> None:
-    await shelf.bench.versions.mark_removed(MODEL, NEWEST, START)
-    assert (await shelf.bench.models.model(MODEL)).latest.version == NEWEST - 1
+    await shelf.harness.versions.mark_removed(MODEL, NEWEST, START)
+    assert (await shelf.harness.models.model(MODEL)).latest.version == NEWEST - 1
 
 
 async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_back(shelf: Shelf) -> None:
     await shelf.prune()
     for number, revision in ((10, 1), (5, 2)):
-        target = await shelf.bench.models.version(MODEL, number)
-        await shelf.bench.models.move_head(
+        target = await shelf.harness.models.version(MODEL, number)
+        await shelf.harness.models.move_head(
             target, expected_revision=revision, actor="a person", reason="looks better", at=START
         )
-        assert await shelf.bench.head() == number
+        assert await shelf.harness.head() == number
         manifest = await policy_files.load(shelf.store, MODEL, number)
         assert await shelf.whole(manifest, str(number)) == weights(number)
     following = await publish(shelf.store, shelf.folder / "next", 21, shelf.manifests[20])
@@ -218,12 +218,12 @@ async def test_after_a_sweep_a_checkpoint_is_promoted_and_the_one_before_comes_b
 
 async def test_who_cannot_be_asked_may_need_everything(shelf: Shelf) -> None:
     before = dict(shelf.store.objects)
-    shelf.bench.planner.is_away = True
+    shelf.harness.planner.is_away = True
     with pytest.raises(Unavailable):
         await shelf.prune()
     key = policy_manifest(MODEL, 12)
     shelf.store.objects[key] = b"rotten"
-    shelf.bench.planner.is_away = False
+    shelf.harness.planner.is_away = False
     with pytest.raises(Unavailable, match="cannot be read"):
         await shelf.prune()
     assert {**shelf.store.objects, key: before[key]} == before

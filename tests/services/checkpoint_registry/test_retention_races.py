@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.services.checkpoint_registry.conftest import MODEL, START, Bench
+from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness
 from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import weights
 from tests.services.checkpoint_registry.test_retention import Shelf, filled_shelf, lease
@@ -21,32 +21,32 @@ from identities.objects import policy_manifest
 
 OLD = 12
 """Neither checkpoint nor new: a sweep wants it gone."""
-Naming = Callable[[Bench], Awaitable[None]]
+Naming = Callable[[RegistryHarness], Awaitable[None]]
 
 
-async def pin(bench: Bench) -> None:
+async def pin(harness: RegistryHarness) -> None:
     """A run is pinned to it."""
-    bench.planner.runs["run-late"] = evaluation_run("run-late", MODEL, OLD, PROFILE)
+    harness.planner.runs["run-late"] = evaluation_run("run-late", MODEL, OLD, PROFILE)
 
 
-async def unpin(bench: Bench) -> None:
-    bench.planner.runs.pop("run-late", None)
+async def unpin(harness: RegistryHarness) -> None:
+    harness.planner.runs.pop("run-late", None)
 
 
-async def load(bench: Bench) -> None:
+async def load(harness: RegistryHarness) -> None:
     """An engine says that it holds it."""
-    await lease(bench, 20, OLD)
+    await lease(harness, 20, OLD)
 
 
-async def unload(bench: Bench) -> None:
-    await lease(bench, 20)
+async def unload(harness: RegistryHarness) -> None:
+    await lease(harness, 20)
 
 
-async def make_head(bench: Bench) -> None:
+async def make_head(harness: RegistryHarness) -> None:
     """It is recorded as a checkpoint, and becomes head."""
-    await bench.save(OLD, digest=(await bench.versions.version(MODEL, OLD)).digest)
-    target = await bench.models.version(MODEL, OLD)
-    await bench.models.move_head(
+    await harness.save(OLD, digest=(await harness.versions.version(MODEL, OLD)).digest)
+    target = await harness.models.version(MODEL, OLD)
+    await harness.models.move_head(
         target, expected_revision=None, actor="a person", reason="looks better", at=START
     )
 
@@ -79,21 +79,21 @@ class Interrupted:
         return call
 
 
-async def nothing(bench: Bench) -> None:
+async def nothing(harness: RegistryHarness) -> None:
     """Nobody names it."""
 
 
 async def swept(shelf: Shelf, at: int | None = None, naming: Naming = nothing) -> tuple[list[int], list[str]]:
     """What the removing sweep removed, and the calls that it made; `naming` came before call `at`."""
-    bench = shelf.bench
-    script = Script(lambda: naming(bench))
+    harness = shelf.harness
+    script = Script(lambda: naming(harness))
     store: Any = Interrupted(shelf.store, script)
     models, leases, planner = (
-        Interrupted(one, script) for one in (bench.models, bench.leases, bench.planner)
+        Interrupted(one, script) for one in (harness.models, harness.leases, harness.planner)
     )
     anything: dict[str, Any] = {"models": models, "leases": leases, "tasksets": planner}
-    deps = RetentionDeps(**anything, versions=bench.versions, files=VersionFiles(store))
-    prune = PruneVersions(deps, shelf.pruner().policy, now=bench.clock)
+    deps = RetentionDeps(**anything, versions=harness.versions, files=VersionFiles(store))
+    prune = PruneVersions(deps, shelf.pruner().policy, now=harness.clock)
     assert await prune.sweep() == {}
     script.calls.clear()
     script.at = at
@@ -104,7 +104,7 @@ async def restore(shelf: Shelf, whole: dict[str, bytes]) -> None:
     """As if no sweep had taken place."""
     shelf.store.objects.update(whole)
     unmark = update(published_version).values(removed_at=None)
-    await shelf.bench.database.run(lambda connection: connection.execute(unmark))
+    await shelf.harness.database.run(lambda connection: connection.execute(unmark))
 
 
 async def last_moment(shelf: Shelf, question: str) -> int:
@@ -127,11 +127,13 @@ async def assert_whole(shelf: Shelf, name: str) -> None:
 
 
 @pytest.mark.parametrize("naming", [pin, load, make_head])
-async def test_what_is_named_between_two_sweeps_stays(bench: Bench, tmp_path: Path, naming: Naming) -> None:
-    shelf = await filled_shelf(bench, tmp_path)
+async def test_what_is_named_between_two_sweeps_stays(
+    harness: RegistryHarness, tmp_path: Path, naming: Naming
+) -> None:
+    shelf = await filled_shelf(harness, tmp_path)
     prune = shelf.pruner()
     assert await prune.sweep() == {}
-    await naming(bench)
+    await naming(harness)
     assert OLD not in (await prune.sweep())[MODEL]
     await assert_whole(shelf, "old")
 
@@ -140,14 +142,14 @@ async def test_what_is_named_between_two_sweeps_stays(bench: Bench, tmp_path: Pa
     ("naming", "undo", "question"), [(pin, unpin, "pinned_versions"), (load, unload, "held_versions")]
 )
 async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
-    bench: Bench, tmp_path: Path, naming: Naming, undo: Naming, question: str
+    harness: RegistryHarness, tmp_path: Path, naming: Naming, undo: Naming, question: str
 ) -> None:
-    shelf = await filled_shelf(bench, tmp_path)
+    shelf = await filled_shelf(harness, tmp_path)
     last = await last_moment(shelf, question)
     whole = dict(shelf.store.objects)
     for at in range(0, last + 1, 3):
         await restore(shelf, whole)
-        await undo(bench)
+        await undo(harness)
         gone, _ = await swept(shelf, last - at, naming)
         assert OLD not in gone, f"named before call {last - at}"
         await assert_whole(shelf, f"old-{at}")
@@ -155,11 +157,11 @@ async def test_what_is_named_at_any_moment_until_it_is_asked_for_stays(
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9, 1.0])
 async def test_what_becomes_head_at_any_moment_until_it_is_asked_for_stays(
-    bench: Bench, tmp_path: Path, share: float
+    harness: RegistryHarness, tmp_path: Path, share: float
 ) -> None:
-    shelf = await filled_shelf(bench, tmp_path)
+    shelf = await filled_shelf(harness, tmp_path)
     last = await last_moment(shelf, "checkpoints")
     gone, _ = await swept(shelf, round(share * last), make_head)
     assert OLD not in gone
     await assert_whole(shelf, "old")
-    assert await bench.head() == OLD
+    assert await harness.head() == OLD

@@ -5,7 +5,7 @@ from dataclasses import replace
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
-from tests.services.checkpoint_registry.conftest import MODEL, Bench, checkpoint
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
 from checkpoint_registry.adapters.tables import metadata
@@ -46,9 +46,9 @@ async def test_a_fork_has_its_own_sources_and_names_where_the_others_are(stack: 
         assert dict(origin.checkpoint.sources) == SOURCES
 
 
-async def test_the_migration_makes_the_tables_that_the_code_uses(bench: Bench) -> None:
-    await bench.gate.record(replace(checkpoint(1), sources=SOURCES), "")
-    assert (await bench.models.version(MODEL, 1)).sources == SOURCES
+async def test_the_migration_makes_the_tables_that_the_code_uses(harness: RegistryHarness) -> None:
+    await harness.gate.record(replace(checkpoint(1), sources=SOURCES), "")
+    assert (await harness.models.version(MODEL, 1)).sources == SOURCES
 
     def differences(connection: Connection) -> list[object]:
         options = {"version_table": "checkpoint_registry_version"}
@@ -56,4 +56,4 @@ async def test_the_migration_makes_the_tables_that_the_code_uses(bench: Bench) -
         found = compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
         return [one for one in found if "outbox" not in str(one)]
 
-    assert await bench.database.run(differences) == []
+    assert await harness.database.run(differences) == []

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.services.checkpoint_registry.conftest import MODEL, START, Bench, checkpoint
+from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness, checkpoint
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
 from blob_store import BlobRef
@@ -24,57 +24,59 @@ def published(version: int) -> PublishedVersion:
     return PublishedVersion(MODEL, version, f"{version:064x}", manifest, "run-train", version, START)
 
 
-async def latest(bench: Bench) -> PublishedVersion:
-    return (await bench.models.model(MODEL)).latest
+async def latest(harness: RegistryHarness) -> PublishedVersion:
+    return (await harness.models.model(MODEL)).latest
 
 
-async def test_a_model_that_was_just_imported_has_its_base_as_latest(bench: Bench) -> None:
-    assert await latest(bench) == checkpoint(0).published
+async def test_a_model_that_was_just_imported_has_its_base_as_latest(harness: RegistryHarness) -> None:
+    assert await latest(harness) == checkpoint(0).published
 
 
-async def test_facts_out_of_order_leave_the_highest_version_as_latest(bench: Bench) -> None:
+async def test_facts_out_of_order_leave_the_highest_version_as_latest(harness: RegistryHarness) -> None:
     for version in (3, 1, 2):
-        assert await bench.versions.publish(published(version))
-    assert await latest(bench) == published(3)
-    assert await bench.versions.version(MODEL, 1) == published(1)
+        assert await harness.versions.publish(published(version))
+    assert await latest(harness) == published(3)
+    assert await harness.versions.version(MODEL, 1) == published(1)
 
 
-async def test_a_redelivered_fact_changes_nothing(bench: Bench) -> None:
-    assert await bench.versions.publish(published(1))
-    assert not await bench.versions.publish(replace(published(1), run_id="another"))
-    assert await bench.versions.version(MODEL, 1) == published(1)
+async def test_a_redelivered_fact_changes_nothing(harness: RegistryHarness) -> None:
+    assert await harness.versions.publish(published(1))
+    assert not await harness.versions.publish(replace(published(1), run_id="another"))
+    assert await harness.versions.version(MODEL, 1) == published(1)
 
 
-async def test_a_version_with_other_weights_is_refused(bench: Bench) -> None:
-    await bench.versions.publish(published(1))
+async def test_a_version_with_other_weights_is_refused(harness: RegistryHarness) -> None:
+    await harness.versions.publish(published(1))
     with pytest.raises(VersionConflict, match="versions are never reused"):
-        await bench.versions.publish(replace(published(1), digest="f" * 64))
+        await harness.versions.publish(replace(published(1), digest="f" * 64))
     with pytest.raises(VersionConflict):
-        await bench.save(1, digest="f" * 64)
-    assert (await latest(bench)).digest == published(1).digest
+        await harness.save(1, digest="f" * 64)
+    assert (await latest(harness)).digest == published(1).digest
 
 
-async def test_a_checkpoint_whose_publication_was_missed_is_a_published_version(bench: Bench) -> None:
-    await bench.save(4)
-    assert (await latest(bench)).version == 4
-    assert not await bench.versions.publish(replace(published(4), manifest=checkpoint(4).manifest))
+async def test_a_checkpoint_whose_publication_was_missed_is_a_published_version(
+    harness: RegistryHarness,
+) -> None:
+    await harness.save(4)
+    assert (await latest(harness)).version == 4
+    assert not await harness.versions.publish(replace(published(4), manifest=checkpoint(4).manifest))
 
 
-async def test_what_was_never_published_is_unknown(bench: Bench) -> None:
+async def test_what_was_never_published_is_unknown(harness: RegistryHarness) -> None:
     with pytest.raises(UnknownVersion, match="no version 7 of model 'incident'"):
-        await bench.versions.version(MODEL, 7)
+        await harness.versions.version(MODEL, 7)
     with pytest.raises(UnknownModel):
-        await bench.versions.publish(replace(published(1), model="other"))
+        await harness.versions.publish(replace(published(1), model="other"))
 
 
-async def test_head_says_when_it_moved(bench: Bench) -> None:
-    await bench.save(1)
-    bench.clock.forward(60)
-    target = await bench.models.version(MODEL, 1)
-    await bench.models.move_head(
-        target, expected_revision=1, actor="a person", reason="looks better", at=bench.clock()
+async def test_head_says_when_it_moved(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    harness.clock.forward(60)
+    target = await harness.models.version(MODEL, 1)
+    await harness.models.move_head(
+        target, expected_revision=1, actor="a person", reason="looks better", at=harness.clock()
     )
-    assert (await bench.models.model(MODEL)).promoted_at == bench.clock()
+    assert (await harness.models.model(MODEL)).promoted_at == harness.clock()
 
 
 async def announce(stack: Stack, model: str, version: int, manifest: common_pb2.BlobRef) -> None:

@@ -4,7 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import NatsFactory
+from tests.services.trajectory_store.running_store import Store, running
 
+from event_bus.provision import provision
+from service_kit.groups import S3Settings
 from sql_store import Database, MigratedDatabase
 from trajectory_store.adapters.sql_index import SqlIndex
 
@@ -28,3 +32,11 @@ async def sqlite_db(tmp_path: Path) -> AsyncIterator[Database]:
     await database.start()
     yield database
     await database.stop()
+
+
+@pytest.fixture
+async def store(nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Store]:
+    server = nats_server()
+    await provision(server.url)
+    async with running(server.url, s3_settings, tmp_path) as started:
+        yield started

@@ -2,137 +2,26 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.message import Message
-from tests.conftest import NatsFactory
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL
 
-from blob_store import BlobRef, S3BlobStore
-from event_bus import BusSettings, BusTimings, Delivery, EventBus, EventRouter
-from event_bus.provision import provision
-from identities import objects
+from blob_store import BlobRef
 from identities.entities import trajectory_id
-from service_kit.errors import StoreFull
-from service_kit.groups import S3Settings, SqlSettings
-from service_kit.ports import free_ports
-from sql_store import Database
-from trajectory_body import pack
-from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.app import build_app
-from trajectory_store.handlers import ledger_router
-from trajectory_store.settings import StoreSettings
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryQuarantined
-from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
-from upcycle.rpc import connect
 
 if TYPE_CHECKING:
-    from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
+    pass
 
 
-FAST = BusTimings(connect_s=5, drain_s=1, close_s=1, first_retry_s=0.05)
-
-
-def body_of(number: int, run: str = "run-1") -> trajectory_pb2.TrajectoryBody:
-    call = trajectory_pb2.ToolCall(call_id="c0", name="search_logs", arguments_json='{"q": "oom"}')
-    return trajectory_pb2.TrajectoryBody(
-        episode=events.identity(number, run=run),
-        prompt=[trajectory_pb2.Message(role="user", content="Why is checkout down?")],
-        turns=[
-            trajectory_pb2.Turn(
-                new_prompt_ids=[1, 2],
-                sampled_ids=[3, 4],
-                sampled_logprobs=[-0.5, -0.25],
-                tool_calls=[call],
-                tool_results=[trajectory_pb2.ToolResult(call_id="c0", content="oom killed ☠")],
-            ),
-            trajectory_pb2.Turn(new_prompt_ids=[5], sampled_ids=[6], sampled_logprobs=[-0.1], text="OOM"),
-        ],
-        answer="OOM",
-    )
-
-
-@dataclass
-class Store:
-    """A running store, and what its peers would have."""
-
-    bus: EventBus
-    blobs: S3BlobStore
-    api: "TrajectoryServiceAsyncStub"
-
-    async def publish(self, *messages: Message) -> None:
-        for message in messages:
-            await self.bus.publish(
-                message, model=events.MODEL, event_id=str(hash(message.SerializeToString()))
-            )
-
-    async def keep_body(self, number: int) -> BlobRef:
-        body = body_of(number)
-        key = objects.trajectory_body("run-1", body.episode.episode_id)
-        return await self.blobs.put(key, pack(body))
-
-    async def ledger(self, run: str = "run-1") -> pb.GetLedgerResponse:
-        return await self.api.GetLedger(pb.GetLedgerRequest(run_id=run, include_unsettled=True))
-
-
-async def until(check: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    """Ask again until it is so; fails the test when it never is."""
-    give_up_at = time.monotonic() + timeout_s
-    while not await check():
-        assert time.monotonic() < give_up_at, f"not so within {timeout_s} s"
-        await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def running(
-    nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True
-) -> AsyncIterator[Store]:
-    grpc_port, http_port = free_ports(2)
-    settings = StoreSettings(
-        grpc_port=grpc_port,
-        http_port=http_port,
-        check_idle_s=0.05,
-        watch_poll_s=0.2,
-        drain_s=10,
-        bus=BusSettings(url=nats_url),
-        s3=s3,
-        sql=SqlSettings(data_dir=folder),
-    )
-    service = build_app(settings)
-    bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=5, drain_s=1))
-    blobs = S3BlobStore(s3)
-    await service.start()
-    await bus.start()
-    if has_s3:
-        await blobs.start()
-    channel = connect(f"127.0.0.1:{grpc_port}")
-    try:
-        yield Store(bus, blobs, TrajectoryServiceStub(channel))
-    finally:
-        await channel.close()
-        await bus.stop()
-        await service.stop()
-        await blobs.stop()
-
-
-@pytest.fixture
-async def store(nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path) -> AsyncIterator[Store]:
-    server = nats_server()
-    await provision(server.url)
-    async with running(server.url, s3_settings, tmp_path) as started:
-        yield started
+from tests.services.trajectory_store.running_store import Store, body_of, until
 
 
 async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> None:
@@ -321,88 +210,3 @@ async def test_a_poison_fact_goes_to_the_dead_letters_and_the_ledger_goes_on(sto
         return (await store.ledger()).requested == 2
 
     await until(both_requested)
-
-
-async def test_a_killed_store_picks_up_where_its_database_is(
-    nats_server: NatsFactory, s3_settings: S3Settings, tmp_path: Path
-) -> None:
-    server = nats_server()
-    await provision(server.url)
-    async with running(server.url, s3_settings, tmp_path) as first:
-        await first.publish(*(events.requested(number) for number in range(30)))
-
-        async def some() -> bool:
-            return (await first.ledger()).requested > 0
-
-        await until(some)
-        await first.publish(*(events.failed(number) for number in range(30)))
-    async with running(server.url, s3_settings, tmp_path) as second:
-
-        async def all_settled() -> bool:
-            ledger = await second.ledger()
-            return ledger.requested == ledger.settled == 30
-
-        await until(all_settled)
-        assert (await second.ledger()).conflicts == 0
-
-
-async def test_without_an_object_store_the_ledger_goes_on_and_reads_say_why(
-    nats_server: NatsFactory, tmp_path: Path
-) -> None:
-    server = nats_server()
-    await provision(server.url)
-    (nowhere,) = free_ports(1)
-    away = S3Settings(endpoint=f"127.0.0.1:{nowhere}", bucket="missing")
-    async with running(server.url, away, tmp_path, has_s3=False) as store:
-        await store.publish(events.requested(0), events.recorded(0), events.graded(0))
-
-        async def is_graded() -> bool:
-            return (await store.ledger()).by_state.get("graded") == 1
-
-        await until(is_graded)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await store.api.GetTrajectory(
-                pb.GetTrajectoryRequest(trajectory_id=events.episode_id(0)), timeout=30
-            )
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "object store" in str(refused.value.details())
-        page = await store.api.ListTrajectories(pb.ListTrajectoriesRequest())
-        assert page.trajectories[0].quarantine_reason == "", "an outage is no corruption"
-
-
-async def test_a_full_disk_holds_facts_back_until_there_is_room(
-    nats_server: NatsFactory, sqlite_db: Database
-) -> None:
-    db, index = sqlite_db, SqlIndex(sqlite_db)
-    server = nats_server()
-    await provision(server.url)
-    bus = EventBus(BusSettings(url=server.url), client_name="test", timings=FAST)
-    (ledger,) = ledger_router(index, on_change=lambda: None, batch_size=50).projections
-    router, is_full = EventRouter(), asyncio.Event()
-
-    @router.projection(ledger.spec, batch_size=ledger.batch_size)
-    async def handle(batch: Sequence[Delivery[Message]]) -> None:
-        try:
-            await ledger.handler(batch)
-        except StoreFull:
-            is_full.set()
-            raise
-
-    bus.include_router(router)
-
-    async def pragma(text: str) -> int:
-        return int(await db.run(lambda connection: connection.exec_driver_sql(text).scalar_one()))
-
-    await pragma(f"PRAGMA max_page_count={await pragma('PRAGMA page_count')}")
-    await bus.start()
-    for number in range(200):
-        await bus.publish(events.requested(number), model=events.MODEL, event_id=f"requested/{number}")
-    await asyncio.wait_for(is_full.wait(), 20)
-    assert (await index.ledger("", 0)).requested < 200
-    await pragma("PRAGMA max_page_count=1000000")
-
-    async def all_there() -> bool:
-        return (await index.ledger("", 0)).requested == 200
-
-    await until(all_there)
-    await bus.stop()

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from identities import subjects
 
 M = TypeVar("M", bound=Message, covariant=True)
+TRIES: Final = 3
+"""Failures of a handler after which it should publish a failure instead of raising again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,15 @@ class Delivery(Generic[M]):
     """1 on the first delivery. Always 1 for replays."""
     published_at: datetime
     """When the stream stored it; aware, UTC."""
+    failures: int = 0
+    """Earlier deliveries to this durable that failed. `Unavailable` and a drain are no failures."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """As they came; W3C trace context among them, for spans that link to this event."""
+
+    @property
+    def is_last_try(self) -> bool:
+        """A bug is retried; a handler that fails in the last try publishes a failure as its outcome."""
+        return self.failures + 1 >= TRIES
 
     @property
     def tenant(self) -> str:

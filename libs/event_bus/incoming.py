@@ -50,7 +50,7 @@ class Decoder:
         return codec.decode(message_type, payload, headers)
 
 
-def delivery_of(raw: Msg, message: Message) -> Delivery[Any]:
+def delivery_of(raw: Msg, message: Message, failures: int = 0) -> Delivery[Any]:
     """A decoded message with what the bus knows of it."""
     where, headers = raw.metadata, raw.headers or {}
     return Delivery(
@@ -60,6 +60,7 @@ def delivery_of(raw: Msg, message: Message) -> Delivery[Any]:
         sequence=where.sequence.stream,
         num_delivered=where.num_delivered,
         published_at=where.timestamp,
+        failures=failures,
         headers=headers,
     )
 

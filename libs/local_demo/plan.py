@@ -48,7 +48,7 @@ class DemoPlan:
 def find_repository(start: Path | None = None) -> Path:
     """The checkout that holds examples/incident: the working folder, one above, or where this file lies."""
     here = (start or Path.cwd()).absolute()
-    for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
         if (folder / "examples" / "incident" / "tasks.py").exists():
             return folder
     raise ExampleMissing(

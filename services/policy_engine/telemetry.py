@@ -52,7 +52,7 @@ class SupervisorTelemetry:
     def reloading(self, from_version: int, target: EngineTarget) -> Iterator[None]:
         """Around one reload, its announcement included."""
         attributes: dict[str, AttributeValue] = {
-            "upcycle.model": self._labels[0],
+            "upcycle.policy.model": self._labels[0],
             "upcycle.channel": self._labels[1],
             "upcycle.policy.from_version": from_version,
             "upcycle.policy.version": target.version,

@@ -21,7 +21,6 @@ from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_FAILURES_BEFORE_GIVING_UP: Final = 3
 _MAX_INFO_CHARS: Final = 2000
 
 
@@ -39,7 +38,7 @@ def trajectory_router(
             task = wire.task_from_wire(event, delivery.published_at)
         except wire.MalformedEvent as error:
             raise PoisonMessage(str(error)) from error
-        await grading.grade_and_publish(event, task, delivery.num_delivered)
+        await grading.grade_and_publish(event, task, delivery.is_last_try)
 
     return router
 
@@ -54,11 +53,11 @@ class Grading:
         self._waits = WaitLog(log, "trajectories_wait")
 
     async def grade_and_publish(
-        self, recorded: TrajectoryRecorded, task: GradingTask, num_delivered: int
+        self, recorded: TrajectoryRecorded, task: GradingTask, is_last_try: bool
     ) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
         with telemetry.GRADE_S.time(), telemetry.grading_span(task) as span:
-            outcome = await self._outcome(task, num_delivered)
+            outcome = await self._outcome(task, is_last_try)
             match outcome:
                 case Graded(grade):
                     telemetry.describe_grade(span, grade)
@@ -72,7 +71,7 @@ class Grading:
                 case _:
                     assert_never(outcome)
 
-    async def _outcome(self, task: GradingTask, num_delivered: int) -> GradeOutcome:
+    async def _outcome(self, task: GradingTask, is_last_try: bool) -> GradeOutcome:
         try:
             return await self._grade(task)
         except Unavailable as error:
@@ -81,7 +80,7 @@ class Grading:
             raise
         except Exception as error:
             # A bug is retried a few times; then the episode fails, so that its group does not wait for it.
-            if num_delivered < _FAILURES_BEFORE_GIVING_UP:
+            if not is_last_try:
                 raise
             log.exception("grading_gave_up", extra={"trajectory_id": task.identity.trajectory_id})
             return CannotGrade(EpisodeFailure.GRADER_ERROR, f"{type(error).__name__}: {error}")

@@ -19,7 +19,6 @@ from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_FAILURES_BEFORE_GIVING_UP: Final = 3
 _SENT_AGAIN_AFTER_S: Final = 10.0
 
 
@@ -82,7 +81,7 @@ class Episodes:
             raise
         except Exception as error:
             # A bug is retried a few times; then the episode fails, so that its group does not wait for it.
-            if delivery.num_delivered < _FAILURES_BEFORE_GIVING_UP:
+            if not delivery.is_last_try:
                 raise
             log.exception("episode_gave_up", extra={"episode_id": task.identity.episode_id})
             return Failed(EpisodeFailure.SAMPLER_ERROR, f"{type(error).__name__}: {error}")

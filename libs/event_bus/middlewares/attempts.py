@@ -15,7 +15,7 @@ from event_bus import codec, tracing
 from event_bus.attempts import Attempts
 from event_bus.errors import MalformedEvent, PoisonMessage
 from event_bus.incoming import retry_after_s, retry_delay_s
-from event_bus.middlewares.base import EventMiddleware
+from event_bus.middlewares.base import FAILURES, EventMiddleware
 from event_bus.middlewares.verdict import BUS_TROUBLE_DELAY_S
 from upcycle.errors import Unavailable
 
@@ -32,7 +32,8 @@ class AttemptsMiddleware(EventMiddleware):
         """Raises NackMessage, PoisonMessage, MalformedEvent; CancelledError at a drain."""
         before = await self._earlier_attempts()
         try:
-            return await call_next(msg)
+            with self.context.scope(FAILURES, before.failures):
+                return await call_next(msg)
         except (PoisonMessage, MalformedEvent):
             raise
         except Unavailable as error:

@@ -1,12 +1,15 @@
 """What the middlewares of the bus have in common."""
 
-from typing import Any
+from typing import Any, Final
 
 from faststream import BaseMiddleware, ContextRepo
 from nats.aio.msg import Msg
 
 from event_bus.deps import ConsumerDeps
 from event_bus.topology import ConsumerSpec
+
+FAILURES: Final = "failures"
+"""Key in the context of how often earlier deliveries of the message failed."""
 
 
 class EventMiddleware(BaseMiddleware[Any, Msg]):

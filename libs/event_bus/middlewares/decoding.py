@@ -12,7 +12,7 @@ from faststream.types import AsyncFuncAny
 
 from event_bus.delivery import Delivery
 from event_bus.incoming import delivery_of
-from event_bus.middlewares.base import EventMiddleware
+from event_bus.middlewares.base import FAILURES, EventMiddleware
 
 _KEY: Final = "delivery"
 CurrentDelivery = Annotated[Delivery[Any], Context(_KEY)]
@@ -25,5 +25,5 @@ class DecodingMiddleware(EventMiddleware):
     async def consume_scope(self, call_next: AsyncFuncAny, msg: StreamMessage[Any]) -> Any:
         """Raises MalformedEvent with the reason."""
         event: Any = await msg.decode()
-        with self.context.scope(_KEY, delivery_of(self.msg, event)):
+        with self.context.scope(_KEY, delivery_of(self.msg, event, self.context.get_local(FAILURES))):
             return await call_next(msg)

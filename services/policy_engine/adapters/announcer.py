@@ -76,5 +76,5 @@ class PlatformAnnouncer:
         event_id = events.engine_changed(verb, self._who.engine_id, what)
         try:
             await self._bus.publish(event, model=self._who.model, event_id=event_id)
-        except BusError as error:
+        except (BusError, Unavailable) as error:
             log.error("event_lost", extra={"event_id": event_id, "why": str(error)})

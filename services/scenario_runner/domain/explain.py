@@ -23,7 +23,6 @@ _OF_ENVIRONMENT = frozenset(
         EpisodeFailure.SCENARIO_ERROR,
         EpisodeFailure.REWARD_INVALID,
         EpisodeFailure.ENVIRONMENT_BROKEN,
-        EpisodeFailure.TOOL_FAILED,
         EpisodeFailure.TIMEOUT,
     }
 )

@@ -4,10 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
+from docs import asyncapi
 from google.protobuf import descriptor_pb2
+
+from episodes import endings
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTO = ROOT / "proto"
@@ -108,6 +112,20 @@ def test_each_rpc_has_its_own_request_and_response(current: descriptor_pb2.FileD
                 assert (request, response) == (f"{method.name}Request", f"{method.name}Response")
                 assert not {method.input_type, method.output_type} & seen
                 seen |= {method.input_type, method.output_type}
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("taskset.v1.EpisodeFailed.kind", endings.EpisodeFailure),
+        ("training.v1.GroupSettled.outcome", endings.GroupOutcome),
+        ("training.v1.GroupSettled.reason", endings.GroupReason),
+        ("training.v1.SessionFailed.kind", endings.SessionFailure),
+    ],
+)
+def test_the_comment_of_a_kind_lists_the_words_that_the_code_sends(field: str, words: type[StrEnum]) -> None:
+    listed = asyncapi.proto_comments()[f"upcycle.api.{field}"].split(";")[0]
+    assert listed.split(", ") == [word.value for word in words if word]
 
 
 def breaking_changes(

@@ -69,6 +69,7 @@ async def test_a_failure_comes_again_with_growing_delay_then_goes_to_the_dead_le
         (letter,) = await eyes.dead_letters()
         assert await eyes.stored(ATTEMPTS)
     assert [one.num_delivered for one in seen.deliveries] == [1, 2, 3, 4]
+    assert [one.failures for one in seen.deliveries] == [0, 1, 2, 3]
     first, second, third = seen.gaps()  # lower bounds: the server waits for the delay of the nack
     assert first >= 0.09
     assert second >= 1.5 * 0.1

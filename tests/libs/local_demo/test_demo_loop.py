@@ -37,6 +37,10 @@ async def demo(tmp_path: Path) -> AsyncIterator[tuple[Demo, Planner]]:
         yield found, planner
 
 
+def test_the_example_is_found_from_a_folder_outside_the_checkout(tmp_path: Path) -> None:
+    assert find_repository(tmp_path) == Path(__file__).parents[3]
+
+
 async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: tuple[Demo, Planner]) -> None:
     running, planner = demo
     running.state.step = 1

@@ -17,8 +17,18 @@ from service_kit.telemetry import UnknownExporter, setup_telemetry, span_limits
 
 REPOSITORY = Path(__file__).parents[3]
 NUM_LINKS = 300
-NOT_ATTRIBUTES = {"gen_ai.evaluation.result"}
-"""The name of an event; the packaged conventions list attributes only."""
+EVENT_NAMES = {"gen_ai.evaluation.result"}
+"""Names of events: the packaged conventions list attributes only."""
+OUR_NAMES = {
+    f"upcycle.{name}"
+    for name in (
+        "bus.dead_letter", "bus.num_delivered", "channel", "checkpoint.id", "engine.id", "episode.id",
+        "group.id", "policy.digest", "policy.from_version", "policy.model", "policy.oldest_version",
+        "policy.version", "request.id", "reward", "run.id", "task.slug", "training.step",
+        "training.trajectories", "trajectory.id", "turn",
+    )
+}  # fmt: skip
+"""An interface: dashboards and other tools read them."""
 
 
 @pytest.fixture
@@ -116,17 +126,30 @@ def conventional_names() -> set[str]:
     return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
 
 
-def test_no_module_makes_up_a_name_under_a_conventional_prefix() -> None:
+def used_names(*prefixes: str) -> set[str]:
+    """Names below these prefixes that the code gives to spans, attributes and events."""
     sources = [path for root in ("libs", "services") for path in (REPOSITORY / root).rglob("*.py")]
     used = {name for path in sources if "api" not in path.parts for name in _attribute_names(path)}
+    return {name for name in used if name.startswith(prefixes)}
 
-    assert used - conventional_names() == NOT_ATTRIBUTES
+
+def test_no_module_makes_up_a_name_under_a_conventional_prefix() -> None:
+    assert used_names("gen_ai.", "messaging.", "error.") - conventional_names() == EVENT_NAMES
+
+
+def test_an_attribute_of_ours_has_one_name() -> None:
+    assert used_names("upcycle.") == OUR_NAMES
 
 
 def _attribute_names(path: Path) -> Iterator[str]:
-    constants = (
-        node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
-    )
-    for value in constants:
-        if isinstance(value, str) and value.startswith(("gen_ai.", "messaging.")) and value[-1] not in " .":
-            yield value
+    """Keys of dictionaries and arguments of calls on a span or a tracer."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        named: list[ast.expr | None] = []
+        match node:
+            case ast.Dict():
+                named = list(node.keys)
+            case ast.Call(func=ast.Attribute(attr="set_attribute" | "add_event"), args=[first, *_]):
+                named = [first]
+        for one in named:
+            if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.count("."):
+                yield one.value

@@ -19,6 +19,7 @@ from upcycle.api.environment.v1.service_pb2 import GradeRequest, GradeResponse
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.errors import Unavailable
 
 
 def num_waits() -> float:
@@ -173,15 +174,22 @@ async def test_a_record_that_names_nothing_goes_to_the_dead_letters(bed: Testbed
     assert fact.episode.group_id.endswith("g00001")
 
 
-async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_ends_the_episode_after_three_failures_and_a_wait_is_no_failure(
+    bed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [Unavailable("the engines", retry_after_s=0.0)] * 2
+    raised: list[Exception] = []
+
     async def surprise(*_: object) -> Any:
-        raise ZeroDivisionError("a bug")
+        raised.append(waits.pop() if waits else ZeroDivisionError("a bug"))
+        raise raised[-1]
 
     monkeypatch.setattr(GradeTrajectory, "__call__", surprise)
     await bed.grader()
     await bed.publish(await bed.record())
     (fact,) = await bed.outcomes(1)
     assert fact.kind == "grader_error"
+    assert [type(one) for one in raised] == [Unavailable] * 2 + [ZeroDivisionError] * 3
 
 
 async def test_many_records_are_each_graded_once(bed: Testbed) -> None:

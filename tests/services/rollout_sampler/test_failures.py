@@ -279,9 +279,15 @@ async def test_a_command_without_an_episode_goes_to_the_dead_letters(bed: Testbe
     assert fact.episode.group_id.endswith("g00001")
 
 
-async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_ends_the_episode_after_three_failures_and_a_wait_is_no_failure(
+    bed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [Unavailable("the engines", retry_after_s=0.0)] * 2
+    raised: list[Exception] = []
+
     async def surprise(*_: object, **__: object) -> Any:
-        raise ZeroDivisionError("a bug")
+        raised.append(waits.pop() if waits else ZeroDivisionError("a bug"))
+        raise raised[-1]
 
     monkeypatch.setattr(PlayEpisode, "__call__", surprise)
     await bed.sampler()
@@ -290,6 +296,7 @@ async def test_a_surprise_is_retried_and_then_settled(bed: Testbed, monkeypatch:
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "sampler_error"
     assert "ZeroDivisionError" in fact.detail
+    assert [type(one) for one in raised] == [Unavailable] * 2 + [ZeroDivisionError] * 3
 
 
 async def test_a_drained_sampler_leaves_its_episode_to_another_one_at_once(bed: Testbed) -> None:

@@ -196,7 +196,9 @@ Global___EpisodeRequested: _TypeAlias = EpisodeRequested  # noqa: Y015
 
 @_typing.final
 class EpisodeFailed(_message.Message):
-    """Fact episode.failed: no reward exists for this episode. The planner refills unless final_for_member."""
+    """Fact episode.failed: no reward exists for this episode. The planner requests its member again, a few times; then
+    the group goes on without it (group.shortened).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -206,7 +208,9 @@ class EpisodeFailed(_message.Message):
     REPORTED_BY_FIELD_NUMBER: _builtins.int
     FAILED_AT_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """environment_lost, scenario_error, reward_invalid, timeout, engine_error, context_overflow, poison, ..."""
+    """environment_broken, environment_lost, scenario_error, engine_error, timeout, context_overflow, policy_unreadable,
+    sampler_error, reward_invalid, body_corrupt, grader_error; else the word that the environment sent.
+    """
     detail: _builtins.str
     reported_by: _builtins.str
     """service"""

@@ -255,9 +255,11 @@ class GroupSettled(_message.Message):
     run_id: _builtins.str
     model: _builtins.str
     outcome: _builtins.str
-    """trained, excluded; released: of an evaluation, and not trained: it stays evaluated"""
+    """trained, excluded, released; the last: of an evaluation, whose episodes stay evaluated"""
     reason: _builtins.str
-    """stale, zero_spread, quarantined, short_group, run_over, held_out"""
+    """stale, zero_spread, short_group, held_out, quarantined, run_over, version, tokenizer, too_large, untrainable,
+    unassigned, other_environment, incomplete_group, group_of_one, no_tokens, already_trained; empty when it trained.
+    """
     step: _builtins.int
     """trained only"""
     source_run_id: _builtins.str

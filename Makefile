@@ -83,8 +83,9 @@ asyncapi: $(VENV)/.dev ## write the AsyncAPI document of every fact and command
 	$(BIN)/python -m docs.generate events.md asyncapi.yaml
 
 .PHONY: docs
-docs: $(VENV)/.dev ## build the documentation site, strictly
+docs: $(VENV)/.dev ## build the documentation site, strictly, and run what it shows
 	mkdocs build --strict -q
+	pytest -q -m docs tests/docs/test_snippets.py
 
 .PHONY: lines
 lines: ## lines of our own Python, without generated code

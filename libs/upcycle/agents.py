@@ -54,8 +54,9 @@ def create_agent(
     completion_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> Agent:
-    """An agent for a model slug; `incident@v12` pins a version.
+    """An agent for a model slug; `incident@v12` pins a version, else head plays.
 
+    sampling: temperature, top_p, max_turns, max_tokens_per_turn, max_tokens_per_episode, seed.
     completion_kwargs: accepted for code written against chat completions: `temperature`, `top_p`,
     `max_tokens`, and `extra_body` with `return_token_ids`, which is always on here. Raises UpcycleError for
     anything else.

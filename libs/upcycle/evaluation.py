@@ -54,10 +54,10 @@ class EvaluationFailed(UpcycleError):
 class Job:
     """Several evaluations of one model under one heading; `runs` grows with each.
 
-    session = await Job.start("incident", group=8)
-    await taskset.run(agent, job=session)
-    rewards = [run.reward for run in session.runs]
-    trained = await session.train(steps=2, prompts=8, learning_rate=1e-5)
+    job = await Job.start("incident", group=8)
+    await taskset.run(agent, job=job)
+    rewards = [run.reward for run in job.runs]
+    trained = await job.train(steps=2, prompts=8, learning_rate=1e-5)
     """
 
     def __init__(self, model: str, group: int, label: str) -> None:
@@ -68,7 +68,7 @@ class Job:
 
     @classmethod
     async def start(cls, model: str, *, group: int = 1, label: str = "") -> Self:
-        """group: plays of each task."""
+        """group: plays of each task, at least 1; to train, at least 2. Raises UpcycleError."""
         if group < 1:
             raise UpcycleError(f"group is {group}", "play each task at least once")
         return cls(model, group, label or f"job-{uuid.uuid4().hex[:8]}")
@@ -116,7 +116,8 @@ class EvalOptions(TypedDict, total=False):
 
 
 class EvalContext:
-    """`async with upcycle.eval(task) as ctx: run = await agent.run(ctx)`."""
+    """Tasks to play, and the `runs` that came of them: `async with upcycle.eval(task) as ctx`,
+    then `await agent.run(ctx)`."""
 
     def __init__(self, tasks: Task | Taskset | Sequence[Task], *, group: int, runtime: Any = None) -> None:
         self.taskset = as_taskset(tasks)
@@ -178,7 +179,8 @@ async def evaluate(
     timeout_s: float = 3600.0,
     **options: Unpack[EvalOptions],
 ) -> list[Run]:
-    """Play every task `group` times with the agent's policy and wait for the rewards; runs in order of tasks.
+    """Play every task `group` times with the agent's policy and wait for the rewards: tasks × group Runs,
+    those of one task side by side.
 
     trajectories: also read what the agent did. options: see EvalOptions; `trainable=True` needs a group of
     2 to 512. Raises EvaluationFailed, TasksetInvalid, PlatformNotFound, and

@@ -36,7 +36,8 @@ _FENCE = re.compile(r"^```(?:json)?\s*\n(.*)\n```$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """One named scoring function. required: a 0 here makes the whole rubric's score 0."""
+    """One named scoring function. score: answer -> (value in [0, 1], why). weight: its share in a rubric.
+    required: a 0 here makes the whole rubric's score 0."""
 
     name: str
     score: Callable[[str], Verdict]
@@ -147,7 +148,8 @@ def json_fields(expected: Mapping[str, Any], *, name: str = "json_fields") -> Gr
 class Rubric:
     """Weighted graders with unique names. The score is their weighted mean, 0 if a required one scores 0.
 
-    success_at: the score from which the episode counts as a success.
+    success_at: the score from which the episode counts as a success. Raises DefinitionError for two graders
+    of one name, and for weights that sum to 0.
     """
 
     def __init__(self, graders: Iterable[Grader], *, success_at: float = 1.0) -> None:

@@ -7,7 +7,7 @@ from upcycle.transcripts import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One played and graded episode.
+    """One played and graded episode. reward: in [0, 1].
 
     trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
     not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty

@@ -17,7 +17,8 @@ _SUBSCORE_FIELDS = frozenset({"name", "weight", "value", "info", "children"})
 
 @dataclass(frozen=True, slots=True)
 class SubScore:
-    """One grader's verdict. value: in [0, 1]. weight: its share in the parent, any finite number >= 0."""
+    """One grader's verdict. value: in [0, 1]. weight: its share in the parent, any finite number >= 0. info:
+    why, as JSON. Raises RewardInvalid."""
 
     name: str
     value: float
@@ -50,7 +51,8 @@ class SubScore:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """A graded episode. score: in [0, 1]. success: the binary outcome, by default score == 1."""
+    """A graded episode. score: in [0, 1], what training uses. success: what gates count, by default whether
+    score is 1; subscores, info, content: stored with the trajectory, for people. Raises RewardInvalid."""
 
     score: float
     success: bool | None = None

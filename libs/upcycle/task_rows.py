@@ -40,7 +40,8 @@ class EnvironmentRef:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One runnable task. args_json: canonical JSON of the scenario's arguments, at most 64 KiB."""
+    """One runnable task. args_json: canonical JSON of the scenario's arguments, at most 64 KiB. slug: its
+    name, unique in a taskset; family: what the gate counts regressions over. Raises TasksetInvalid."""
 
     environment: EnvironmentRef
     scenario: str

@@ -46,7 +46,8 @@ class Transcript:
 
 
 class Answer(str):
-    """What the agent answered: the final text, with the `trajectory` that led to it."""
+    """What the agent answered: the final text, with the `trajectory` that led to it. value: the answer before
+    it became text, where it was JSON."""
 
     trajectory: Transcript
     value: Any

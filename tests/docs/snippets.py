@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_FENCE: Final = re.compile(
-    r"^(?:<!-- snippet: (?P<note>[^\n]*?) -->\n)?"
-    r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
+from markdown_it import MarkdownIt
+
+_NOTE: Final = re.compile(r"^<!-- snippet: (?P<note>.*?) -->$", re.DOTALL)
+_TITLE: Final = re.compile(r'title="([^"]+)"')
+_MARKDOWN: Final = MarkdownIt()
 _ID: Final = re.compile(r"\b(?:traj-)?run-[0-9a-f]{4,12}(?:-g\d+-e\d+-a\d+)?\b|\b[0-9a-f]{12,64}\b")
 _NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _SPARK: Final = re.compile(r"[▁▂▃▄▅▆▇█]+")
@@ -52,7 +52,7 @@ class SnippetFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block. line: of its fence, from 1."""
+    """One code block. line: of its fence, from 1. language: `indented` where it has no fence."""
 
     line: int
     language: str
@@ -62,15 +62,25 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page. Raises SnippetFailed for one that the runner cannot read."""
+    """The code blocks of a page, those in lists included. Raises SnippetFailed for one that is not closed."""
     source = page.read_text(encoding="utf-8")
-    found = list(_FENCE.finditer(source))
-    if source.count("\n```") + source.startswith("```") != 2 * len(found):
-        raise SnippetFailed(f"{page.name}: a fence has no language, or is not closed")
-    for match in found:
-        line = source.count("\n", 0, match.start("language")) + 1
-        parts = (match[name] or "" for name in ("language", "title", "note", "text"))
-        yield Block(line, *parts)
+    note = ""
+    for token in _MARKDOWN.parse(source):
+        if token.type in ("fence", "code_block") and token.map is not None:
+            first, end = token.map
+            if token.type == "fence" and source.splitlines()[end - 1].strip() != token.markup:
+                raise SnippetFailed(f"{page.name}:{first + 1}: a fence is not closed")
+            language, _, rest = token.info.strip().partition(" ")
+            title = _TITLE.search(rest)
+            kind = language if token.type == "fence" else "indented"
+            yield Block(first + 1, kind, title[1] if title else "", note, token.content)
+        found = _NOTE.match(token.content.strip()) if token.type == "html_block" else None
+        note = found["note"] if found else ""
+
+
+def left_out(block: Block) -> str:
+    """Why the block is not executed; empty for one that is."""
+    return block.note.removeprefix("skip, ") if block.note.startswith("skip,") else ""
 
 
 class PlatformProcess:
@@ -149,6 +159,11 @@ class Reader:
             except SnippetFailed as error:
                 raise SnippetFailed(f"{page}:{block.line}: {error}") from error
 
+    def begin_anew(self) -> None:
+        """Stop the platform and remove its data."""
+        self.close()
+        shutil.rmtree(self.folder / ".upcycle", ignore_errors=True)
+
     def close(self) -> None:
         """Stop the platform."""
         self._platform.stop()
@@ -156,6 +171,8 @@ class Reader:
     def do(self, block: Block) -> None:
         """One block. Raises SnippetFailed."""
         word, _, rest = block.note.partition(" ")
+        if not block.language or block.language == "indented":
+            raise SnippetFailed("the block has no fence, or its fence names no language")
         if block.title:
             self._write(block)
         elif block.language == "text":

@@ -39,6 +39,7 @@ class Environment:
 
     Declaring is all that happens at import: MCP servers are started by `open`, per episode process. Module
     state of the environment's file is private to an episode, because each episode is a forked process.
+    version: free text, sent to who drives the environment. Raises DefinitionError for an empty name.
 
         env = Environment("incident")
 
@@ -65,7 +66,8 @@ class Environment:
         self._mcp: McpTools | None = None
 
     def tool(self, name: str | None = None) -> Callable[[F], F]:
-        """Register a function as a tool; it stays callable as it is. Raises DefinitionError."""
+        """Register a function as a tool; it stays callable as it is. name: by default the function's. Raises
+        DefinitionError for a signature that has no JSON schema, and for a name that is taken."""
         if callable(name):
             raise DefinitionError("@env.tool is missing its parentheses", "write @env.tool()")
 
@@ -76,7 +78,7 @@ class Environment:
         return register
 
     def scenario(self, name: str | None = None) -> Callable[[ScenarioFunction], Scenario]:
-        """Register a two-yield generator function. Raises DefinitionError."""
+        """Register a two-yield generator function; name: by default its own. Raises DefinitionError."""
         if callable(name):
             raise DefinitionError("@env.scenario is missing its parentheses", 'write @env.scenario("name")')
 
@@ -95,7 +97,7 @@ class Environment:
         return self.scenario(name)
 
     def bind(self, name: str, protocol: str, url: str, **params: Any) -> None:
-        """Offer a server of this environment to agents through `tunnel.open`."""
+        """Offer a server of this environment, at scheme://host:port/path, through `tunnel.open`."""
         self.bindings[name] = Binding(name, protocol, url, params)
 
     def connect_mcp_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
@@ -136,7 +138,7 @@ class Environment:
             self._mcp = None
 
     def scenario_named(self, name: str) -> Scenario:
-        """Raises UnknownName with the valid names."""
+        """The scenario of that name. Raises UnknownName with the valid names."""
         if name not in self.scenarios:
             known = ", ".join(sorted(self.scenarios)) or "none"
             raise UnknownName(f"environment {self.name!r} has no scenario {name!r}", f"it has {known}")

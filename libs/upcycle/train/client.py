@@ -38,7 +38,8 @@ _ACTOR: Final = "training client"
 
 
 class AdamOptions(TypedDict, total=False):
-    """Options of an update beside its learning rate. Defaults: 0.9, 0.95, 1e-8, 0, and 1 (0: no bound)."""
+    """Options of an AdamW update beside its learning rate. Defaults: beta1 0.9, beta2 0.95, eps 1e-8,
+    weight_decay 0, max_grad_norm 1 (0: no bound)."""
 
     beta1: float
     beta2: float
@@ -128,7 +129,9 @@ class TrainingClient:
 
         group_size: how many consecutive inputs form a group; rewards are relative to their group (None: all
         inputs are one group; 1: the reward itself is the advantage). num_substeps: the pass is computed in
-        so many slices, which needs less memory and gives the same gradient.
+        so many slices, which needs less memory and gives the same gradient. reward_scale: multiplies rewards.
+        advantage: how rewards of a group become credit, by default `dr_grpo`. loss_fn_config: options of
+        the loss, named in docs/understand/grpo.md.
         """
         from upcycle.api.training.v1 import service_pb2 as pb
 
@@ -258,7 +261,7 @@ class TrainingClient:
         return list(reply.losses)
 
     async def checkpoints(self) -> "list[Checkpoint]":
-        """The model's checkpoint tree, oldest first."""
+        """The model's checkpoint tree, oldest first; each names its parent, run and step."""
         from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
 
         request = ListCheckpointsRequest(model=self.model)

@@ -21,7 +21,7 @@ class InputInvalid(UpcycleError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn: all tokens of its prompt, the sampled tokens, and a log-probability for each sampled one."""
+    """One turn: all tokens of its prompt [P], the T sampled tokens [T], and their log-probabilities [T]."""
 
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
@@ -52,8 +52,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """Token ids, and per token one weight (for `cross_entropy`), or one advantage and one sampling
-    log-probability (for other losses). Tokens whose weight or advantage is 0 are not trained."""
+    """Token ids [T], and per token one weight [T] (for `cross_entropy`), or one advantage [T] and one
+    sampling log-probability [T] (for other losses). The first token, and tokens whose weight or advantage is
+    0, are not trained. reward: instead of advantages."""
 
     token_ids: Sequence[int]
     weights: Sequence[float] = ()

@@ -53,6 +53,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real SeaweedFS for the session (1.5 s). A test that kills or fills one starts its own."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
         yield server
+        server.kill()  # its own shutdown takes 10 s, and nothing in it is needed any more
 
 
 @pytest.fixture(scope="module")

@@ -127,10 +127,6 @@ class Objective:
         """True where the divergence changes advantages, and so must be known before the first backward."""
         return self.kl is not None and self.kl.placement == "reward"
 
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        return self.entropy_bonus != 0.0
-
     def __call__(self, tokens: TrainedTokens, totals: StepTotals) -> Tensor:
         """Scalar: this microbatch's part of the step's loss. Zero tokens give a zero that still has a
         gradient."""

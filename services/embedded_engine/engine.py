@@ -139,7 +139,7 @@ class EmbeddedEngine:
             await self.call(lambda: self._set_pause(Pause.ALL))
 
     async def resume(self) -> None:
-        """Go on."""
+        """Sample again."""
         await self.call(lambda: self._set_pause(Pause.NOTHING))
 
     async def reload(self, weights: ModelWeights) -> None:

@@ -62,7 +62,7 @@ class KvSlots:
             return Placement(best, length, None)
         slot = self._free_slot(protect=best if length >= _COPY_FROM else -1)
         if slot is None:
-            # The only free slot may be the one to copy from: then its owner-to-be is we.
+            # The only free slot may be the one to copy from: then the sequence takes it over in place.
             return Placement(best, length, None) if length and self.owner[best] is None else None
         return Placement(slot, length, best) if length >= _COPY_FROM else Placement(slot, 0, None)
 

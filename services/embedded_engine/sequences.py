@@ -24,7 +24,7 @@ class Sequence:
 
     prompt: list[int]
     spec: SamplingSpec
-    listener: Callable[[Progress], None]
+    listener: Callable[[Progress], None] = lambda _: None
     """Called in the event loop: at the end, and after each step when `streams`."""
     streams: bool = False
     tokens: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Builds the trainer; the only module that constructs adapters. Nothing connects before it is started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
@@ -23,7 +23,6 @@ from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.interactive.stored_trajectories import IDEMPOTENT as READ_AGAIN
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
-from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
@@ -36,6 +35,7 @@ from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.telemetry import TrainerInstruments
 from service_kit.background import Worker
 from service_kit.clock import utc_now
+from service_kit.component import Closing
 from service_kit.main import run_main
 from service_kit.service import Service
 from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer_to_server
@@ -43,54 +43,21 @@ from upcycle.api.training.v1.service_pb2_grpc import add_TrainingServiceServicer
 NAME = "grpo_trainer"
 
 
-class _LearnerComponent:
-    """Ends the learner's thread with the service."""
-
-    name = "learner"
-
-    def __init__(self, thread: LearnerThread) -> None:
-        self._thread = thread
-
-    async def start(self) -> None:
-        """Nothing: the thread starts with its first work."""
-
-    async def stop(self) -> None:
-        """Let the running work finish."""
-        self._thread.close()
-
-    def ready(self) -> str | None:
-        """Always."""
-        return None
-
-
 def _learner_options(settings: GrpoTrainerSettings) -> LearnerOptions:
     """How this process computes. Raises InvalidTrainingSpec for settings that do not go together."""
-    return LearnerOptions(
-        device=settings.device,
-        num_threads=settings.num_threads,
-        microbatch_tokens=settings.microbatch_tokens,
-        share_prefixes=settings.share_prefixes,
-        model=ModelOptions(
-            precision=settings.precision,
-            gradient_checkpointing=settings.gradient_checkpointing,
-            compiled=settings.compile_layers,
-            attention=settings.attention,
-        ),
-        ranks=settings.ranks,
-        rank_deadline_s=settings.rank_deadline_s,
+    plain = [one.name for one in fields(LearnerOptions) if one.name != "model"]
+    model = ModelOptions(
+        precision=settings.precision,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        compiled=settings.compile_layers,
+        attention=settings.attention,
     )
+    return LearnerOptions(**{name: getattr(settings, name) for name in plain}, model=model)
 
 
 def alarm_limits(settings: GrpoTrainerSettings) -> AlarmLimits:
-    """What the settings say that steps are compared with."""
-    return AlarmLimits(
-        updates=settings.alarm_updates,
-        mismatch_kl=settings.alarm_mismatch_kl,
-        entropy_share=settings.alarm_entropy_share,
-        entropy_early=settings.alarm_entropy_early,
-        entropy_floor=settings.alarm_entropy_floor,
-        no_eos=settings.alarm_no_eos,
-    )
+    """Each limit is a setting of its own, `alarm_<name>`."""
+    return AlarmLimits(**{one.name: getattr(settings, f"alarm_{one.name}") for one in fields(AlarmLimits)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +79,7 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
 def _run_tools(
     settings: GrpoTrainerSettings, thread: LearnerThread, blobs: S3BlobStore, bus: EventBus, peers: _Peers
 ) -> RunDeps:
-    """What the sessions of runs work with."""
+    """The dependencies of the sessions of runs."""
     limits = alarm_limits(settings)
     return RunDeps(
         new_learner=lambda: TorchLearner(thread),
@@ -148,7 +115,6 @@ def _interactive_deps(
         policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
         facts=tools.facts,
         leases=leases,
-        stepped=record_step,
         now=utc_now,
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
@@ -171,7 +137,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     interactive_deps = _interactive_deps(settings, tools, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, interactive)
-    service.add(_LearnerComponent(thread))
+    service.add(Closing("learner", thread.stop))
     service.add(bus)
     service.add(interactive)
     service.add(

@@ -29,7 +29,7 @@ EVENTS: Final[tuple[type[Message], ...]] = (
     taskset.GroupOffered,
     TrajectoryGraded,
 )
-"""What training is made of."""
+"""The events that the trainer reads."""
 
 
 class Stream(Protocol):
@@ -84,7 +84,7 @@ class FactReader:
             self.on_fact(delivery)
 
     async def read_again(self, spec: TrainingSpec, after: int) -> list[Fact]:
-        """See reopening.ReadAgain."""
+        """The facts about a run that the stream holds after a sequence, in order. Raises Unavailable."""
         kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
         stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
         facts: list[Fact] = []

@@ -1,10 +1,13 @@
-"""Stores the version that a step produced, for runs and for interactive sessions."""
+"""Stores and announces the version that a step produced, for runs and for interactive sessions."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
+from blob_store import BlobRef
+from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.states import SessionState
@@ -27,3 +30,21 @@ async def store_version(
         directory = Path(folder) / "policy"
         await snapshot.export(directory)
         return await retry.until_available(lambda: policies.publish(state, directory))
+
+
+async def announce_version(
+    session: SessionState,
+    policy: PublishedPolicy,
+    marker: BlobRef,
+    sources: Mapping[str, int],
+    facts: BusFacts,
+    retry: RetryUntilAvailable,
+) -> None:
+    """Publish policy.published, then checkpoint.saved where the step saves one. Safe to repeat.
+
+    marker: claim check of the durable state. sources: groups in the weights, by the run that they are of.
+    """
+    spec, record, at = session.spec, session.last_step, session.completed_at
+    await retry.until_available(lambda: facts.published(spec, policy, step=session.step, at=at))
+    if record is not None and record.saves_checkpoint:
+        await retry.until_available(lambda: facts.saved(spec, record, policy, marker, sources))

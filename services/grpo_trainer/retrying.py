@@ -1,4 +1,4 @@
-"""Repeats calls to what is unavailable now, and says what is awaited."""
+"""Repeats calls to a service or store that is unavailable, and names it meanwhile."""
 
 from __future__ import annotations
 

@@ -41,11 +41,20 @@ ALARM = Gauge("upcycle_trainer_alarm", "1 while the alarm is raised", ["model", 
 LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", "metric"])
 
 
+def count_step(model: str, version: int, metrics: Mapping[str, float]) -> None:
+    """A step of a run or of an interactive session is durable."""
+    STEPS.labels(model).inc()
+    TOKENS.labels(model).inc(metrics.get("tokens", 0.0))
+    VERSION.labels(model).set(version)
+    for name, value in metrics.items():
+        LAST.labels(model, name).set(value)
+
+
 class TrainerInstruments:
     """Spans and metrics of training."""
 
     def __init__(self, limits: AlarmLimits = DEFAULT_LIMITS) -> None:
-        """limits: of alarms, which are said when they are raised and when they clear."""
+        """limits: of alarms, which are logged when they are raised and when they clear."""
         self._limits = limits
         self._alarms: dict[str, frozenset[AlarmKind]] = {}
         self._meters: dict[str, SlotMeter] = {}
@@ -86,14 +95,10 @@ class TrainerInstruments:
 
     def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step is durable."""
-        STEPS.labels(spec.model).inc()
-        TOKENS.labels(spec.model).inc(record.metrics.get("tokens", 0.0))
+        count_step(spec.model, record.version, record.metrics)
         LEARN_S.observe(record.metrics.get("learner_s", 0.0))
         STALL_S.observe(record.metrics.get("stall_s", 0.0))
         IDLE_S.observe(record.metrics.get("idle_s", 0.0))
-        VERSION.labels(spec.model).set(record.version)
-        for name, value in record.metrics.items():
-            LAST.labels(spec.model, name).set(value)
         self._alarm(spec, record)
         for versions, count in record.staleness.items():
             for _ in range(count):
@@ -104,11 +109,11 @@ class TrainerInstruments:
         known = self._alarms.get(spec.run_id, frozenset())
         for kind in AlarmKind:
             ALARM.labels(spec.model, kind.value).set(kind in raised)
-            said = {"run_id": spec.run_id, "step": record.step, "kind": kind.value}
+            extra = {"run_id": spec.run_id, "step": record.step, "kind": kind.value}
             if kind in raised and kind not in known:
-                log.warning("alarm_raised", extra={**said, "why": raised[kind].text})
+                log.warning("alarm_raised", extra={**extra, "why": raised[kind].text})
             elif kind in known and kind not in raised:
-                log.info("alarm_cleared", extra=said)
+                log.info("alarm_cleared", extra=extra)
         self._alarms[spec.run_id] = frozenset(raised)
 
     def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:

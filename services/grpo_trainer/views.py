@@ -9,9 +9,9 @@ from grpo_trainer import wire
 from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import FailedRun
-from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.states import Phase, SessionState
 from grpo_trainer.interactive.state import InteractiveView
-from grpo_trainer.runs.session import Phase, TrainingSession
+from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.sessions import Sessions
 from identities.entities import interactive_run_id
 from upcycle.api.training.v1 import training_pb2 as training

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from blob_store import BlobRef
+from blob_store import BlobRef, ref
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
@@ -31,6 +32,8 @@ from upcycle.run_config import RunConfigInvalid
 from upcycle.run_config import wire as run_config
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
+_IDENTITY: Final = attrgetter("trajectory_id", "run_id", "group_id", "member", "task_digest")
+"""What a fact and the stored body must agree about."""
 
 
 def is_training(submitted: RunSubmitted) -> bool:
@@ -52,7 +55,6 @@ def graded_from_wire(
 ) -> GradedTrajectory:
     """A graded trajectory as the assembler sees it."""
     episode = message.episode
-    asked_to_train = episode.purpose == common.PURPOSE_TRAIN and episode.split == common.SPLIT_TRAIN
     return GradedTrajectory(
         trajectory_id=episode.trajectory_id,
         episode_id=episode.episode_id,
@@ -61,7 +63,7 @@ def graded_from_wire(
         member=episode.member,
         group_size=episode.group_size,
         task_digest=episode.task_digest,
-        may_train=asked_to_train,
+        may_train=_trains(episode),
         sequence=sequence,
         trace_headers=trace_headers(headers),
         **_sampled(message),
@@ -105,7 +107,7 @@ def _sampled(message: TrajectoryGraded | OfferedTrajectory) -> dict[str, Any]:
     return {
         "reward": message.reward,
         "success": message.success,
-        "body": ref_from_wire(message.body),
+        "body": ref.from_wire(message.body),
         "oldest_version": message.sampled_by.oldest,
         "newest_version": message.sampled_by.newest,
         "cut_off": message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
@@ -117,43 +119,18 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
 
 
-def ref_from_wire(message: common.BlobRef) -> BlobRef:
-    """A claim check."""
-    return BlobRef(message.key, message.sha256, message.size_bytes)
-
-
-def ref_to_wire(ref: BlobRef) -> common.BlobRef:
-    """A claim check on the wire."""
-    return common.BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
-
-
 def base_from_wire(checkpoint: registry.Checkpoint) -> BasePolicy:
     """A checkpoint as the base of further training."""
-    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, ref_from_wire(checkpoint.manifest))
+    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, ref.from_wire(checkpoint.manifest))
 
 
 def tokens_from_body(
     body: trajectory.TrajectoryBody, graded: GradedTrajectory, *, train_parse_errors: bool
 ) -> EpisodeTokens:
     """The rows of a stored episode. Raises UnusableTrajectory where body and fact disagree, or arrays do."""
-    said = (
-        graded.trajectory_id,
-        graded.run_id,
-        graded.group_id,
-        graded.member,
-        graded.task_digest,
-        graded.may_train,
-    )
-    trains = _offered_body_trains(body.episode) if graded.offered else _own_body_trains(body.episode)
     episode = body.episode
-    holds = (
-        episode.trajectory_id,
-        episode.run_id,
-        episode.group_id,
-        episode.member,
-        episode.task_digest,
-        trains,
-    )
+    trains = _offered_body_trains(episode) if graded.offered else _trains(episode)
+    said, holds = (*_IDENTITY(graded), graded.may_train), (*_IDENTITY(episode), trains)
     if said != holds:
         raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
     tokens = tokens_of_body(body, train_parse_errors=train_parse_errors)
@@ -166,7 +143,7 @@ def tokens_from_body(
     return tokens
 
 
-def _own_body_trains(episode: common.EpisodeIdentity) -> bool:
+def _trains(episode: common.EpisodeIdentity) -> bool:
     return episode.purpose == common.PURPOSE_TRAIN and episode.split == common.SPLIT_TRAIN
 
 
@@ -233,7 +210,7 @@ def policy_published(
         model=spec.model,
         version=version,
         digest=digest,
-        manifest=ref_to_wire(manifest),
+        manifest=ref.to_wire(manifest),
         run_id=spec.run_id,
         step=step,
         target_steps=spec.steps,
@@ -259,8 +236,8 @@ def checkpoint_saved(
         version=record.version,
         parent_checkpoint_id=record.parent_checkpoint_id,
         digest=digest,
-        manifest=ref_to_wire(manifest),
-        training_state=ref_to_wire(state),
+        manifest=ref.to_wire(manifest),
+        training_state=ref.to_wire(state),
         run_id=spec.run_id,
         step=record.step,
         is_final=record.is_final,

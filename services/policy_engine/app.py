@@ -1,6 +1,7 @@
 """Builds the supervisor; the only module that constructs adapters."""
 
 import time
+from dataclasses import fields
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
@@ -66,16 +67,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
 
 def build_host(settings: PolicyEngineSettings) -> EngineHost:
     """The engine that the settings name."""
-    options = EngineOptions(
-        model=settings.model,
-        threads=settings.threads,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        vllm_python=settings.vllm_python,
-        vllm_dtype=settings.vllm_dtype,
-        vllm_kv_cache_gib=settings.vllm_kv_cache_gib,
-        vllm_arguments=settings.vllm_arguments,
-    )
+    options = EngineOptions(**{one.name: getattr(settings, one.name) for one in fields(EngineOptions)})
     if settings.kind == "attach":
         kind, url = VllmKind(options), settings.engine_url
         return AttachedEngine(kind, url, start_s=settings.engine_start_s)

@@ -1,6 +1,7 @@
-"""Bus edge: what makes the supervisor look."""
+"""Bus edge: the events that wake the supervisor."""
 
 from collections.abc import Callable
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -34,26 +35,24 @@ def supervisor_router(
     router = EventRouter()
 
     @router.ephemeral(*moving_events(settings.channel), model=settings.model)
-    async def on_moved(delivery: Delivery[Message]) -> None:
+    async def on_moved(delivery: Delivery[Any]) -> None:
         """The channel moved."""
         message = delivery.message
-        if isinstance(message, PolicyPublished | CheckpointPromoted | CheckpointRolledBack):
-            telemetry.announced(message.version)
+        telemetry.announced(message.version)
         if isinstance(message, PolicyPublished):
             versions.published(wire.target_of_published(message))
         look_now()
 
     @router.ephemeral(RunSubmitted, RunFinished, model=settings.model, start=0)
-    async def on_run(delivery: Delivery[Message]) -> None:
+    async def on_run(delivery: Delivery[Any]) -> None:
         """A run began or ended; evaluation runs may pin a version."""
-        message = delivery.message
-        if isinstance(message, RunSubmitted):
-            version = wire.pinned_by(message)
-            if version is None:
-                return
-            pins.submitted(message.run_id, version)
-        elif isinstance(message, RunFinished):
-            pins.finished(message.run_id)
+        run = delivery.message
+        if isinstance(run, RunFinished):
+            pins.finished(run.run_id)
+        elif (version := wire.pinned_by(run)) is not None:
+            pins.submitted(run.run_id, version)
+        else:
+            return
         look_now()
 
     return router

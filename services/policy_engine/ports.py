@@ -1,4 +1,4 @@
-"""What the use cases need from the world."""
+"""The dependencies of the use cases."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

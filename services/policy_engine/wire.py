@@ -32,7 +32,7 @@ _STATES = {
 
 
 class EngineIdentity:
-    """Who announces: an engine of a model on a channel."""
+    """The engine whose events are published and whose lease is renewed."""
 
     def __init__(self, engine_id: str, model: str, channel: Channel, kind: str) -> None:
         self.engine_id = engine_id

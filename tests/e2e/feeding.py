@@ -1,10 +1,8 @@
 """What the tests of evaluations that train do and ask: runs to submit, facts and rows to read, refusals."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 from tests.platform_recipes import MODEL, evaluation, small_training
+from tests.support.waiting import until
 
 from event_bus import EventBus
 from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD
@@ -73,16 +71,6 @@ async def trained(platform: Platform, run_id: str = "") -> list[TrajectorySummar
             return found
 
 
-async def until(what: str, holds: Callable[[], Awaitable[bool]], *, limit_s: float = 60.0) -> None:
-    """Ask again until it is so. Raises TimeoutError that says what was waited for."""
-    try:
-        async with asyncio.timeout(limit_s):
-            while not await holds():
-                await asyncio.sleep(0.2)
-    except TimeoutError as error:
-        raise TimeoutError(f"waited {limit_s:g} s for {what}") from error
-
-
 async def report(platform: Platform, run_id: str) -> pb.GetRunResponse:
     request = pb.GetRunRequest(run_id=run_id, include_results=True)
     return await platform.tasksets.GetRun(request, timeout=10)
@@ -109,7 +97,7 @@ async def final_checkpoint(platform: Platform, run_id: str, step: int) -> Checkp
         found.extend(one.checkpoint_id for one in own)
         return bool(own)
 
-    await until(f"the checkpoint of step {step} of {run_id}", is_listed)
+    await until(is_listed, f"the checkpoint of step {step} of {run_id}", timeout_s=60.0)
     request = GetCheckpointRequest(checkpoint_id=found[0])
     return (await platform.registry.GetCheckpoint(request, timeout=10)).checkpoint
 
@@ -144,4 +132,4 @@ async def step_at_least(platform: Platform, run_id: str, step: int) -> None:
         assert run.state != RUN_STATE_FAILED, run.failure
         return run.step >= step
 
-    await until(f"step {step} of {run_id}", is_there, limit_s=RUN_LIMIT_S)
+    await until(is_there, f"step {step} of {run_id}", timeout_s=RUN_LIMIT_S)

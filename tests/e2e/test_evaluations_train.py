@@ -26,7 +26,6 @@ from tests.e2e.feeding import (
     trainable,
     trained,
     training_on,
-    until,
 )
 from tests.e2e.test_loop import assert_conserved, balanced
 from tests.platform_recipes import (
@@ -38,6 +37,7 @@ from tests.platform_recipes import (
     evaluation,
     small_stack,
 )
+from tests.support.waiting import until
 
 from event_bus import EventBus
 from local_stack.stack import Stack
@@ -89,7 +89,7 @@ async def measured(platform: Platform) -> Run:
 
 async def assert_no_sampling_until(platform: Platform, bus: EventBus, run_id: str, source: str) -> None:
     """At the moment of the first step: nothing was requested, and the step is whole groups of the source."""
-    await until("the first step", lambda: _has_step(bus, run_id), limit_s=RUN_LIMIT_S)
+    await until(lambda: _has_step(bus, run_id), "the first step", timeout_s=RUN_LIMIT_S)
     assert (await ledger(platform, run_id)).requested == 0
     step = (await steps_of(bus, run_id))[1]
     assert len(step.trajectory_ids) == PROMPTS * GROUP
@@ -97,7 +97,7 @@ async def assert_no_sampling_until(platform: Platform, bus: EventBus, run_id: st
     async def is_in_the_ledger() -> bool:
         return (await ledger(platform, source)).by_state["trained"] >= PROMPTS * GROUP
 
-    await until("the ledger to have the first step", is_in_the_ledger)
+    await until(is_in_the_ledger, "the ledger to have the first step", timeout_s=60.0)
     rows = [one for one in await trained(platform, source) if one.ledger.step == 1]
     assert {one.episode.trajectory_id for one in rows} == set(step.trajectory_ids)
     assert {one.ledger.trained_by_run for one in rows} == {run_id}
@@ -123,7 +123,7 @@ async def test_a_finished_evaluation_is_the_first_batches_of_a_run(
     async def is_settled() -> bool:
         return (await ledger(platform, source)).by_state["trained"] == groups * GROUP
 
-    await until("the ledger to have the last step", is_settled)
+    await until(is_settled, "the ledger to have the last step", timeout_s=60.0)
     reported = await balanced(platform, source)
     assert_conserved(reported)
     assert dict(reported.by_state) == {"trained": groups * GROUP, "evaluated": (NUM_TASKS - groups) * GROUP}
@@ -230,7 +230,7 @@ async def goes_on(platform: Platform, clients: Sequence[asyncio.Task[Run]]) -> N
     async def is_further() -> bool:
         return all(client.done() for client in clients) or await count() > before
 
-    await until("an episode that is graded after the kill", is_further)
+    await until(is_further, "an episode that is graded after the kill", timeout_s=60.0)
 
 
 async def fed_through_kills(stack: Stack, platform: Platform, run_id: str) -> Sequence[Run]:
@@ -283,7 +283,7 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
         rows = [await trained(platform, one.run_id) for one in evaluations]
         return sum(map(len, rows)) == len(claimed)
 
-    await until("the ledger to have every step", is_in_the_ledger)
+    await until(is_in_the_ledger, "the ledger to have every step", timeout_s=60.0)
     for one in evaluations:
         assert_conserved(await balanced(platform, one.run_id))
         await assert_own_report(platform, one)

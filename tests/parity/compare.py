@@ -19,12 +19,13 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from tests.parity.padded_model import PaddedModel, padded_module
 from tests.parity.recorded_batches import Case, RecordedBatch
 from torch import Tensor
 
 from grpo_math.packing import rank_shares
 from grpo_trainer.learner.optimization import StepOptions, accumulate
-from grpo_trainer.learner.packed_model import PackedModel, PaddedModel, PolicyModel, new_module
+from grpo_trainer.learner.packed_model import PackedModel, PolicyModel, new_module
 from grpo_trainer.learner.ranks import ALONE, Ranks
 from grpo_trainer.learner.sharding import whole
 
@@ -95,7 +96,7 @@ def check(
 
 
 def _model(batch: RecordedBatch, ranks: Ranks, *, padded: bool) -> PolicyModel:
-    module = new_module(batch.config(), padded=padded, dtype=torch.float64)
+    module = (padded_module if padded else new_module)(batch.config(), dtype=torch.float64)
     module.load_state_dict(batch.weights())
     return PaddedModel(module, ranks) if padded else PackedModel(module, ranks=ranks)
 

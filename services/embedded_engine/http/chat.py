@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: messages and tools in, a message or tool calls (Hermes form) out."""
 
-import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -11,12 +12,11 @@ from embedded_engine.errors import BadRequest
 from embedded_engine.http.bodies import ChatBody
 from embedded_engine.http.errors import json_reply
 from embedded_engine.http.replies import (
-    DONE,
-    event,
     final_text,
-    open_stream,
+    head,
     prompt_logprob_entries,
     read_body,
+    send_events,
     stop_reason,
     token_label,
     usage,
@@ -41,15 +41,12 @@ async def chat(request: web.Request) -> web.StreamResponse:
     spec = serving.spec(served, body, len(prompt), logprobs=logprobs, max_tokens=wanted)
     sequences = serving.sequences(prompt, spec, body.n)
     if body.stream:
-        return await _stream(request, body, served, sequences)
+        return await send_events(request, _chunks(serving, body, served, sequences))
     await serving.run(served, sequences)
     prompt_ids = prompt if body.return_token_ids else None
     return json_reply(
         {
-            "id": serving.new_id("chatcmpl"),
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": served.name,
+            **head(serving, served, "chatcmpl", "chat.completion"),
             "choices": [_choice(serving, body, served, i, sequence) for i, sequence in enumerate(sequences)],
             "service_tier": None,
             "system_fingerprint": None,
@@ -159,29 +156,21 @@ def _token_entry(served: Served, token: int, logprob: float, *, as_id: bool) -> 
     }
 
 
-async def _stream(
-    request: web.Request, body: ChatBody, served: Served, sequences: list[Sequence]
-) -> web.StreamResponse:
-    serving: Serving = request.app["serving"]
-    head = {
-        "id": serving.new_id("chatcmpl"),
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": served.name,
-    }
-    response = await open_stream(request)
+async def _chunks(
+    serving: Serving, body: ChatBody, served: Served, sequences: list[Sequence]
+) -> AsyncGenerator[object, None]:
+    start = head(serving, served, "chatcmpl", "chat.completion.chunk")
     for index, sequence in enumerate(sequences):
         opening = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         prompt_ids = {"prompt_token_ids": sequence.prompt} if body.return_token_ids else {}
-        await response.write(event({**head, "choices": [{**opening, "logprobs": None}], **prompt_ids}))
+        yield {**start, "choices": [{**opening, "logprobs": None}], **prompt_ids}
     writers = [_ChatStream(serving, body, served) for _ in sequences]
-    async for index, part in serving.stream(served, sequences):
-        for delta in writers[index].deltas(part):
-            await response.write(event({**head, "choices": [{"index": index, **delta}]}))
+    async with aclosing(serving.stream(served, sequences)) as parts:
+        async for index, part in parts:
+            for delta in writers[index].deltas(part):
+                yield {**start, "choices": [{"index": index, **delta}]}
     if body.stream_options is not None and body.stream_options.include_usage:
-        await response.write(event({**head, "choices": [], "usage": usage(sequences)}))
-    await response.write(DONE)
-    return response
+        yield {**start, "choices": [], "usage": usage(sequences)}
 
 
 class _ChatStream:

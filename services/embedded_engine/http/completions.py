@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
-import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
@@ -9,12 +10,11 @@ from embedded_engine.errors import BadRequest
 from embedded_engine.http.bodies import CompletionBody
 from embedded_engine.http.errors import json_reply
 from embedded_engine.http.replies import (
-    DONE,
-    event,
     final_text,
-    open_stream,
+    head,
     prompt_logprob_entries,
     read_body,
+    send_events,
     stop_reason,
     token_label,
     usage,
@@ -36,14 +36,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
         spec = serving.spec(served, body, len(prompt), logprobs=body.logprobs, max_tokens=wanted)
         sequences += serving.sequences(prompt, spec, body.n)
     if body.stream:
-        return await _stream(request, body, served, sequences)
+        return await send_events(request, _chunks(serving, body, served, sequences))
     await serving.run(served, sequences)
     return json_reply(
         {
-            "id": serving.new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
+            **head(serving, served, "cmpl", "text_completion"),
             "choices": [_choice(body, served, i, sequence) for i, sequence in enumerate(sequences)],
             "service_tier": None,
             "system_fingerprint": None,
@@ -106,25 +103,16 @@ def _logprobs(body: CompletionBody, served: Served, part: Part) -> dict[str, Any
     return {"text_offset": offsets, "token_logprobs": part.logprobs, "tokens": names, "top_logprobs": tops}
 
 
-async def _stream(
-    request: web.Request, body: CompletionBody, served: Served, sequences: list[Sequence]
-) -> web.StreamResponse:
-    serving: Serving = request.app["serving"]
-    head = {
-        "id": serving.new_id("cmpl"),
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": served.name,
-    }
-    response = await open_stream(request)
+async def _chunks(
+    serving: Serving, body: CompletionBody, served: Served, sequences: list[Sequence]
+) -> AsyncGenerator[object, None]:
+    start = head(serving, served, "cmpl", "text_completion")
     growing = [GrowingText(served.text, skip_special=body.skip_special_tokens) for _ in sequences]
-    async for index, part in serving.stream(served, sequences):
-        chunk = _chunk(body, served, index, part, growing[index])
-        await response.write(event({**head, "choices": [chunk]}))
+    async with aclosing(serving.stream(served, sequences)) as parts:
+        async for index, part in parts:
+            yield {**start, "choices": [_chunk(body, served, index, part, growing[index])]}
     if body.stream_options is not None and body.stream_options.include_usage:
-        await response.write(event({**head, "choices": [], "usage": usage(sequences)}))
-    await response.write(DONE)
-    return response
+        yield {**start, "choices": [], "usage": usage(sequences)}
 
 
 def _chunk(

@@ -1,6 +1,8 @@
 """POST /inference/v1/generate: tokens in, tokens out, with the weight versions of every token."""
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
@@ -8,11 +10,9 @@ from aiohttp import web
 from embedded_engine.http.bodies import GenerateBody
 from embedded_engine.http.errors import json_reply
 from embedded_engine.http.replies import (
-    DONE,
-    event,
-    open_stream,
     prompt_logprob_entries,
     read_body,
+    send_events,
     stop_reason,
     usage,
 )
@@ -32,7 +32,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     sequences = serving.sequences(body.token_ids, spec, params.n)
     request_id = body.request_id or serving.new_id("generate-tokens")
     if body.stream:
-        return await _stream(request, served, sequences, request_id)
+        return await send_events(request, _chunks(serving, served, sequences, request_id))
     await serving.run(served, sequences)
     choices = [choice(served, index, Part.whole(sequence)) for index, sequence in enumerate(sequences)]
     return json_reply(
@@ -86,18 +86,10 @@ def _content(part: Part) -> list[dict[str, Any]]:
     return entries
 
 
-async def _stream(
-    request: web.Request, served: Served, sequences: list[Sequence], request_id: str
-) -> web.StreamResponse:
-    serving: Serving = request.app["serving"]
-    response = await open_stream(request)
-    async for index, part in serving.stream(served, sequences):
-        chunk = {
-            "request_id": request_id,
-            "usage": None,
-            "output_mode": "tokens",
-            "choices": [choice(served, index, part)],
-        }
-        await response.write(event(chunk))
-    await response.write(DONE)
-    return response
+async def _chunks(
+    serving: Serving, served: Served, sequences: list[Sequence], request_id: str
+) -> AsyncGenerator[object, None]:
+    start = {"request_id": request_id, "usage": None, "output_mode": "tokens"}
+    async with aclosing(serving.stream(served, sequences)) as parts:
+        async for index, part in parts:
+            yield {**start, "choices": [choice(served, index, part)]}

@@ -10,6 +10,16 @@ from embedded_engine.engine import EmbeddedEngine
 from embedded_engine.sequences import Sequence
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_GAUGES = (
+    ("vllm:num_requests_running", "Sequences in the batch."),
+    ("vllm:num_requests_waiting", "Sequences without a slot."),
+)
+_TOTALS = {
+    "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens."),
+    "cached_tokens": ("vllm:prefix_cache_hits", "Prompt tokens not computed again."),
+    "sampled_tokens": ("vllm:generation_tokens", "Sampled tokens."),
+}
+"""By the name in RunnerCounts."""
 
 
 class EngineMetrics:
@@ -20,20 +30,12 @@ class EngineMetrics:
         self._finished: dict[tuple[str, str], int] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._e2e = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "From arrival to the last token.",
-            ["model_name"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._first = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "From arrival to the first token.",
-            ["model_name"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self._registry,
-        )
+        self._e2e = self._latency("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._first = self._latency("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+
+    def _latency(self, name: str, text: str) -> Histogram:
+        buckets = _LATENCY_BUCKETS_S
+        return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry)
 
     def finished(self, name: str, sequence: Sequence, now_s: float) -> None:
         """Count an ended sequence."""
@@ -45,22 +47,10 @@ class EngineMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for."""
-        running = GaugeMetricFamily(
-            "vllm:num_requests_running", "Sequences in the batch.", labels=["model_name"]
-        )
-        waiting = GaugeMetricFamily(
-            "vllm:num_requests_waiting", "Sequences without a slot.", labels=["model_name"]
-        )
+        running, waiting = (GaugeMetricFamily(name, text, labels=["model_name"]) for name, text in _GAUGES)
         totals = {
-            "prompt_tokens": CounterMetricFamily(
-                "vllm:prompt_tokens", "Prompt tokens.", labels=["model_name"]
-            ),
-            "cached_tokens": CounterMetricFamily(
-                "vllm:prefix_cache_hits", "Prompt tokens not computed again.", labels=["model_name"]
-            ),
-            "sampled_tokens": CounterMetricFamily(
-                "vllm:generation_tokens", "Sampled tokens.", labels=["model_name"]
-            ),
+            total: CounterMetricFamily(name, text, labels=["model_name"])
+            for total, (name, text) in _TOTALS.items()
         }
         for name in self._engine.names:
             runner = self._engine.runner_of(name)

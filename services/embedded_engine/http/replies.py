@@ -1,27 +1,32 @@
 """Pieces that several replies have in common."""
 
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from embedded_engine.errors import BadRequest
-from embedded_engine.http.serving import Served
+from embedded_engine.http.serving import Served, Serving
 from embedded_engine.sequences import Sequence
 
-DONE = b"data: [DONE]\n\n"
 
-
-async def open_stream(request: web.Request) -> web.StreamResponse:
-    """Start a server-sent event stream."""
+async def send_events(request: web.Request, chunks: AsyncGenerator[object, None]) -> web.StreamResponse:
+    """Answer with one server-sent event per chunk. When the client is gone, the chunks are closed."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            await response.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
     return response
 
 
-def event(chunk: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+def head(serving: Serving, served: Served, prefix: str, kind: str) -> dict[str, Any]:
+    """What every reply of OpenAI's two ways begins with."""
+    return {"id": serving.new_id(prefix), "object": kind, "created": int(time.time()), "model": served.name}
 
 
 async def read_body(request: web.Request) -> Any:

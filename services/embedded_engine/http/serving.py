@@ -1,12 +1,11 @@
 """What the handlers share: served policies by name, and running sequences from request to result."""
 
 import asyncio
-import functools
 import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ class Serving:
     def __init__(
         self, engine: EmbeddedEngine, directory: Path, on_end: Callable[[str, Sequence, float], None]
     ) -> None:
-        """`on_end`: told (served name, sequence, now) when a sequence ended."""
+        """`on_end`: called with (served name, sequence, now) when a sequence ended."""
         self.engine = engine
         self._on_end = on_end
         self._served: dict[str, Served] = {}
@@ -80,25 +79,25 @@ class Serving:
         max_tokens: int | None,
     ) -> SamplingSpec:
         """Checked sampling settings for a prompt of that length. Raises BadRequest in vLLM's words."""
-        room = self._room(prompt_len)
+        limit = self.engine.limits.max_len
+        room = limit - prompt_len
         wanted = room if max_tokens is None else max_tokens
         if wanted < 1:
             raise BadRequest(
                 f"max_tokens must be at least 1, got {wanted}. (parameter=max_tokens, value={wanted})",
                 param="max_tokens",
             )
-        limit = self.engine.limits.max_len
         if wanted > limit:
             raise BadRequest(
                 f"max_tokens={wanted} cannot be greater than max_model_len={limit}. Please request fewer "
                 f"output tokens. (parameter=max_tokens, value={wanted})",
                 param="max_tokens",
             )
-        stops = self._stop_ids(served, body)
+        own = frozenset[int]() if body.ignore_eos else served.text.chat.stop_token_ids
         return SamplingSpec(
             max_tokens=min(wanted, room),
             seed=secrets.randbits(63) if body.seed is None else body.seed % _MAX_SEED,
-            stop_token_ids=stops,
+            stop_token_ids=own | frozenset(body.stop_token_ids or ()),
             stop=body.stops,
             min_tokens=min(body.min_tokens, wanted),
             num_top_logprobs=_count("logprobs", logprobs),
@@ -108,10 +107,8 @@ class Serving:
 
     def check_prompt(self, token_ids: list[int]) -> None:
         """Raises BadRequest, in vLLM's words, for a prompt that cannot be continued."""
-        limit, vocab = (
-            self.engine.limits.max_len,
-            self.engine.runner_of(self.engine.main).model.config.vocab_size,
-        )
+        limit = self.engine.limits.max_len
+        vocab = self.engine.runner_of(self.engine.main).model.config.vocab_size
         if not token_ids:
             raise BadRequest("You must pass at least one prompt", param="prompt")
         if len(token_ids) >= limit:
@@ -132,7 +129,7 @@ class Serving:
             raise BadRequest(f"n must be at least 1 and at most {_MAX_N}, got {n}.", param="n")
         if n > 1 and spec.temperature == 0:
             raise BadRequest(f"n must be 1 when using greedy sampling, got {n}.", param="n")
-        return [Sequence(prompt, _with_seed(spec, spec.seed + index), _ignore) for index in range(n)]
+        return [Sequence(prompt, replace(spec, seed=spec.seed + index)) for index in range(n)]
 
     async def run(self, served: Served, sequences: list[Sequence]) -> None:
         """Return when every sequence ended. Cancelled (the client is gone): they are aborted."""
@@ -155,12 +152,17 @@ class Serving:
             raise
         self._ended(served, sequences)
 
-    async def stream(self, served: Served, sequences: list[Sequence]) -> AsyncIterator[tuple[int, Part]]:
+    async def stream(
+        self, served: Served, sequences: list[Sequence]
+    ) -> AsyncGenerator[tuple[int, Part], None]:
         """(index of the sequence, what is new of it) as it comes. Closed early: the sequences are aborted."""
         news: asyncio.Queue[tuple[int, Progress]] = asyncio.Queue()
+
+        def listener_of(index: int) -> Callable[[Progress], None]:
+            return lambda progress: news.put_nowait((index, progress))
+
         for index, sequence in enumerate(sequences):
-            sequence.streams = True
-            sequence.listener = functools.partial(_put, news, index)
+            sequence.streams, sequence.listener = True, listener_of(index)
         self.engine.submit(served.name, sequences)
         left, shown = len(sequences), [0] * len(sequences)
         try:
@@ -184,25 +186,6 @@ class Serving:
         for sequence in sequences:
             if sequence.finish_reason == ERROR:
                 raise EngineDead(sequence.error or "the sequence failed")
-
-    def _room(self, prompt_len: int) -> int:
-        return self.engine.limits.max_len - prompt_len
-
-    def _stop_ids(self, served: Served, body: SamplingBody) -> frozenset[int]:
-        own = frozenset() if body.ignore_eos else served.text.chat.stop_token_ids
-        return own | frozenset(body.stop_token_ids or ())
-
-
-def _put(news: asyncio.Queue[tuple[int, Progress]], index: int, progress: Progress) -> None:
-    news.put_nowait((index, progress))
-
-
-def _ignore(_: Progress) -> None:
-    """A listener for a sequence that does not run yet."""
-
-
-def _with_seed(spec: SamplingSpec, seed: int) -> SamplingSpec:
-    return replace(spec, seed=seed)
 
 
 def _count(name: str, value: int | None) -> int | None:

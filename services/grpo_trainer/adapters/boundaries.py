@@ -1,4 +1,4 @@
-"""Where foreign errors become ours: by type, in one place."""
+"""Turns the errors of libraries and of other services into the trainer's own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, Unkn
 
 @contextmanager
 def object_store(what: str) -> Iterator[None]:
-    """An absent or full store is a wait with a name; wrong bytes are a broken artifact; `what` opens the
-    text."""
+    """A store that is unavailable or full raises Unavailable; wrong bytes raise BrokenArtifact. what:
+    begins the text.
+    """
     try:
         yield
     except (Unavailable, StoreFull) as error:
@@ -42,8 +43,9 @@ def object_store(what: str) -> Iterator[None]:
 
 @contextmanager
 def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[None]:
-    """An absent service is a wait with a name; a refusal fails what asked for it, unless the caller knows
-    what it means: passing."""
+    """A service that does not answer raises Unavailable; a refusal raises InvalidTrainingSpec. passing:
+    refusals that the caller handles.
+    """
     try:
         with remote_errors(what):
             yield
@@ -55,7 +57,7 @@ def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[
 
 @contextmanager
 def lookup(what: str, missing: str, raises: type[TrainerError] = InvalidTrainingSpec) -> Iterator[None]:
-    """As `peer`; where the thing asked for does not exist, `raises` says so, beginning with `missing`."""
+    """As `peer`; raises `raises`, with a text that begins with `missing`, for what does not exist."""
     try:
         with peer(what, passing=(RemoteNotFound,)):
             yield

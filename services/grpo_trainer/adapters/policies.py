@@ -122,7 +122,7 @@ def _published(manifest: PolicyManifest) -> PublishedPolicy:
 
 
 class BranchPolicies(RegistryPolicies):
-    """See ports.Policies; the parent of a version is what it was trained from, of whatever number."""
+    """Versions of interactive sessions: the parent of each is the checkpoint that it was trained from."""
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
         return await load(self._store, state.spec.model, _version_of(state.parent_checkpoint_id))

@@ -10,23 +10,19 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from blob_store import BlobRef, BlobStore, ref_of_bytes, ref_of_file
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
+from grpo_trainer.domain.states import SessionState
 
-State = TypeVar("State")
+State = TypeVar("State", bound="StepState")
 
 MARKER: Final = "state.json"
 _FOLDER: Final = re.compile(r"(.*/step-\d{8})/")
-
-
-def step_folder(line: str, step: int) -> str:
-    """The folder of a step. line: what precedes it, of one run or one model."""
-    return f"{line}/step-{step:08d}"
 
 
 def step_of(key: str) -> int:
@@ -43,57 +39,88 @@ def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
     return folders
 
 
-async def put_tensors(store: BlobStore, folder: str, tensors: Path) -> tuple[BlobRef, ...]:
-    """Store every file of a local folder. The content is in the keys: another trainer's files cannot clobber
-    these."""
-    shas = await asyncio.to_thread(_hashed, tensors)
-    whole = hashlib.sha256("".join(shas.values()).encode()).hexdigest()[:16]
-    refs = [
-        await store.put_file(f"{folder}/{whole}/{file.name}", file, sha256=sha) for file, sha in shas.items()
-    ]
-    return tuple(refs)
-
-
-async def get_tensors(store: BlobStore, files: Iterable[BlobRef], directory: Path) -> None:
-    """Fetch the files of a state into an empty local folder."""
-    for file in files:
-        await store.get_file(file, directory / file.key.rpartition("/")[2])
-
-
-def marker_of(folder: str, plain: Mapping[str, Any]) -> BlobRef:
-    """Claim check of the marker that holds these plain values."""
-    return ref_of_bytes(f"{folder}/{MARKER}", _bytes(plain))
-
-
-async def put_marker(store: BlobStore, folder: str, plain: Mapping[str, Any]) -> None:
-    """The state exists from now on. Raises LineageTaken where another marker is there."""
-    if await store.put_if_absent(f"{folder}/{MARKER}", _bytes(plain)) is None:
-        raise LineageTaken(
-            f"{folder} is already written with another content: two trainers take the steps of one run, or "
-            "of one model; stop one of them"
-        )
-
-
-async def read_marker(store: BlobStore, key: str, parse: Callable[[Any], State]) -> State:
-    """The state of a marker that was listed. Raises BrokenArtifact."""
-    with object_store(key):
-        data = await store.read(key)
-    if data is None:
-        raise BrokenArtifact(f"{key} was listed and is gone: who deletes training states?")
-    try:
-        return parse(json.loads(data))
-    except (ValueError, KeyError, TypeError) as error:
-        raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
-
-
 async def delete(store: BlobStore, keys: Iterable[str]) -> None:
     """Delete objects of one folder. The marker goes first: a state is whole or it is not there."""
     for key in sorted(keys, key=lambda key: (not key.endswith(f"/{MARKER}"), key)):
         await store.delete(key)
 
 
-def _bytes(plain: Mapping[str, Any]) -> bytes:
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+class StepState(Protocol):
+    """What is stored of a step, of a run or of an interactive session."""
+
+    @property
+    def session(self) -> SessionState: ...
+
+    def with_tensors(self, files: tuple[BlobRef, ...]) -> Self:
+        """The same state with the claim checks of its files."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in a stable order."""
+
+
+class StepStates(Generic[State]):
+    """Reads and writes the step folders of one kind of state. line: the folder that precedes a step's."""
+
+    def __init__(
+        self, store: BlobStore, line: Callable[[SessionState], str], parse: Callable[[Any], State]
+    ) -> None:
+        self._store = store
+        self._line = line
+        self._parse = parse
+
+    async def commit(self, state: State, tensors: Path | None) -> State:
+        """Write the files of the local folder `tensors`, then the marker. Raises LineageTaken where another
+        marker is there."""
+        folder = self._folder(state)
+        with object_store(_named(state)):
+            if tensors is not None:
+                state = state.with_tensors(await self._put_tensors(folder, tensors))
+            marker = await self._store.put_if_absent(f"{folder}/{MARKER}", _bytes(state))
+        if marker is None:
+            raise LineageTaken(
+                f"{folder} is already written with another content: two trainers take the steps of one run, "
+                "or of one model; stop one of them"
+            )
+        return state
+
+    async def _put_tensors(self, folder: str, tensors: Path) -> tuple[BlobRef, ...]:
+        """The content is in the keys: another trainer's files cannot replace these."""
+        shas = await asyncio.to_thread(_hashed, tensors)
+        whole = hashlib.sha256("".join(shas.values()).encode()).hexdigest()[:16]
+        put, into = self._store.put_file, f"{folder}/{whole}"
+        return tuple([await put(f"{into}/{one.name}", one, sha256=sha) for one, sha in shas.items()])
+
+    async def tensors(self, state: State, directory: Path) -> None:
+        """Fetch the files of a state into an empty local folder."""
+        with object_store(f"tensors of {_named(state)}"):
+            for file in state.session.tensors:
+                await self._store.get_file(file, directory / file.key.rpartition("/")[2])
+
+    def marker_of(self, state: State) -> BlobRef:
+        """Claim check of the marker of a committed state."""
+        return ref_of_bytes(f"{self._folder(state)}/{MARKER}", _bytes(state))
+
+    async def read(self, key: str) -> State:
+        """The state of a marker that was listed. Raises BrokenArtifact."""
+        with object_store(key):
+            data = await self._store.read(key)
+        if data is None:
+            raise BrokenArtifact(f"{key} was listed and is gone: another program deletes training states")
+        try:
+            return self._parse(json.loads(data))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
+
+    def _folder(self, state: State) -> str:
+        return f"{self._line(state.session)}/step-{state.session.step:08d}"
+
+
+def _named(state: StepState) -> str:
+    return f"step {state.session.step} of {state.session.spec.run_id}"
+
+
+def _bytes(state: StepState) -> bytes:
+    return json.dumps(state.to_json(), sort_keys=True, separators=(",", ":")).encode()
 
 
 def _hashed(directory: Path) -> dict[Path, str]:

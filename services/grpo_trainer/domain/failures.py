@@ -1,4 +1,4 @@
-"""Why a session ended without success: one word for programs, one text for people, durable and said once."""
+"""Why a training session failed: a kind for programs and a text for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from episodes import SessionFailure
 from grpo_trainer.domain.errors import (
@@ -31,8 +33,8 @@ _MAX_DETAIL: Final = 4000
 
 
 ENDS_PROCESS: Final = (LostRank, Unavailable)
-"""What no session can go on from: a rank is gone, or something outside was away for too long. The process
-ends, and the next start resumes every run from its newest state."""
+"""Errors that end the process instead of a run: a rank is lost, or a service or store was unavailable for too
+long. The next start resumes every run from its newest state."""
 
 _KINDS: Final[tuple[tuple[type[Exception], SessionFailure], ...]] = (
     (InvalidTrainingSpec, SessionFailure.INVALID_SPEC),
@@ -46,7 +48,7 @@ _KINDS: Final[tuple[tuple[type[Exception], SessionFailure], ...]] = (
 
 
 def kind_of(error: Exception) -> SessionFailure:
-    """The word for what a session died of; `error` for everything that is not expected."""
+    """The kind of an error that ended a session; ERROR if it was not expected."""
     return next((kind for known, kind in _KINDS if isinstance(error, known)), SessionFailure.ERROR)
 
 
@@ -76,14 +78,12 @@ class Failure:
         return {**asdict(self), "kind": self.kind.value, "failed_at": self.failed_at.isoformat()}
 
 
+_FAILURES: Final = TypeAdapter(Failure)
+
+
 def failure_from_json(plain: Mapping[str, Any]) -> Failure:
-    """The failure that `to_json` described. Raises ValueError, KeyError, TypeError."""
-    known = {
-        **plain,
-        "kind": SessionFailure(plain["kind"]),
-        "failed_at": datetime.fromisoformat(plain["failed_at"]),
-    }
-    return Failure(**known)
+    """The failure that `to_json` described. Raises ValueError."""
+    return _FAILURES.validate_python(plain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_NUMBERED = re.compile(r"^(?P<stem>.*-g)(?P<index>\d{5,9})$")
+from identities.entities import parse_group_id
 
 Ranges = list[list[int]]
 """First and last index of each range, in order, with gaps between them."""
@@ -70,11 +69,9 @@ class SettledGroups:
 
 
 def _numbered(group_id: str) -> tuple[str, int] | None:
-    """Stem and index of an id that the planner numbered: five digits, or more where five are too few."""
-    found = _NUMBERED.match(group_id)
-    if found is None or found["index"] != f"{int(found['index']):05d}":
-        return None
-    return found["stem"], int(found["index"])
+    """What precedes the index in an id that the planner numbered, and the index."""
+    name = parse_group_id(group_id)
+    return None if name is None else (f"{name.run_id}-g", name.position)
 
 
 def _insert(ranges: Ranges, index: int) -> None:

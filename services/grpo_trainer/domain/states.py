@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from blob_store import BlobRef
 from grpo_trainer.domain.offers import Ancestor, Lineage
-from grpo_trainer.domain.spec import TrainingSpec, training_spec
-from grpo_trainer.domain.steps import StepRecord, step_from_json
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Final = 2
+
+
+class Phase(StrEnum):
+    """What a session is doing."""
+
+    OPENING = "opening"
+    WAITING = "waiting"
+    STEPPING = "stepping"
+    PUBLISHING = "publishing"
+    FINISHED = "finished"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +55,14 @@ class SessionState:
     first_version: int
     version: int
     step: int
-    cursor: int
-    seen: int
-    settled: Mapping[str, Any]
-    settled_counts: Mapping[str, int]
-    held_out_tasks: tuple[str, ...]
     opened_at: datetime
     parent_checkpoint_id: str
-    trace_headers: Mapping[str, str]
+    cursor: int = 0
+    seen: int = 0
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    settled_counts: Mapping[str, int] = field(default_factory=dict)
+    held_out_tasks: tuple[str, ...] = ()
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
     finished: bool = False
     stopped: bool = False
     """The run ends early with this state; kept beside the marker, which never changes."""
@@ -57,6 +71,15 @@ class SessionState:
     last_step: StepRecord | None = None
     ancestors: tuple[Ancestor, ...] = ()
     sources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def session(self) -> SessionState:
+        """Itself: a run stores nothing else of a step, an interactive session does."""
+        return self
+
+    def with_tensors(self, files: tuple[BlobRef, ...]) -> SessionState:
+        """The same state with the claim checks of its files."""
+        return replace(self, tensors=files)
 
     @property
     def completed_at(self) -> datetime:
@@ -86,6 +109,9 @@ class SessionState:
         return plain
 
 
+_STATES: Final = TypeAdapter(SessionState)
+
+
 def state_from_json(plain: Mapping[str, Any]) -> SessionState:
     """The state that `to_json` described. Raises ValueError where it is of another schema or was altered."""
     if not isinstance(plain, Mapping):
@@ -94,28 +120,9 @@ def state_from_json(plain: Mapping[str, Any]) -> SessionState:
         raise ValueError(
             f"training state has schema {plain.get('schema_version')}, this trainer reads {SCHEMA_VERSION}"
         )
-    spec = training_spec(**plain["spec"])
-    if spec.digest() != plain["config_digest"]:
-        raise ValueError(f"training state of {spec.run_id} holds another configuration than its digest says")
-    base = plain["base"]
-    return SessionState(
-        spec=spec,
-        base=BasePolicy(base["version"], base["checkpoint_id"], BlobRef(**base["manifest"])),
-        first_version=plain["first_version"],
-        version=plain["version"],
-        step=plain["step"],
-        cursor=plain["cursor"],
-        seen=plain["seen"],
-        settled=plain["settled"],
-        settled_counts=plain["settled_counts"],
-        held_out_tasks=tuple(plain["held_out_tasks"]),
-        opened_at=datetime.fromisoformat(plain["opened_at"]),
-        parent_checkpoint_id=plain["parent_checkpoint_id"],
-        trace_headers=plain["trace_headers"],
-        finished=plain["finished"],
-        canary=tuple((list(ids), list(logprobs)) for ids, logprobs in plain["canary"]),
-        tensors=tuple(BlobRef(**one) for one in plain["tensors"]),
-        last_step=None if plain["last_step"] is None else step_from_json(plain["last_step"]),
-        ancestors=tuple(Ancestor(**one) for one in plain.get("ancestors", ())),
-        sources=dict(plain.get("sources", {})),
-    )
+    state = _STATES.validate_python(plain)
+    if state.spec.digest() != plain["config_digest"]:
+        raise ValueError(
+            f"training state of {state.spec.run_id} holds another configuration than its digest says"
+        )
+    return state

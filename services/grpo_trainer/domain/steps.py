@@ -1,4 +1,4 @@
-"""What one optimizer step was: enough to announce it again, word for word, after a crash."""
+"""The record of one optimizer step: enough to publish its events again, with equal content, after a crash."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class StepRecord:
     step: int
     version: int
     trajectory_ids: tuple[str, ...]
-    settlements: tuple[Settlement, ...]
     metrics: Mapping[str, float]
-    staleness: Mapping[int, int]
     completed_at: datetime
-    traceparent: str
     saves_checkpoint: bool
-    is_final: bool
     parent_checkpoint_id: str
+    settlements: tuple[Settlement, ...] = ()
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    traceparent: str = ""
+    is_final: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the training state."""
@@ -44,35 +44,6 @@ class StepRecord:
     def sources(self) -> Counter[str]:
         """Groups that it trained, by the evaluation that they were drawn from."""
         return Counter(one.source_run_id for one in self.settlements if one.source_run_id)
-
-
-def step_from_json(plain: Mapping[str, Any]) -> StepRecord:
-    """The record that `to_json` described."""
-    settlements = tuple(
-        Settlement(
-            one["group_id"],
-            GroupOutcome(one["outcome"]),
-            GroupReason(one["reason"]),
-            tuple(one["episode_ids"]),
-            one["step"],
-            one["detail"],
-            one.get("source_run_id", ""),
-        )
-        for one in plain["settlements"]
-    )
-    return StepRecord(
-        step=plain["step"],
-        version=plain["version"],
-        trajectory_ids=tuple(plain["trajectory_ids"]),
-        settlements=settlements,
-        metrics=dict(plain["metrics"]),
-        staleness={int(key): value for key, value in plain["staleness"].items()},
-        completed_at=datetime.fromisoformat(plain["completed_at"]),
-        traceparent=plain["traceparent"],
-        saves_checkpoint=plain["saves_checkpoint"],
-        is_final=plain["is_final"],
-        parent_checkpoint_id=plain["parent_checkpoint_id"],
-    )
 
 
 @dataclass(frozen=True, slots=True)

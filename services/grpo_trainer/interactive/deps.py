@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from episodes.identity import Split
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.interactive.conversations import ChatConversations
-from grpo_trainer.interactive.inputs import Split
-from grpo_trainer.interactive.state import Head, StepDone
+from grpo_trainer.interactive.state import Head
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.protocol import AccumulatingLearner
 
@@ -64,8 +64,8 @@ class Heads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InteractiveDeps:
-    """Dependencies of the interactive sessions. leases: shared with the runs. stepped: called after each
-    durable step. max_open: models that stay in memory between calls."""
+    """Dependencies of the interactive sessions. leases: shared with the runs. max_open: models that
+    stay in memory between calls."""
 
     new_learner: Callable[[], AccumulatingLearner]
     trajectories: Trajectories
@@ -76,7 +76,6 @@ class InteractiveDeps:
     policies: RegistryPolicies
     facts: BusFacts
     leases: ModelLeases
-    stepped: Callable[[StepDone], None]
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2

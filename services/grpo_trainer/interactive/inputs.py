@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from grpo_trainer.domain.errors import InvalidInput, PartialGroup
@@ -16,14 +15,6 @@ from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.learner.prepared import LossSpec, PreparedBatch, PreparedInput, PreparedRow
 from upcycle.api.trajectory.v1.trajectory_pb2 import TokenVersions, Turn
 from upcycle.run_config import SFT_LOSS
-
-
-class Split(StrEnum):
-    """Which side of the line a task was on when its episode was asked for. UNASSIGNED: on neither."""
-
-    TRAIN = "train"
-    HELD_OUT = "held_out"
-    UNASSIGNED = "unassigned"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from episodes.identity import Split
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, UnknownTrajectory, UnusableTrajectory
 from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
@@ -17,7 +18,6 @@ from grpo_trainer.interactive.inputs import (
     InlineInput,
     RowInput,
     Sample,
-    Split,
     StoredInput,
     TrainingInput,
     row_of,
@@ -30,6 +30,8 @@ from upcycle.run_config import SFT_LOSS
 
 _CONCURRENCY: Final = 16
 _INDEX_PAUSE_S: Final = 0.2
+_INDEX_WAIT_S: Final = 10.0
+"""How long to wait for a trajectory, or its reward: the store indexes them after the run's events."""
 
 
 class Preparer:
@@ -40,15 +42,10 @@ class Preparer:
         trajectories: Trajectories,
         conversations: ChatConversations,
         retry: RetryUntilAvailable,
-        *,
-        index_wait_s: float = 10.0,
     ) -> None:
-        """index_wait_s: how long to wait for a trajectory that is not in the index yet: the store indexes it
-        after the run's events."""
         self._trajectories = trajectories
         self._conversations = conversations
         self._retry = retry
-        self._index_wait_s = index_wait_s
 
     async def prepare(
         self, inputs: Sequence[TrainingInput], policy: Path, loss: LossSpec
@@ -86,7 +83,7 @@ class Preparer:
     async def _within_wait(self, given: StoredInput, loss: LossSpec) -> PreparedInput:
         needs_reward = loss.name != SFT_LOSS and given.reward is None
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._index_wait_s
+        give_up_at = loop.time() + _INDEX_WAIT_S
         while True:
             try:
                 found = await self._retry.until_available(lambda: self._trajectories.get(given.trajectory_id))

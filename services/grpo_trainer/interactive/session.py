@@ -15,7 +15,7 @@ import logging
 import tempfile
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from grpo_trainer.domain.errors import (
 )
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
+from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
@@ -42,7 +43,6 @@ from grpo_trainer.interactive.steps import (
     recorded,
     session_of,
     step_metrics,
-    step_record,
 )
 from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
@@ -72,8 +72,10 @@ class InteractiveSession:
     _generation: counts changes of the weights in memory; a forward pass of an earlier one is stale.
     """
 
-    def __init__(self, model: str, deps: InteractiveDeps) -> None:
+    def __init__(self, model: str, deps: InteractiveDeps, stepped: Callable[[StepDone], None]) -> None:
+        """stepped: called after each durable step."""
         self.model = model
+        self._stepped = stepped
         self.lock = asyncio.Lock()
         self.retry = RetryUntilAvailable(budget_s=_BUDGET_S)
         self._deps = deps
@@ -326,7 +328,7 @@ class InteractiveSession:
             # The weights in memory may be newer than the durable ones, so the next call loads those.
             await self.close()
             raise
-        self._deps.stepped(done)
+        self._stepped(done)
         return done
 
     def _refuse_missing(self, gradients: Sequence[str]) -> None:
@@ -347,13 +349,14 @@ class InteractiveSession:
         """The state after the step, without its tensors. numbers: metrics of the update."""
         deps = self._deps
         newest = await self.retry.until_available(lambda: deps.policies.newest_version(self.model))
-        record = step_record(
+        record = StepRecord(  # it settles no group, because no run planned any
             step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,
-            parent=head,
-            at=deps.now(),
-            metrics=step_metrics(pending, update.adam, numbers),
             trajectory_ids=tuple(one for each in pending.values() for one in each.trajectory_ids),
+            metrics=step_metrics(pending, update.adam, numbers),
+            completed_at=deps.now(),
+            saves_checkpoint=True,
+            parent_checkpoint_id=head.checkpoint_id,
         )
         return session_of(self._spec, head.base if self._base is None else self._base, record)
 

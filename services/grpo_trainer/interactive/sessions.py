@@ -16,6 +16,7 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.state import InteractiveStep, InteractiveView, StepDone
 from grpo_trainer.retrying import RetryUntilAvailable
+from grpo_trainer.telemetry import count_step
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,8 @@ class InteractiveSessions:
 
     def __init__(self, deps: InteractiveDeps, *, leave_s: float = 10.0) -> None:
         """leave_s: how long requests in progress may take to end when the process stops."""
-        self.deps = replace(deps, stepped=self._stepped, claims=RememberedClaims(deps.claims))
+        self.deps = replace(deps, claims=RememberedClaims(deps.claims))
         self.changed = asyncio.Condition()
-        self._on_step = deps.stepped
         self._leave_s = leave_s
         self._began = time.monotonic()
         self._steps: dict[str, deque[InteractiveStep]] = {}
@@ -100,7 +100,7 @@ class InteractiveSessions:
                 self.changed.notify_all()
 
     def _stepped(self, done: StepDone) -> None:
-        self._on_step(done)
+        count_step(done.model, done.version, done.metrics)
         self._note(done.model, InteractiveStep(done.step, done.version, done.metrics))
         self._stepped_at[done.model] = time.monotonic()
 
@@ -130,7 +130,7 @@ class InteractiveSessions:
 
     def _open(self, model: str) -> InteractiveSession:
         if model not in self._sessions:
-            self._sessions[model] = InteractiveSession(model, self.deps)
+            self._sessions[model] = InteractiveSession(model, self.deps, self._stepped)
         self._sessions.move_to_end(model)
         self._evict()
         return self._sessions[model]

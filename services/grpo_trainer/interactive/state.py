@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from blob_store import BlobRef
 from grpo_trainer.domain.settled import SettledGroups
@@ -56,6 +58,10 @@ class InteractiveState:
         """By run, how many of its groups the weights were trained on."""
         return {run_id: len(SettledGroups.from_json(run_id, one)) for run_id, one in self.groups.items()}
 
+    def with_tensors(self, files: tuple[BlobRef, ...]) -> InteractiveState:
+        """The same state with the claim checks of its files."""
+        return replace(self, session=replace(self.session, tensors=files))
+
     @property
     def checkpoint_id(self) -> str:
         """Id of the checkpoint that the step produced."""
@@ -77,28 +83,15 @@ class InteractiveState:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in a stable order."""
-        return {
-            "groups": dict(self.groups),
-            "session": self.session.to_json(),
-            "manifest": asdict(self.manifest),
-            "digest": self.digest,
-            "request_id": self.request_id,
-            "head_revision": self.head_revision,
-            "keep_head": self.keep_head,
-        }
+        return {**asdict(self), "session": self.session.to_json()}
+
+
+_STATES: Final = TypeAdapter(InteractiveState)
 
 
 def interactive_state_from_json(plain: Mapping[str, Any]) -> InteractiveState:
-    """The inverse of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
-    return InteractiveState(
-        session=state_from_json(plain["session"]),
-        manifest=BlobRef(**plain["manifest"]),
-        digest=plain["digest"],
-        request_id=plain["request_id"],
-        head_revision=plain["head_revision"],
-        keep_head=plain["keep_head"],
-        groups=dict(plain["groups"]),
-    )
+    """The state that `to_json` described. Raises ValueError, KeyError or TypeError for anything else."""
+    return replace(_STATES.validate_python(plain), session=state_from_json(plain["session"]))
 
 
 def groups_after(before: Mapping[str, Any], taken: Iterable[tuple[str, str]]) -> dict[str, Any]:

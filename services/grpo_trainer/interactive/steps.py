@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import partial
 
 from blob_store import BlobRef
@@ -15,6 +14,7 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
 from grpo_trainer.learner.prepared import Adam, Measured
+from grpo_trainer.publishing import announce_version
 from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
 from upcycle.run_config import ALL_LINEAR
@@ -37,32 +37,6 @@ def interactive_spec(model: str, lora: Lora | None = None) -> TrainingSpec:
     )
 
 
-def step_record(
-    *,
-    step: int,
-    version: int,
-    parent: Head,
-    at: datetime,
-    metrics: Mapping[str, float],
-    trajectory_ids: tuple[str, ...],
-) -> StepRecord:
-    """The record of a step. It settles no group, because no run planned any, and always saves a checkpoint.
-    parent: the checkpoint that it continues."""
-    return StepRecord(
-        step=step,
-        version=version,
-        trajectory_ids=trajectory_ids,
-        settlements=(),
-        metrics=metrics,
-        staleness={},
-        completed_at=at,
-        traceparent="",
-        saves_checkpoint=True,
-        is_final=False,
-        parent_checkpoint_id=parent.checkpoint_id,
-    )
-
-
 def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> SessionState:
     """The state after a step, without its tensors. base: the weights that the session was opened with."""
     return SessionState(
@@ -71,14 +45,8 @@ def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> Sess
         first_version=base.version,
         version=record.version,
         step=record.step,
-        cursor=0,
-        seen=0,
-        settled={},
-        settled_counts={},
-        held_out_tasks=(),
         opened_at=record.completed_at,
         parent_checkpoint_id=record.parent_checkpoint_id,
-        trace_headers={},
         last_step=record,
     )
 
@@ -114,9 +82,8 @@ async def announce_step(
     if record is None:
         raise RuntimeError(f"{state.checkpoint_id} has no step")
     spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
-    marker, at = deps.states.marker_of(state), record.completed_at
-    await retry.until_available(lambda: deps.facts.published(spec, policy, step=record.step, at=at))
-    await retry.until_available(lambda: deps.facts.saved(spec, record, policy, marker, state.sources))
+    marker = deps.states.marker_of(state)
+    await announce_version(session, policy, marker, state.sources, deps.facts, retry)
     promote = partial(
         deps.heads.promote,
         spec.model,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from episodes.identity import SPLITS, Split
 from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnknownTrajectory
 from grpo_trainer.interactive.deps import StoredTrajectory
-from grpo_trainer.interactive.inputs import Split
-from upcycle.api.common.v1.common_pb2 import SPLIT_HELD_OUT, SPLIT_UNASSIGNED
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 IDEMPOTENT: Final = ("GetTrajectory",)
 """Calls that the channel may repeat while the store is unavailable."""
-_SPLITS: Final = {SPLIT_HELD_OUT: Split.HELD_OUT, SPLIT_UNASSIGNED: Split.UNASSIGNED}
 
 
 class PlatformTrajectories:
@@ -41,7 +39,7 @@ class PlatformTrajectories:
             tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
             reward=summary.reward if summary.graded else None,
             task_digest=reply.body.episode.task_digest,
-            split=_SPLITS.get(reply.body.episode.split, Split.TRAIN),
+            split=SPLITS.get(reply.body.episode.split, Split.TRAIN),
             run_id=reply.body.episode.run_id,
             group_id=reply.body.episode.group_id,
         )

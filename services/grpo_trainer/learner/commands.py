@@ -74,7 +74,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Let the memory of a session go."""
+    """Free the memory of a session."""
 
     session: str
 

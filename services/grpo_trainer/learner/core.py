@@ -137,7 +137,7 @@ class LearnerCore:
             return self._bases.adapted(base, self._name, spec, load)
 
     def close(self) -> None:
-        """Let the memory go; a shared base stays while another session uses it."""
+        """Free the memory; a shared base stays while another session uses it."""
         if self._base is not None and isinstance(self._model, AdaptedModel):
             self._bases.release(self._base, self._name)
         self._model = self._reference = self._optimizer = self.rates = self.step_options = None
@@ -178,7 +178,7 @@ class SessionCores:
         return self._cores[session]
 
     def close(self, session: str) -> None:
-        """Let the memory of a session go, if there is one."""
+        """Free the memory of a session, if there is one."""
         if session in self._cores:
             self._cores.pop(session).close()
 
@@ -196,14 +196,12 @@ def _export_of(model: PackedModel, base: Path, weights: Mapping[str, Tensor]) ->
     return lambda directory: export_policy(model.module, base, directory, state)
 
 
-def step_options(spec: TrainingSpec, options: LearnerOptions) -> StepOptions:
-    """The objective of a run. A spec holds only names and numbers that fit, so nothing is refused here."""
-    return loss_options(spec, LossSpec(spec.loss, spec.loss_config), options)
-
-
-def loss_options(spec: TrainingSpec, loss: LossSpec, options: LearnerOptions) -> StepOptions:
-    """The objective of a run with another loss than its own. Raises GrpoMathError for a loss that run_config
-    refuses."""
+def step_options(
+    spec: TrainingSpec, options: LearnerOptions, other_loss: LossSpec | None = None
+) -> StepOptions:
+    """The objective of a run. other_loss: instead of the run's own; raises GrpoMathError where run_config
+    refuses it."""
+    loss = other_loss or LossSpec(spec.loss, spec.loss_config)
     aggregation = spec.aggregation or AGGREGATION_OF.get(spec.advantage, DEFAULT_AGGREGATION)
     kl = KlChoice(spec.kl_estimator, spec.kl_placement)
     objective = build_objective(loss.name, loss.config, aggregation=aggregation, kl=kl)

@@ -18,7 +18,7 @@ from grpo_math.packing import TrainingRow, pack, row_cuts
 from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.accumulator import Accumulator
-from grpo_trainer.learner.core import CANARY_ROWS, loss_options
+from grpo_trainer.learner.core import CANARY_ROWS, step_options
 from grpo_trainer.learner.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
 from grpo_trainer.learner.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.learner.packed_model import PackedModel
@@ -105,7 +105,7 @@ class InteractiveLearner(TorchLearner):
             raise RuntimeError("the learner was not begun")
         if refused := loss_refusals(loss.name, loss.config):
             raise InvalidInput("; ".join(refused))
-        options = loss_options(self._spec, loss, self._thread.options)
+        options = step_options(self._spec, self._thread.options, loss)
         if not options.objective.needs_reference:
             return options
         return replace(options, reference=self._thread.group.core(self._session).reference())

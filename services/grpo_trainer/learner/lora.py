@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from grpo_math.packing import Microbatch
@@ -53,6 +52,8 @@ class SharedBase:
 
     def add(self, name: str, spec: TrainingSpec) -> Adapter:
         """A fresh adapter: its output is zero. Draws from torch's generator. Raises InvalidTrainingSpec."""
+        from peft import LoraConfig, get_peft_model  # takes seconds to import, and few runs have adapters
+
         config = LoraConfig(
             r=spec.lora_rank,
             lora_alpha=spec.lora_scale * spec.lora_rank,

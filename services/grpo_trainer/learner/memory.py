@@ -1,4 +1,4 @@
-"""Memory that does not suffice: who says so, and what it means."""
+"""Recognises allocations that failed, on the host or on a device, and turns them into OutOfMemory."""
 
 from __future__ import annotations
 

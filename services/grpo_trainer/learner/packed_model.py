@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
@@ -137,7 +137,7 @@ class PackedModel:
     def __init__(self, model: Any, options: ModelOptions | None = None, ranks: Ranks = ALONE) -> None:
         """model: a transformers causal LM that was loaded with this module's attention, on its device."""
         options = options or ModelOptions()
-        _refuse_unsupported(model)
+        refuse_unsupported(model)
         self.module: Any = (
             model.eval()
         )  # no dropout: the ratio must be 1 on policy; gradients flow all the same
@@ -164,49 +164,6 @@ class PackedModel:
         mask = flex_mask(batch.attention) if self._flex else None
         scores: tuple[Tensor, Tensor] = self._scores(batch, mask)
         return scores
-
-
-class PaddedModel:
-    """The same numbers by transformers' own attention over rows padded on the right: slower, for any
-    architecture.
-
-    A second opinion in tests and parity checks, and the way out where packed attention is refused.
-    """
-
-    def __init__(self, model: Any, ranks: Ranks = ALONE) -> None:
-        """model: a transformers causal LM with any attention of transformers."""
-        _refuse_unsupported(model)
-        self.module: Any = model.eval()
-        self._scores = _PaddedScores(self.module)
-        if ranks.size > 1:
-            shard(self._scores, layers_of(model), ranks, self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        device: torch.device = next(self.module.parameters()).device
-        return device
-
-    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each trained token, [N] each, nats, at the row's temperature."""
-        scores: tuple[Tensor, Tensor] = self._scores(batch)
-        return scores
-
-
-class _PaddedScores(nn.Module):
-    """As _TokenScores, over padded rows."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        rows = [batch.input_ids[0][path] for path in batch.paths]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        picked = hidden[batch.row_of_token, batch.positions - 1]
-        head = self.model.get_output_embeddings().weight
-        return token_logprobs(picked, head, batch.labels, temperature=batch.temperature)
 
 
 class PolicyModel(Protocol):
@@ -238,25 +195,14 @@ def load_model(
     return PackedModel(model.to(device), options, ranks)
 
 
-def new_module(config: Any, *, padded: bool = False, dtype: torch.dtype = torch.float32) -> Any:
-    """A bare transformers model with fresh random weights, for a PackedModel or a PaddedModel."""
-    attention = "sdpa" if padded else _ATTENTION
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype)
+def new_module(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers model with fresh random weights, for a PackedModel."""
+    return AutoModelForCausalLM.from_config(config, attn_implementation=_ATTENTION).to(dtype)
 
 
 def new_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PackedModel:
     """A model with fresh random weights."""
     return PackedModel(new_module(config, dtype=dtype))
-
-
-def new_padded_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PaddedModel:
-    """A model with fresh random weights that pads its rows."""
-    return PaddedModel(new_module(config, padded=True, dtype=dtype))
-
-
-def read_config(directory: Path) -> Any:
-    """The architecture of a HF directory."""
-    return AutoConfig.from_pretrained(directory, local_files_only=True)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -283,7 +229,8 @@ def _facts(model: Any, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _refuse_unsupported(model: Any) -> None:
+def refuse_unsupported(model: Any) -> None:
+    """Raises UnsupportedModel where the output head computes more than a product."""
     name = type(model).__name__
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:

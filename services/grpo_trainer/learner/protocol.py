@@ -70,7 +70,7 @@ class Learner(Protocol):
         """The session as it is now, copied to the host. Raises OutOfMemory."""
 
     async def close(self) -> None:
-        """Let the memory go."""
+        """Free the model's memory."""
 
 
 class AccumulatingLearner(Learner, Protocol):

@@ -73,7 +73,7 @@ class RankGroup:
         return result
 
     def close_session(self, session: str) -> None:
-        """Let a session's memory go; after a rank was lost there is nothing to close."""
+        """Free a session's memory; after a rank was lost there is nothing to close."""
         if self._cores is not None and not self._broken:
             self.execute([CloseSession(session)] * self._options.ranks)
 

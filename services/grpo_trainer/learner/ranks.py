@@ -1,6 +1,6 @@
 """This process among those that compute one step together, and its sums over all of them.
 
-Every rank calls the same functions in the same order; a rank that is alone exchanges nothing.
+Every rank calls the same functions in the same order; a single rank exchanges nothing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,3 @@ def spread_like(full: Tensor, parameter: Tensor) -> Tensor:
 def assign(parameter: Tensor, full: Tensor) -> None:
     """Set a parameter to a whole value that is the same on every rank."""
     parameter.copy_(spread_like(full, parameter))
-
-
-def whole_state(module: Any) -> dict[str, Tensor]:
-    """The state of a module as whole tensors; all ranks must ask for it."""
-    return {name: whole(tensor) for name, tensor in module.state_dict().items()}

@@ -55,7 +55,7 @@ class HostSnapshot:
 
     @property
     def canary(self) -> Canary:
-        """See ports.Snapshot."""
+        """Rows that prove a reload."""
         return self._canary
 
     async def save(self, directory: Path) -> None:

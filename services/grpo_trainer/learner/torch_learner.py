@@ -48,6 +48,10 @@ class LearnerThread:
         """Do `work` there, after what was asked earlier."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def stop(self) -> None:
+        """As `close`, for the service that owns the thread."""
+        self.close()
+
     def close(self) -> None:
         """Let the running work finish, drop the rest."""
         self._executor.submit(self.group.close)
@@ -102,8 +106,7 @@ class TorchLearner:
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
         """One optimizer step. Raises Diverged with the weights untouched, OutOfMemory."""
         with memory_for(f"a step of {len(groups)} groups does not fit in memory"):
-            commands = await self._thread.run(partial(self._step_commands, groups))
-            values = await self._thread.run(partial(self._thread.group.execute, commands))
+            values = await self._thread.run(lambda: self._thread.group.execute(self._step_commands(groups)))
         return StepNumbers(values or {}, applied=values is not None)
 
     def _step_commands(self, groups: Sequence[BatchGroup]) -> list[Step]:
@@ -134,6 +137,6 @@ class TorchLearner:
         return self._thread.group.core(self._session).loaded
 
     async def close(self) -> None:
-        """Let the memory go."""
+        """Free the model's memory."""
         self._config = None
         await self._thread.run(lambda: self._thread.group.close_session(self._session))

@@ -10,7 +10,7 @@ from grpo_trainer.domain.errors import Superseded
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.learner.protocol import Snapshot
-from grpo_trainer.publishing import store_version
+from grpo_trainer.publishing import announce_version, store_version
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 
@@ -56,11 +56,8 @@ async def announce(
         done = record
         await _settle(state, done, deps, retry)
         await retry.until_available(lambda: facts.stepped(spec, done))
-    await retry.until_available(lambda: facts.published(spec, policy, step=state.step, at=state.completed_at))
-    if record is not None and record.saves_checkpoint:
-        saved = record
-        marker = await deps.states.marker_of(state)
-        await retry.until_available(lambda: facts.saved(spec, saved, policy, marker, state.sources))
+    marker = deps.states.marker_of(state)
+    await announce_version(state, policy, marker, state.sources, facts, retry)
 
 
 async def _settle(state: SessionState, record: StepRecord, deps: RunDeps, retry: RetryUntilAvailable) -> None:
@@ -88,6 +85,6 @@ async def announce_final(
         return
     final = replace(record, saves_checkpoint=True, is_final=True)
     policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
-    marker = await deps.states.marker_of(state)
+    marker = deps.states.marker_of(state)
     saved = partial(deps.facts.saved, state.spec, final, policy, marker, state.sources)
     await retry.until_available(saved)

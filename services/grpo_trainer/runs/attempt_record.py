@@ -1,4 +1,6 @@
-"""How often a batch was begun: what tells a batch that kills the process from a machine that goes away."""
+"""The record of a batch's starts: it tells a batch that kills the process from a machine that was taken
+away.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 MAX_KILLED: Final = 2
 """Starts of one batch that ended with the process before the batch is taken as one that does not fit."""
@@ -15,7 +19,7 @@ _MAX_OTHERS: Final = 8
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The newest batch of a run. batch: digest of its group ids. starts: how often a process began to compute
-    it, departures on notice left out. done: it was computed.
+    it; starts that were stopped on notice are not counted. done: it was computed.
 
     others: batches of later steps that were begun and not computed. A process that is killed in step 2 while
     the state of step 1 is not durable computes step 1 again first; what is known of step 2 must outlast that.
@@ -32,15 +36,16 @@ class Attempt:
         return asdict(self)
 
     def left(self) -> Attempt:
-        """The process leaves on notice: this start does not count."""
+        """The process was stopped on notice: this start does not count."""
         return replace(self, starts=self.starts - 1)
 
 
+_ATTEMPTS: Final = TypeAdapter(Attempt)
+
+
 def attempt_from_json(plain: Mapping[str, Any]) -> Attempt:
-    """The attempt that `to_json` described. Raises ValueError, KeyError, TypeError."""
-    step, batch, starts = int(plain["step"]), str(plain["batch"]), int(plain["starts"])
-    others = tuple(attempt_from_json(one) for one in plain.get("others", ()))
-    return Attempt(step, batch, starts, bool(plain["done"]), others)
+    """The attempt that `to_json` described. Raises ValueError."""
+    return _ATTEMPTS.validate_python(plain)
 
 
 def next_attempt(before: Attempt | None, step: int, group_ids: Iterable[str]) -> Attempt:

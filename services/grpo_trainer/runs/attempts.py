@@ -1,7 +1,7 @@
-"""Counts the starts of a batch: one that kills the process each time ends its run in the end.
+"""Counts how often a batch was started, so that a batch that kills the process every time fails its run.
 
-Which batch it is is durable before it is computed, and that it was computed is durable afterwards. A process
-that is killed in between leaves an open record behind; one that leaves on notice takes its start back.
+A record of the batch is stored before it is computed, and marked as done afterwards. A process that is killed
+in between leaves the record open; a process that is stopped on notice takes its start back.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Attempts:
 
     @asynccontextmanager
     async def at(self, step: int, groups: Sequence[CompleteGroup]) -> AsyncIterator[None]:
-        """Inside, the batch of that step is computed, and no other batch of this process is. Raises
-        KilledInBatch where it was begun too often.
+        """Inside, the batch of that step is computed, and no other batch of this process. Raises
+        KilledInBatch if it was started too often.
 
-        The start is written when no other batch computes: otherwise a kill would be charged to a batch that
-        waited. The other reads and writes leave the turn to the next session.
+        The start is stored when no other batch computes: otherwise a kill would count against a batch that
+        waited. The other reads and writes happen outside the lock, so that the next session can compute.
         """
         await self._look_up()
         try:
@@ -62,13 +62,13 @@ class Attempts:
         await self._done()
 
     def leave(self) -> None:
-        """The process leaves on notice: what it computes now does not count, however that ends."""
+        """The process was asked to stop: the start of the batch that it computes now does not count."""
         self._leaving = True
         if self._computing:
             self._noting = asyncio.create_task(self._take_back(), name=f"leaving/{self._spec.run_id}")
 
     async def close(self) -> None:
-        """Return when the record says what it should."""
+        """Wait until the record is stored."""
         if self._noting is not None:
             await asyncio.wait({self._noting})
 

@@ -1,4 +1,4 @@
-"""What the sessions of runs work with."""
+"""The dependencies of the sessions of runs."""
 
 from __future__ import annotations
 

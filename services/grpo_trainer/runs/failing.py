@@ -1,8 +1,9 @@
-"""Runs that failed: durable first, so that no restart resumes them, then said on the bus, and closed when the
-planner has ended them.
+"""Failed runs: the failure is stored, so that no restart resumes the run; then session.failed is published;
+and the run is closed when the planner has published run.finished.
 
-A run that failed before its first durable state holds the replay at its submission until its failure is
-durable; after that the record alone is enough to say it again.
+A run that failed without a durable state holds every cursor before its submission until its failure is
+stored, so that a restart replays the submission. After that, failed.json is enough to publish the event
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from upcycle.errors import Unavailable
 log = logging.getLogger(__name__)
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
-"""Runs something beside everything else, under a name; what it dies of ends the process."""
+"""Starts a task in the background, under a name; an error of the task ends the process."""
 
 
 class Failures:
@@ -33,7 +34,7 @@ class Failures:
         self._watermark = watermark
         self._spawn = spawn
         self._runs: dict[str, FailedRun] = {}
-        self._said: set[str] = set()
+        self._published: set[str] = set()
         self._unpublishable: set[str] = set()
         self._over: set[str] = set()
 
@@ -50,15 +51,15 @@ class Failures:
         self._runs[run.failure.run_id] = run
 
     def over(self, run_id: str) -> None:
-        """The planner says that the run is over; a repeat changes nothing."""
+        """The planner published run.finished for the run; safe to repeat."""
         if run_id in self._over or self._runs[run_id].closed:
             return
         self._over.add(run_id)
-        if run_id in self._said | self._unpublishable:
+        if run_id in self._published | self._unpublishable:
             self._spawn(f"closing/{run_id}", self._close(run_id))
 
     async def remember(self, run_id: str) -> Failure:
-        """Make the failure durable. Returns the one that is: the run's first."""
+        """Store the failure. Returns the stored one: the first failure of the run."""
         run = self._runs[run_id]
         kept = run.failure
         if kept.model:  # without a model there is no folder and no subject, and no planner submits such a run
@@ -67,21 +68,21 @@ class Failures:
         self._watermark.opened(run_id)
         return kept
 
-    async def say(self, run_id: str) -> None:
-        """Publish the failure, as often as it takes, unless the run is over. Raises Unavailable."""
+    async def publish(self, run_id: str) -> None:
+        """Publish session.failed, unless the run is over. Raises Unavailable after many tries."""
         failure = self._runs[run_id].failure
         try:
             if failure.model and not (run_id in self._over or self._runs[run_id].closed):
-                await self._publish(failure)
-            self._said.add(run_id)
+                await self._until_stored(failure)
+            self._published.add(run_id)
         except Unpublishable:
             log.exception("failure_not_published", extra={"run_id": run_id})
             self._unpublishable.add(run_id)
         if run_id in self._over:
             await self._close(run_id)
 
-    async def _publish(self, failure: Failure) -> None:
-        """Return when the bus has stored the failure; after an unexpected error it is tried again too."""
+    async def _until_stored(self, failure: Failure) -> None:
+        """Publish until the bus has stored the event; also after unexpected errors."""
 
         async def attempt() -> None:
             try:
@@ -98,10 +99,10 @@ class Failures:
     async def record_and_publish(self, run_id: str) -> None:
         """Both, for a run that has no session."""
         await self.remember(run_id)
-        await self.say(run_id)
+        await self.publish(run_id)
 
     async def _close(self, run_id: str) -> None:
-        """Its states may go, and no restart looks at it again."""
+        """Mark the run as closed: its old states are deleted, and no restart publishes its failure again."""
         run = self._runs[run_id]
         if run.failure.model:
             await RetryUntilAvailable().until_available(lambda: self._deps.states.close_failed(run.failure))

@@ -39,15 +39,15 @@ class GroupShortened:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """The planner says that every episode of the run is settled."""
+    """run.finished: every episode of the run is settled."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunStopping:
-    """The planner says that the run is to end: nothing that comes after this trains. saves: its newest
-    version is to be judged."""
+    """run.stopping: no fact after this one trains. saves: the newest version becomes a checkpoint, which the
+    gate judges."""
 
     sequence: int
     saves: bool = True
@@ -163,8 +163,8 @@ class GroupBuffer:
 
     async def settle(self, settlement: Settlement) -> None:
         """Announce an exclusion or a release, then remember it."""
-        said = {"group_id": settlement.group_id, "reason": settlement.reason.value}
-        log.info(f"group_{settlement.outcome.value}", extra=said)
+        extra = {"group_id": settlement.group_id, "reason": settlement.reason.value}
+        log.info(f"group_{settlement.outcome.value}", extra=extra)
         await self.retry.until_available(lambda: self._facts.settled(self.spec, settlement))
         self.remember(settlement)
 

@@ -68,7 +68,7 @@ class GroupAssembler:
         return self._offers.judged(offered)
 
     def settle(self, group_id: str) -> None:
-        """The end of a group is known to the world; facts about it are ignored from now on."""
+        """group.settled is published for the group; facts about it are ignored from now on."""
         self._left.pop(group_id, None)
         self._open.pop(group_id, None)
         self._settled.add(group_id)

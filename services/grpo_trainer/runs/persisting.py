@@ -1,9 +1,9 @@
 """Makes states durable and announces them, one at a time, beside the compute of the next step.
 
 Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
-then the end of old states. Waits for: object store and bus. At most one state is in flight,
-so memory is bounded by one host copy; the next one waits for it. A step that the planner
-did not wait for is never announced (Superseded).
+then deletes old states. Waits for: object store and bus. At most one state is in flight,
+so memory is bounded by one host copy; the next one waits for it. No event is published about a
+step that the planner did not wait for (Superseded).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grpo_trainer.runs.deps import RunDeps
 log = logging.getLogger(__name__)
 
 Durable = Callable[[SessionState], Awaitable[None]]
-"""Told of each state when its marker is written, before anything about it is announced."""
+"""Called with each state when its marker is written, before any event about it is published."""
 
 
 class Persistence:
@@ -33,7 +33,7 @@ class Persistence:
     def __init__(
         self, deps: RunDeps, retry: RetryUntilAvailable, *, durable: Durable, ended: asyncio.Event
     ) -> None:
-        """ended: set whenever a state in flight has landed or failed; wakes who waits for something else."""
+        """ended: set when a state was stored and announced, or failed: it wakes the session."""
         self._deps = deps
         self._retry = retry
         self._durable = durable
@@ -56,7 +56,7 @@ class Persistence:
         self._task.add_done_callback(lambda _: self._ended.set())
 
     def check(self) -> None:
-        """Raises what the state in flight died of, if it has."""
+        """Raise the error of the state in flight, if it has failed."""
         if self._task is not None and self._task.done():
             self._task.result()
 
@@ -69,7 +69,7 @@ class Persistence:
             self._task = None
 
     async def wind_up(self, *, within_s: float) -> None:
-        """The session failed: what is durable by then is announced, what is not is abandoned."""
+        """The session failed: announce the state in flight if it becomes durable in time, else abandon it."""
         if self._task is None:
             return
         await asyncio.wait({self._task}, timeout=within_s)

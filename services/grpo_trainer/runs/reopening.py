@@ -1,7 +1,8 @@
-"""A run that another trainer took further: found again in the store and in the stream, and gone on with.
+"""Opens a run again after another trainer has stored a newer state of it.
 
-Facts are immutable and in order, so what the stream holds after a state's cursor rebuilds every group that
-the state does not hold; facts that arrive while that is read are kept, and come after it.
+The new session starts from that state. Groups that the state does not count as settled are rebuilt from the
+facts that the stream holds after the state's cursor. Live facts that arrive meanwhile are kept, and given to
+the session after the replayed ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_LOST: Final = 3
 """How often in a row a session is opened again without a durable step of its own in between."""
 
 ReadAgain = Callable[[TrainingSpec, int], Awaitable[Sequence[Fact]]]
-"""Facts about a run that the stream holds after a sequence, in order. Raises Waiting."""
+"""Facts about a run that the stream holds after a sequence, in order. Raises Unavailable."""
 
 
 async def newest_of(spec: TrainingSpec, deps: RunDeps) -> SessionState | FailedRun | None:
@@ -67,7 +68,7 @@ class Interim:
                 session.put(fact)
 
     def put(self, run_id: str, fact: Fact) -> bool:
-        """Keep the fact, where facts about that run are kept."""
+        """Keep the fact if the session of that run is being opened again; returns whether it is."""
         if run_id not in self._facts:
             return False
         self._facts[run_id].append(fact)
@@ -75,14 +76,14 @@ class Interim:
 
 
 def hand_over(before: TrainingSession, following: TrainingSession) -> None:
-    """What a session leaves to the one that goes on with its run."""
+    """Copy to the next session of a run how often it lost in a row, and the metrics of its steps."""
     following.lost_in_a_row = 1 + (0 if before.took_steps else before.lost_in_a_row)
     step = 0 if following.state is None else following.state.step
     following.history.extendleft(record for record in reversed(before.history) if record.step < step)
 
 
 def fed(following: TrainingSession, recalled: Sequence[Fact], interim: list[Fact]) -> None:
-    """Give a session what was said before it: each fact once, in order. Empties `interim`."""
+    """Give a session the replayed facts, then the live ones that are newer. Empties `interim`."""
     for fact in recalled:
         following.put(fact)
     newest = recalled[-1].sequence if recalled else 0

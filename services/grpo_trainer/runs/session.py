@@ -1,10 +1,12 @@
-"""One training session: waits for a batch, steps, makes the state durable, and only then tells the world.
+"""The session of one run: waits for a batch, takes a step, stores the state, then publishes the step's
+events.
 
-The next step may compute while the state of the last one is on its way; nothing is said before it is durable.
+The next step may be computed while the state of the step before is being stored. No event about a step is
+published before its state is durable.
 
-Guarantees: what a state says was consumed is in its weights, and nothing else; every announcement can be
-repeated, word for word, from the newest state; a fact is replayed until the state that holds its gradient
-is durable.
+Guarantees: the weights of a state hold the gradients of exactly the groups that the state counts as
+trained; all events of a step can be published again from its state, with equal content; a fact is replayed
+until the state that holds its gradient is durable.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.model_leases import RunLease
 from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
-from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.states import Phase, SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.token_rows import row_counts
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
@@ -35,7 +37,6 @@ from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.group_buffer import Fact, GroupBuffer
 from grpo_trainer.runs.opening import first_state, load_state
 from grpo_trainer.runs.persisting import Persistence
-from grpo_trainer.runs.phases import Phase as Phase  # others read it from here
 from grpo_trainer.runs.watermark import ReplayWatermark
 from identities.entities import checkpoint_id
 
@@ -48,7 +49,7 @@ _LANDING_S: Final = 1.0
 _MAX_HISTORY: Final = 512
 """Steps whose metrics can be asked for."""
 _QUALITY: Final = ("loss", "reward_mean", "success_rate", "mismatch_kl", "grad_norm")
-_SAID: Final = (*_QUALITY, "learner_s", "stall_s", "idle_s")
+_LOGGED: Final = (*_QUALITY, "learner_s", "stall_s", "idle_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,10 @@ class TrainingSession:
         self._retry = RetryUntilAvailable()
         self._lease = lease
         self._learner = deps.new_learner()
-        self.buffer = GroupBuffer(self.spec, _settled(state, self.spec.run_id), _counts(state), deps)
+        run_id = self.spec.run_id
+        settled = SettledGroups.from_json(run_id, state.settled) if state else SettledGroups(run_id)
+        counts = {} if state is None else dict(state.settled_counts)
+        self.buffer = GroupBuffer(self.spec, settled, counts, deps)
         self._persistence = Persistence(
             deps, self._retry, durable=self._became_durable, ended=self.buffer.changed
         )
@@ -120,12 +124,14 @@ class TrainingSession:
 
     @property
     def waiting_for(self) -> str | None:
-        """What is away, if something is."""
+        """The service or store that the session waits for, if there is one."""
         return self._retry.waiting_for or self.buffer.retry.waiting_for
 
     async def run(self) -> None:
-        """From the first or the newest state until the run is over, or `stop`. Raises what the run failed of,
-        once everything that is durable was announced; nothing is said after it."""
+        """Train until the run is over or `stop` is called.
+
+        Raises the error that the run failed with, after the events of every durable state were published.
+        """
         buffering: asyncio.Task[None] | None = None
         try:
             await self._begin()
@@ -144,16 +150,16 @@ class TrainingSession:
             await self._attempts.close()
 
     async def close(self) -> None:
-        """Let the memory go, once the learner's thread comes to it."""
+        """Free the memory, after the work that is queued in the learner's thread."""
         await self._learner.close()
 
     async def fail(self, failure: Failure) -> None:
-        """The failure is durable; what follows is said by others."""
+        """Show the run as failed. The failure is durable, and Failures publishes it."""
         self.failed = failure
         await self._enter(Phase.FAILED)
 
     async def end(self, state: SessionState) -> None:
-        """Another trainer brought the run to its end, with this state."""
+        """Another trainer finished the run, with this state."""
         self.state, self.buffer.retired = state, True
         self._watermark.opened(self.spec.run_id)
         await self._enter(Phase.FINISHED)
@@ -175,7 +181,7 @@ class TrainingSession:
             self._give_up(error)
 
     async def _work_beside(self, buffering: asyncio.Task[None]) -> None:
-        """Train until the run is over; an buffering that dies ends the work."""
+        """Train until the run is over. An error of the group buffer ends the training too."""
         work = asyncio.create_task(self._work(), name=f"train/{self.spec.run_id}")
         try:
             await asyncio.wait({buffering, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +193,7 @@ class TrainingSession:
             await asyncio.wait({work})
 
     async def _work(self) -> None:
-        """Steps until there are enough of them, then nothing until the run is over."""
+        """Take all steps of the run, then wait until the planner ends it."""
         try:
             if not self._superseded:
                 await self._train()
@@ -206,7 +212,9 @@ class TrainingSession:
         await self._landed()
 
     def _give_up(self, error: Superseded) -> None:
-        """The run ended without the newest step: say nothing more, and wait until it is over."""
+        """The planner ended the run without the newest step: publish nothing more, and wait for
+        run.finished.
+        """
         log.warning("step_void", extra={"run_id": self.spec.run_id, "error": str(error)})
         self._superseded = True
 
@@ -225,9 +233,10 @@ class TrainingSession:
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
-        """Ask for the newest version to be judged, unless the run was cancelled; settle every group here.
+        """The run is stopping: publish checkpoint.saved for the newest version, unless the run was cancelled,
+        and group.settled for every group in the buffer.
 
-        That the run stopped is durable before anything is said, so a restart repeats this and trains no more.
+        `stopped.json` is stored first, so a restart publishes the same events again and takes no step.
         """
         while not (self.buffer.stopping or self.buffer.over or self._stopping):
             self.buffer.changed.clear()
@@ -253,7 +262,7 @@ class TrainingSession:
             self.changed.notify_all()
 
     async def _next_batch(self, version: int) -> _Batch | None:
-        """The next groups to train, with their tokens; None when the run is over or stopping, or we are."""
+        """The next groups to train, with their tokens; None when the run or this process is stopping."""
         began = time.monotonic()
         await self._enter(Phase.WAITING)
         while not (self.buffer.over or self.buffer.stopping or self._stopping):
@@ -270,7 +279,7 @@ class TrainingSession:
         return None
 
     async def _contents(self, groups: Sequence[CompleteGroup]) -> tuple[BatchGroup, ...] | None:
-        """Tokens of all groups; None when one was quarantined, and another must take its place."""
+        """The tokens of all groups; None if one had to be quarantined: then the batch is cut again."""
         contents, whole = [], True
         for group in groups:
             try:
@@ -283,20 +292,20 @@ class TrainingSession:
         return tuple(contents) if whole else None
 
     async def _exclude(self, settlement: Settlement) -> None:
-        """Settle what the version in training does not take; that version must be durable first."""
+        """Publish that a group is excluded, after the version in training, which excludes it, is durable."""
         phase = self.phase
         await self._landed()
         await self._enter(phase)
         await self.buffer.settle(settlement)
 
     async def _landed(self) -> None:
-        """Wait for the state in flight, if there is one."""
+        """Wait until the state in flight, if there is one, is durable and announced."""
         if self._persistence.in_flight:
             await self._enter(Phase.PUBLISHING)
         await self._persistence.landed()
 
     async def _one_step(self, state: SessionState, batch: _Batch) -> SessionState:
-        """The state after the batch; the same state where nothing was applied."""
+        """Take one step. Returns the state after it; the same state if the batch was not applied."""
         plan = self._plan(state, batch)
         members = [member for group in batch.groups for member in group.members]
         span = self._deps.instruments.step(self.spec, plan.step, state.trace_headers, members)
@@ -316,8 +325,8 @@ class TrainingSession:
             record = plan.record(learned, at=self._deps.now(), traceparent=traceparent)
             following = self._following(state, record, snapshot.canary)
             self._persistence.begin(following, snapshot)
-        said = {name: round(record.metrics[name], 5) for name in _SAID if name in record.metrics}
-        log.info("step_done", extra={"step": record.step, "version": record.version, **said})
+        logged = {name: round(record.metrics[name], 5) for name in _LOGGED if name in record.metrics}
+        log.info("step_done", extra={"step": record.step, "version": record.version, **logged})
         self._waiting_since = time.monotonic()
         return following
 
@@ -379,13 +388,3 @@ class TrainingSession:
 
 def _counted(batch: _Batch) -> dict[str, float]:
     return row_counts(rollout for group in batch.contents for rollout in group.rollouts)
-
-
-def _settled(state: SessionState | None, run_id: str) -> SettledGroups:
-    if state is None:
-        return SettledGroups(run_id)
-    return SettledGroups.from_json(run_id, dict(state.settled))
-
-
-def _counts(state: SessionState | None) -> dict[str, int]:
-    return {} if state is None else dict(state.settled_counts)

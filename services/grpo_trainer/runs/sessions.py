@@ -1,8 +1,8 @@
-"""All sessions of this trainer: resumed from their states, opened by submissions, fed with facts in stream
-order.
+"""All training sessions of this process: resumes them from their states, opens one for each submitted run,
+and gives each its facts in stream order.
 
-Whatever a session dies of ends its run alone, by the fact session.failed. Only a lost rank, and what was away
-for too long, end the process.
+An error of a session ends its own run, by the event session.failed, and no other run. Two errors end the
+process instead: a lost rank, and a service or store that was unavailable for too long.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, Unkn
 from grpo_trainer.domain.failures import ENDS_PROCESS, BrokenRun, FailedRun, Failure, detail_of, kind_of
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.states import Phase, SessionState
 from grpo_trainer.domain.trajectories import Submission
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import Fact, RunOver
 from grpo_trainer.runs.reopening import Interim, ReadAgain, fed, hand_over, may_go_on, newest_of
-from grpo_trainer.runs.session import Phase, TrainingSession
+from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.stores import FoundStates
 from grpo_trainer.runs.watermark import ReplayWatermark
 
 log = logging.getLogger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
-"""For abandoned sessions to let go; a learner in the middle of a step cannot."""
+"""How long abandoned sessions may take to end; a learner that computes a step cannot be interrupted."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
-"""What may be a consequence of the process leaving; the next start finds out whether it was more."""
+"""Errors that a stopping process may cause itself: they fail no run while it stops. A real one comes again.
+"""
 
 
 async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
-    """No stream to look into."""
+    """No facts: there is no stream yet."""
     return ()
 
 
@@ -78,7 +79,9 @@ class Sessions:
         return self.watermark.handled
 
     def _know(self, run: FailedRun) -> None:
-        """A run that failed and has no session here."""
+        """Take note of a failed run that has no session here, and publish its failure if that is still
+        open.
+        """
         run_id = run.failure.run_id
         self.failures.add(run)
         if not run.closed:
@@ -86,15 +89,8 @@ class Sessions:
 
     def _broken(self, run: BrokenRun) -> FailedRun:
         log.error("training_failed", extra={"run_id": run.run_id, "error": run.detail})
-        failure = Failure(
-            run_id=run.run_id,
-            model=run.model,
-            kind=SessionFailure.BROKEN_ARTIFACT,
-            detail=run.detail,
-            step=run.step,
-            cursor=self.watermark.handled,
-            failed_at=self._deps.now(),
-        )
+        error, cursor = BrokenArtifact(run.detail), self.watermark.handled
+        failure = self._failure(run.run_id, run.model, error, step=run.step, cursor=cursor)
         return FailedRun(failure, closed=run.closed)
 
     def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
@@ -112,7 +108,7 @@ class Sessions:
         return TrainingSession(submission, self._deps, self.watermark, state, lease=lease)
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
-        """A run that was submitted at `sequence` asks for what cannot be."""
+        """Fail a run that was submitted at `sequence` with a configuration that this trainer refuses."""
         if self._knows(run_id):
             return
         log.error("training_refused", extra={"run_id": run_id, "error": str(error)})
@@ -153,7 +149,7 @@ class Sessions:
         task.add_done_callback(self._ended.put_nowait)
 
     async def _to_its_end(self, session: TrainingSession | None) -> None:
-        """Run a session, and those that go on with its run, until the run is over or has failed."""
+        """Run a session, and the sessions that replace it, until the run is over or has failed."""
         while session is not None:
             try:
                 error = await _end_of(session)
@@ -163,7 +159,7 @@ class Sessions:
             session = following
 
     async def _following(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
-        """`session` ended by `error`: the session that continues its run; None where the run is over."""
+        """The session that replaces `session`, which `error` ended; None if its run is over or has failed."""
         if self._stopping and kind_of(error) in _OF_LEAVING:
             log.warning("session_left", exc_info=error, extra={"run_id": session.spec.run_id})
             return None
@@ -171,13 +167,14 @@ class Sessions:
             return await self._gone_on(session, error)
         except ENDS_PROCESS:
             raise
-        except BrokenArtifact:  # where the run is cannot be read: what the session ended by says more
+        except BrokenArtifact:  # the stored state cannot be read: the session's own error explains more
             await self._fail(session, error)
         except Exception as unexpected:
             await self._fail(session, unexpected)
         return None
 
     async def _gone_on(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
+        """Look the run up in the store: another trainer may have failed, finished or continued it."""
         newest = await newest_of(session.spec, self._deps)
         if isinstance(newest, FailedRun):
             await self._end_failed(session, newest)
@@ -216,13 +213,13 @@ class Sessions:
         await self._end_failed(session, FailedRun(failure, state))
 
     async def _end_failed(self, session: TrainingSession, run: FailedRun) -> None:
-        """The run trains no more; the planner is told once that is durable."""
+        """Store the failure, then publish session.failed."""
         run_id = run.failure.run_id
         self.failures.add(run)
         if session.buffer.run_over:
             self.failures.over(run_id)
         await session.fail(await self.failures.remember(run_id))
-        await self.failures.say(run_id)
+        await self.failures.publish(run_id)
 
     async def watch(self, stop: asyncio.Event) -> None:
         """Return when `stop` is set; raise what ends the process."""
@@ -238,8 +235,8 @@ class Sessions:
             stopping.cancel()
 
     async def stop(self) -> None:
-        """Let steps under way become durable, then end every session. What takes too long is abandoned: the
-        newest durable state does not know of it, and the trainer that resumes takes that step again."""
+        """Let steps in progress become durable, then end every session. A step that takes too long is
+        abandoned: no durable state holds it, so the trainer that resumes the run takes it again."""
         self._stopping = True
         for session in self._sessions.values():
             session.stop()
@@ -273,7 +270,7 @@ class Sessions:
 
     @property
     def alarm_limits(self) -> AlarmLimits:
-        """What steps are compared with."""
+        """Limits beyond which a step raises an alarm."""
         return self._deps.alarm_limits
 
     def get(self, run_id: str) -> TrainingSession:
@@ -284,7 +281,7 @@ class Sessions:
         return self._sessions[run_id]
 
     def waiting_for(self) -> str | None:
-        """What a session waits for outside of this process, if anything; failed ones wait for nothing."""
+        """The service or store that a session waits for, if there is one; failed sessions are left out."""
         for session in self._sessions.values():
             if session.waiting_for is not None and session.spec.run_id not in self.failures:
                 return f"{session.spec.run_id} waits for {session.waiting_for}"
@@ -292,7 +289,7 @@ class Sessions:
 
 
 async def _end_of(session: TrainingSession) -> Exception | None:
-    """What a session ended by; None where it came to its end."""
+    """Run a session. Returns the error that ended it; None if its run is over or the process stops."""
     try:
         await session.run()
     except ENDS_PROCESS:

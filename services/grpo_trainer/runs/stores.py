@@ -12,15 +12,14 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
-from blob_store import BlobRef, BlobStore
+from blob_store import BlobStore
 from episodes import SessionFailure
 from grpo_trainer import wire
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
-from grpo_trainer.adapters.step_folders import MARKER, step_folder
+from grpo_trainer.adapters.step_folders import MARKER, StepStates
 from grpo_trainer.domain.errors import BrokenArtifact, UnusableTrajectory
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, failure_from_json
 from grpo_trainer.domain.states import SessionState, state_from_json
@@ -67,11 +66,11 @@ class BlobBodies:
         return wire.tokens_from_body(body, trajectory, train_parse_errors=self._train_parse_errors)
 
 
-class BlobStates:
-    """Durable training states; a state exists once its marker does."""
+class BlobStates(StepStates[SessionState]):
+    """Durable states of runs, and what is known of each run beside them."""
 
     def __init__(self, store: BlobStore) -> None:
-        self._store = store
+        super().__init__(store, _line_of, state_from_json)
         self._checkpoints: dict[str, frozenset[str]] = {}
 
     async def find(self) -> FoundStates:
@@ -100,7 +99,7 @@ class BlobStates:
         closed, state, why = _CLOSED in names, None, ""
         if newest:
             try:
-                state = await self._read(f"{line}/{newest}")
+                state = await self.read(f"{line}/{newest}")
                 state = replace(state, finished=closed, stopped=_STOPPED in names)
             except BrokenArtifact as error:
                 why = str(error)
@@ -112,7 +111,7 @@ class BlobStates:
         return BrokenRun(run_id, model, step_folders.step_of(newest), why, closed)
 
     async def _failure(self, line: str) -> Failure:
-        """What is remembered of a failure; that it failed, where the text cannot be read."""
+        """The stored failure of a run; a general one if the record cannot be read."""
         key = f"{line}/{_FAILED}"
         with object_store(key):
             data = await self._store.read(key)
@@ -123,31 +122,6 @@ class BlobStates:
             model, run_id = parse_training_run(line)
             detail = f"{key} says that the run failed, and cannot be read: {error}"
             return Failure(run_id, model, SessionFailure.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
-
-    async def _read(self, key: str) -> SessionState:
-        return await step_folders.read_marker(self._store, key, state_from_json)
-
-    async def commit(self, state: SessionState, tensors: Path | None) -> SessionState:
-        """Write the files of the folder `tensors`, then the marker. Raises LineageTaken where another marker
-        is there."""
-        folder = _folder(state)
-        with object_store(f"step {state.step} of {state.spec.run_id}"):
-            if tensors is not None:
-                files = await step_folders.put_tensors(self._store, folder, tensors)
-                state = replace(state, tensors=files)
-            await step_folders.put_marker(self._store, folder, state.to_json())
-        return state
-
-    async def tensors(self, state: SessionState, directory: Path) -> None:
-        """Fetch the files of a state that has some into an empty folder."""
-        if not state.tensors:
-            raise ValueError(f"step {state.step} of {state.spec.run_id} has no tensors: it is the base")
-        with object_store(f"tensors of step {state.step} of {state.spec.run_id}"):
-            await step_folders.get_tensors(self._store, state.tensors, directory)
-
-    async def marker_of(self, state: SessionState) -> BlobRef:
-        """Claim check of the marker of a committed state."""
-        return step_folders.marker_of(_folder(state), state.to_json())
 
     async def stop(self, state: SessionState) -> None:
         """Remember that the run ends early, with this state."""
@@ -207,11 +181,12 @@ class BlobStates:
                     STATES_REMOVED.labels(model).inc()
 
     async def _named(self, folder: str, keys: Collection[str]) -> frozenset[str]:
-        """Objects of a state that a checkpoint names; what else lies there was left by an attempt that was
-        cut off. Remembered, because markers never change."""
+        """The objects of a state that a checkpoint refers to; others in its folder were left by a trainer
+        that was killed. The answer is kept, because markers never change.
+        """
         marker = f"{folder}/{MARKER}"
         if folder not in self._checkpoints and marker in keys:
-            state = await self._read(marker)
+            state = await self.read(marker)
             if state.last_step is not None and state.last_step.saves_checkpoint:
                 self._checkpoints[folder] = frozenset({marker, *(file.key for file in state.tensors)})
         return self._checkpoints.get(folder, frozenset())
@@ -229,7 +204,3 @@ def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:
 
 def _line_of(state: SessionState) -> str:
     return training_run(state.spec.model, state.spec.run_id)
-
-
-def _folder(state: SessionState) -> str:
-    return step_folder(_line_of(state), state.step)

@@ -1,11 +1,13 @@
-"""How far the facts were handled, over all sessions: what bounds every cursor."""
+"""The replay watermark of all sessions: no session stores a later cursor."""
 
 from __future__ import annotations
 
 
 class ReplayWatermark:
-    """`handled`: newest fact that reached its session. A run whose first state is not durable holds
-    everyone back, because only a replay from before its submission would find it again."""
+    """`handled`: sequence of the newest fact that reached its session. Until the first state of a run is
+    durable, no cursor may pass the run's submission: only a replay from before it would find the run
+    again.
+    """
 
     def __init__(self, handled: int = 0) -> None:
         self.handled = handled

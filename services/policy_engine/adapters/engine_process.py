@@ -43,47 +43,53 @@ class EngineKind(Protocol):
         """The directory it should load for a policy. Raises VersionRefused."""
 
 
-class HealthWatch:
-    """Counts failed health checks in a row, over however many waits they were spread."""
+class _Engine:
+    """What a child process and an attached engine have in common: a kind, a client, and health checks."""
 
-    def __init__(self) -> None:
-        self.failure: str | None = None
-        self._missed = 0
-
-    async def look(self, client: EngineClient | None) -> None:
-        """Check once."""
-        if client is None or await client.health():
-            self._missed = 0
-            return
-        self._missed += 1
-        if self._missed >= _MISSED_HEALTH:
-            self.failure = f"it failed {self._missed} health checks in a row"
-
-
-class EngineProcess:
-    """Starts, watches and ends one engine process."""
-
-    def __init__(self, kind: EngineKind, host: str, port: int, *, start_s: float, log_path: Path) -> None:
+    def __init__(self, kind: EngineKind, base_url: str, start_s: float) -> None:
+        self.base_url = base_url
         self._kind = kind
-        self._host = host
-        self._port = port
         self._start_s = start_s
-        self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
         self._client: EngineClient | None = None
-        self._health = HealthWatch()
-        self.base_url = ""
+        self._missed = 0
 
     def prepare(self, policy: Policy) -> Path:
         """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
         return self._kind.prepare(policy)
+
+    async def stop(self) -> None:
+        """Let go of the engine."""
+        client, self._client, self._missed = self._client, None, 0
+        if client is not None:
+            await client.close()
+
+    def failure(self) -> str | None:
+        """Why it is dead, or None while it lives: here, because too many health checks in a row failed."""
+        if self._missed < _MISSED_HEALTH:
+            return None
+        return f"it failed {self._missed} health checks in a row"
+
+    async def _look(self) -> None:
+        """Check its health once."""
+        healthy = self._client is None or await self._client.health()
+        self._missed = 0 if healthy else self._missed + 1
+
+
+class EngineProcess(_Engine):
+    """Starts, watches and ends one engine process."""
+
+    def __init__(self, kind: EngineKind, host: str, port: int, *, start_s: float, log_path: Path) -> None:
+        super().__init__(kind, "", start_s)
+        self._host = host
+        self._port = port
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, policy: Policy) -> EngineControl:
         """Start it on a policy and return once it is healthy. Raises EngineBroken."""
         await self.stop()
         port = self._port or free_ports(1, self._host)[0]
         command = self._kind.command(self.prepare(policy), self._host, port)
-        self._health = HealthWatch()
         self._process = await _spawn(command, self._log_path)
         self.base_url = f"http://{self._host}:{port}"
         self._client = EngineClient(self.base_url)
@@ -93,19 +99,15 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End it and what it started."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await super().stop()
         process, self._process = self._process, None
         if process is not None:
             await _end(process)
 
     def failure(self) -> str | None:
         """Why it is dead, or None while it lives."""
-        if self._health.failure is not None:
-            return self._health.failure
         if self._process is None or self._process.returncode is None:
-            return None
+            return super().failure()
         return f"it exited with status {self._process.returncode}; its log ends: {_tail(self._log_path)}"
 
     async def died(self) -> None:
@@ -115,7 +117,7 @@ class EngineProcess:
                 async with asyncio.timeout(_WATCH_S):
                     await self._process.wait()
                 return
-            await self._health.look(self._client)
+            await self._look()
 
     async def _until_healthy(self, client: EngineClient) -> None:
         try:
@@ -131,24 +133,15 @@ class EngineProcess:
             ) from error
 
 
-class AttachedEngine:
+class AttachedEngine(_Engine):
     """An engine that runs by itself. It must see the supervisor's cache directory under the same path."""
 
     def __init__(self, kind: EngineKind, base_url: str, *, start_s: float) -> None:
-        self._kind = kind
-        self._start_s = start_s
-        self._client: EngineClient | None = None
-        self._health = HealthWatch()
-        self.base_url = base_url.rstrip("/")
-
-    def prepare(self, policy: Policy) -> Path:
-        """The directory to load for a policy, as this engine can reload it. Raises VersionRefused."""
-        return self._kind.prepare(policy)
+        super().__init__(kind, base_url.rstrip("/"), start_s)
 
     async def start(self, policy: Policy) -> EngineControl:
         """Wait until it answers, and load the policy over whatever it serves."""
         await self.stop()
-        self._health = HealthWatch()
         self._client = EngineClient(self.base_url)
         try:
             async with asyncio.timeout(self._start_s):
@@ -164,21 +157,11 @@ class AttachedEngine:
             raise EngineBroken(f"{self.base_url} does not take weights: {error}") from error
         return self._client
 
-    async def stop(self) -> None:
-        """Let go of it; it runs on."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-
-    def failure(self) -> str | None:
-        """Its owner looks after its life; we see only whether it answers."""
-        return self._health.failure
-
     async def died(self) -> None:
-        """Return when it stopped answering."""
-        while self._health.failure is None:
+        """Return when it stopped answering: its owner looks after its life."""
+        while self.failure() is None:
             await asyncio.sleep(_WATCH_S)
-            await self._health.look(self._client)
+            await self._look()
 
 
 async def _spawn(command: Command, log_path: Path) -> asyncio.subprocess.Process:

@@ -24,6 +24,7 @@ from policy_engine.domain import (
 from policy_engine.ports import Announcer, Clock, EngineControl, EngineHost, PolicyStore, Telemetry, Versions
 from policy_engine.usecases.pins import PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
+from service_kit.loops import pause
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -90,23 +91,20 @@ class EngineSupervisor:
         self._on_change = listener
 
     def look_now(self) -> None:
-        """A fact says that the channel or a pin moved: look now rather than at the next poll."""
+        """An event reported that the channel or a pin moved: look now rather than at the next poll."""
         self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the engine and keep it; returns after `stop` is set and the engine is down."""
-        stopper = asyncio.create_task(self._wake_on(stop), name="supervisor stop")
         try:
             while not stop.is_set():
                 await self._round(stop)
         finally:
-            stopper.cancel()
             self._change(EngineState.STOPPING)
             await self._deps.host.stop()
 
     async def _round(self, stop: asyncio.Event) -> None:
         """One round: the engine first, then the channel's version, then pins, then wait."""
-        self._wake.clear()
         pause_s = self._timings.poll_s
         try:
             if self._engine is None:
@@ -215,26 +213,22 @@ class EngineSupervisor:
         self._state = state
         self._on_change()
 
-    async def _wake_on(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._wake.set()
+    def _on_death(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled():
+            self._wake.set()
 
     async def _pause(self, stop: asyncio.Event, seconds: float) -> None:
         """Until something is wanted, the engine died, or `seconds` passed."""
-        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._woken())}
+        died = None
         if self._engine is not None:
-            waits.add(asyncio.create_task(self._deps.host.died()))
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            died = asyncio.create_task(self._deps.host.died())
+            died.add_done_callback(self._on_death)
+        await pause(stop, seconds, self._wake)
+        if died is not None:
+            died.cancel()
         if self._engine is not None and not stop.is_set() and (why := self._deps.host.failure()):
             log.error("engine_died", extra={"why": why})
             await self._lose_engine(why)
-
-    async def _woken(self) -> None:
-        await self._wake.wait()
 
 
 class RefusedVersions:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.contract.engines.conftest import MODEL, EngineUnderTest
 from tests.services.policy_engine.reference import reference_logprobs
+from tests.support.waiting import until
 
 from engine_client import Completion, EngineUnavailable, GenerationAborted, SamplingParams
 from policy_engine.domain import VersionRefused
@@ -22,11 +23,10 @@ async def _long(engine: EngineUnderTest, prompt: list[int]) -> Completion:
 
 
 async def _running(engine: EngineUnderTest, count: int) -> None:
-    for _ in range(400):
-        if await engine.metric("vllm:num_requests_running") >= count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{count} requests never ran at once")
+    async def are_running() -> bool:
+        return await engine.metric("vllm:num_requests_running") >= count
+
+    await until(are_running, f"{count} requests at once")
 
 
 async def test_a_paused_engine_answers_nothing_and_then_everything(engine: EngineUnderTest) -> None:
@@ -59,11 +59,11 @@ async def test_a_client_that_leaves_frees_its_place(engine: EngineUnderTest) -> 
     in_flight = asyncio.create_task(_long(engine, PROMPT))
     await _running(engine, 1)
     in_flight.cancel()
-    for _ in range(100):
-        if await engine.metric("vllm:num_requests_running") == 0:
-            break
-        await asyncio.sleep(0.02)
-    assert await engine.metric("vllm:num_requests_running") == 0
+
+    async def is_free() -> bool:
+        return await engine.metric("vllm:num_requests_running") == 0
+
+    await until(is_free, "the place to be free")
 
 
 async def test_a_reload_serves_the_new_weights_under_their_name(engine: EngineUnderTest) -> None:
@@ -87,6 +87,15 @@ class Load:
     failed: list[Exception] = field(default_factory=list)
     stopping: bool = False
 
+    async def has_seen(self, version: int) -> None:
+        """Return when 8 completions hold a token of that version."""
+
+        def seen() -> bool:
+            found = [one for _, one in self.made if version in [span.version for span in one.version_spans]]
+            return len(found) >= 8
+
+        await until(seen, f"completions of v{version}")
+
     async def client(self, number: int) -> None:
         turn = 0
         while not self.stopping:
@@ -109,9 +118,9 @@ async def test_reloads_under_load_fail_nothing_and_stamp_every_token(engine: Eng
             clients.create_task(load.client(number))
         await _running(engine, 16)
         for version in (1, 2):
-            await asyncio.sleep(0.4)
+            await load.has_seen(version - 1)
             serving, _ = await engine.protocol().reload(engine.client, serving, engine.policy(version))
-        await asyncio.sleep(0.4)
+        await load.has_seen(2)
         load.stopping = True
     assert not load.failed
     seen = {span.version for _, made in load.made for span in made.version_spans}
@@ -139,7 +148,7 @@ async def test_without_recomputing_requests_keep_their_old_keys_and_values(engin
             clients.create_task(load.client(number))
         await _running(engine, 8)
         await protocol.reload(engine.client, engine.serving(0), engine.policy(1))
-        await asyncio.sleep(0.4)
+        await load.has_seen(1)
         load.stopping = True
     prompt, made = next(one for one in load.made if len(one[1].version_spans) == 2)
     first, second = made.version_spans

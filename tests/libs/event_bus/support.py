@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import (
     BusSettings,
@@ -88,14 +89,6 @@ class Seen:
 
     def gaps(self) -> list[float]:
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
-
-
-async def until(true: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Wait for a condition; fails the test when it does not come true."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
-        await asyncio.sleep(0.005)
 
 
 def subscribe(

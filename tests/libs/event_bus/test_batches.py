@@ -16,9 +16,9 @@ from tests.libs.event_bus.support import (
     running,
     subscribe_batch,
     topology,
-    until,
 )
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
 from upcycle.errors import Unavailable

@@ -1,7 +1,6 @@
 """kill -9 of the server and of the service: nothing acknowledged is lost, nothing answered is lost."""
 
 import asyncio
-import time
 
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import (
@@ -13,9 +12,9 @@ from tests.libs.event_bus.support import (
     failed,
     running,
     subscribe,
-    until,
 )
 from tests.libs.event_bus.worker import SPEC
+from tests.support.waiting import until
 
 from event_bus.middlewares.attempts import MAX_UNANSWERED
 
@@ -88,7 +87,8 @@ async def until_letters(eyes: object, count: int) -> None:
     from tests.libs.event_bus.support import Eyes
 
     assert isinstance(eyes, Eyes)
-    deadline = time.monotonic() + 10
-    while len(await eyes.dead_letters()) < count:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+
+    async def arrived() -> bool:
+        return len(await eyes.dead_letters()) >= count
+
+    await until(arrived, f"{count} dead letters")

@@ -27,10 +27,10 @@ from tests.libs.event_bus.support import (
     subscribe,
     subscribe_ephemeral,
     topology,
-    until,
 )
 from tests.libs.event_bus.worker import SPEC
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import (
     EXIT_CONNECTION_CLOSED,

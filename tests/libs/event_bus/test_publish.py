@@ -18,8 +18,8 @@ from tests.libs.event_bus.support import (
     publish_retries,
     requested,
     running,
-    until,
 )
+from tests.support.waiting import until
 
 from event_bus import BusError, EventTooLarge, PubAck, QueueFull, UnknownEvent
 from event_bus.codec import encode, headers_for, headers_size

@@ -15,9 +15,9 @@ from tests.libs.event_bus.support import (
     failed,
     running,
     subscribe_ephemeral,
-    until,
 )
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
 from event_bus.topology import EVENTS

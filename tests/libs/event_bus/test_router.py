@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running, topology, until
+from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running, topology
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import BusError, Carries, CurrentDelivery, EventRouter
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity

@@ -16,9 +16,9 @@ from tests.libs.event_bus.support import (
     requested,
     running,
     subscribe,
-    until,
 )
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from event_bus import BusError, Delivery, EventBus, PoisonMessage
 from event_bus.topology import ATTEMPTS

@@ -19,8 +19,8 @@ from tests.libs.event_bus.support import (
     subscribe,
     subscribe_batch,
     subscribe_ephemeral,
-    until,
 )
+from tests.support.waiting import until
 
 from event_bus import Delivery, EventBus, tracing
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from local_stack.logfile import rotate, tail
 from local_stack.managed import GaveUp
@@ -207,7 +208,7 @@ async def test_killing_the_supervisor_leaves_nothing_after_the_next_start(
     runner.kill()
     runner.wait()
 
-    await _until(lambda: not Path(f"/proc/{toy_pid}").exists() or _is_zombie(toy_pid))
+    await until(lambda: not Path(f"/proc/{toy_pid}").exists() or _is_zombie(toy_pid))
     assert len(marked(tmp_path)) == 2
     events: list[str] = []
     async with Supervisor(tmp_path, [toy("bus")], on_event=events.append):
@@ -226,14 +227,6 @@ def _run_supervisor(folder: Path) -> subprocess.Popen[str]:
     assert runner.stdout is not None
     assert runner.stdout.readline() == "up\n"
     return runner
-
-
-async def _until(happened: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if happened():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen within 2 s")
 
 
 def _is_zombie(pid: int) -> bool:

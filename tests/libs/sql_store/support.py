@@ -1,12 +1,11 @@
 """A small table and a bus that only remembers, for the SQL suites."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, insert, select
+from tests.support.waiting import until
 
 from event_bus import Encoded, PubAck
 from event_bus.topology import TASKS
@@ -42,13 +41,6 @@ def texts(connection: Connection) -> list[str]:
     return list(connection.execute(select(NOTES.c.text).order_by(NOTES.c.id)).scalars())
 
 
-async def until(true: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
-        await asyncio.sleep(0.005)
-
-
 class Remembering:
     """Takes the place of an EventBus where only the order and the refusals matter."""
 
@@ -74,7 +66,8 @@ async def eventually(
     db: Database, read: Callable[[Connection], T], expected: T, *, timeout_s: float = 10.0
 ) -> None:
     """Wait until a query answers what is expected."""
-    deadline = time.monotonic() + timeout_s
-    while (found := await db.run(read)) != expected:
-        assert time.monotonic() < deadline, f"{found} is not {expected} within {timeout_s} s"
-        await asyncio.sleep(0.02)
+
+    async def answered() -> bool:
+        return await db.run(read) == expected
+
+    await until(answered, f"the answer {expected}", timeout_s=timeout_s)

@@ -8,7 +8,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
-from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, until, write
+from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, write
+from tests.support.waiting import until
 
 from event_bus import (
     BusSettings,

@@ -81,7 +81,7 @@ def test_chunks_and_single_tokens_give_the_same_as_the_whole(tmp_path: Path) -> 
             assert torch.allclose(logits, reference_logits(directory, tokens)[-1], atol=1e-5)
 
 
-def test_what_a_slot_held_before_does_not_show(tmp_path: Path) -> None:
+def test_a_reused_slot_shows_nothing_of_the_sequence_before(tmp_path: Path) -> None:
     directory = make_policy(tmp_path / "policy", 5)
     rows = Rows(directory)
     rows.prefill([0, 0, 0], [70, 5, 33])

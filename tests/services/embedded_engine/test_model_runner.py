@@ -79,7 +79,7 @@ def test_more_sequences_than_places_wait_their_turn(policies: list[Path]) -> Non
     assert all(len(one.logprobs) > 0 for one in sequences)
 
 
-def test_the_next_turn_computes_only_what_is_new(policies: list[Path]) -> None:
+def test_the_next_turn_computes_only_its_new_tokens(policies: list[Path]) -> None:
     runner = make_runner(policies[0])
     first = sequence(list(range(10, 60)), 8)
     run(runner, first)

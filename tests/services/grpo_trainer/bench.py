@@ -72,6 +72,15 @@ class World:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
 
+    def copy(self) -> World:
+        """Everything as it is now; what happens to one does not reach the other."""
+        copied = World(self.folder, heads=dict(self.heads), held_out=self.held_out, clock=self.clock)
+        copied.store.objects.update(self.store.objects)
+        copied.stream.facts.extend(self.stream.facts)
+        copied.recorder.events.update(self.recorder.events)
+        copied.recorder.order.extend(self.recorder.order)
+        return copied
+
     async def publish_base(self, *, model: str = MODEL, version: int = 0, seed: int = 0) -> None:
         """Publish random weights and make them head."""
         directory = tiny_policy(self.folder / f"{model}-{version}-{seed}", seed=seed)

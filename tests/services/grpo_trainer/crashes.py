@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tests.services.grpo_trainer.bench import World
+from tests.services.grpo_trainer.bench import Trainer, World
 
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 class Fuse:
     """Lets so many durable writes through, then kills: before the next one, or, if `late`, after it, when
-    nobody has heard of it. Writes take a while, so that the next step computes meanwhile."""
+    its answer never came. Writes take a while, so that the next step computes meanwhile."""
 
     def __init__(self, writes: int | None = None, *, late: bool = False, write_s: float = 0.01) -> None:
         self.left = writes
@@ -39,6 +39,24 @@ class Fuse:
         if spent:
             raise Killed(f"after write {self.used}")
         return written
+
+
+class Recording(Fuse):
+    """Lets every write through, and keeps what a kill before it would leave behind. A write that was done
+    and not answered leaves what a kill before the next one leaves.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.left_behind: list[World] = []
+        self._world = world
+
+    async def burn(self, write: Callable[[], Awaitable[Any]]) -> Any:
+        async def kept() -> Any:
+            self.left_behind.append(self._world.copy())
+            return await write()
+
+        return await super().burn(kept)
 
 
 class Guarded:
@@ -69,6 +87,21 @@ def wired(fuse: Fuse) -> Callable[[RunDeps], RunDeps]:
         return dataclasses.replace(deps)
 
     return change
+
+
+async def recorded(world: World, last: str) -> list[World]:
+    """Run a trainer until it has published `last`; returns what a kill before each write leaves."""
+    recording = Recording(world)
+    async with Trainer(world, change=wired(recording)):
+        await world.published(last)
+    return recording.left_behind
+
+
+async def restarted(world: World, last: str) -> World:
+    """The world after another trainer has published `last`."""
+    async with Trainer(world):
+        await world.published(last)
+    return world
 
 
 def outcomes(world: World) -> dict[str, tuple[str, str, int, tuple[str, ...]]]:

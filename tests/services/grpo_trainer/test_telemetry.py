@@ -4,8 +4,8 @@ the metrics and alarms of steps."""
 from __future__ import annotations
 
 import logging
-import time
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from opentelemetry import trace
@@ -20,6 +20,7 @@ from grpo_trainer.domain.alarms import watched
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory
+from service_kit.idleness import SlotMeter
 from service_kit.telemetry import span_limits
 
 RUN_TRACE = "a" * 32
@@ -91,19 +92,21 @@ def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clea
     assert said == ["alarm_raised", "alarm_cleared"]
 
 
-def test_the_idle_share_is_of_now_not_of_the_last_step() -> None:
+def test_the_idle_share_is_of_the_last_minute_not_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0.0
+    monkeypatch.setattr(telemetry, "SlotMeter", partial(SlotMeter, now=lambda: seconds))
     instruments, spec = telemetry.TrainerInstruments(), TrainingSpec("run-1", "m-idle", 8)
 
     def idle() -> float:
         return REGISTRY.get_sample_value("upcycle_trainer_idle_ratio", {"model": "m-idle"}) or 0.0
 
     with instruments.step(spec, 1, {}, []):
-        assert idle() < 0.5
-    time.sleep(0.05)
-    resting = idle()
-    assert resting > 0.5
-    time.sleep(0.05)
-    assert idle() > resting
+        seconds = 10.0
+        assert idle() == 0.0
+    seconds = 40.0
+    assert idle() == pytest.approx(30 / 40)
+    seconds = 65.0  # of the last 60 s, the first 5 were in the step
+    assert idle() == pytest.approx(55 / 60)
 
 
 def test_staleness_is_a_histogram_of_trajectories() -> None:

@@ -9,6 +9,7 @@ import openai
 import pytest
 from tests.services.model_gateway.conftest import KEY, Gateway, digest
 from tests.services.model_gateway.engine_double import EngineDouble, engine
+from tests.support.waiting import until
 
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
@@ -207,11 +208,3 @@ async def asked_again(gateway: Gateway) -> None:
     """The gateway has asked the registry for models and engines at least once more, from beginning to end."""
     before = gateway.registry.asked
     await until(lambda: gateway.registry.asked >= before + 4)
-
-
-async def until(condition: Any) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen within 4 s")

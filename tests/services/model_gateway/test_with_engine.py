@@ -14,6 +14,7 @@ import pytest
 from tests.services.model_gateway.conftest import KEY
 from tests.services.policy_engine.policies import make_policy
 from tests.services.policy_engine.reference import canary_rows
+from tests.support.waiting import until
 
 from blob_store import BlobRef, S3BlobStore
 from checkpoint_registry.app import build_app as build_registry
@@ -162,9 +163,7 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
         await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
 
         async def answered(version: int) -> None:
-            async with asyncio.timeout(30):
-                while not any(one == str(version) for one, _ in seen):
-                    await asyncio.sleep(0.05)
+            await until(lambda: any(one == str(version) for one, _ in seen), timeout_s=30)
 
         users = [asyncio.create_task(user(client, seen, stop, stream=index % 2 == 0)) for index in range(8)]
         for version in (1, 2, 3):

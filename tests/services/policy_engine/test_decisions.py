@@ -1,9 +1,9 @@
 """What the supervisor decides, with an engine process and a platform that do as the test says."""
 
 import asyncio
-from collections.abc import Callable
 
 from tests.services.policy_engine.doubles import HostDouble, PlatformDouble
+from tests.support.waiting import until
 
 from engine_client import EngineUnavailable
 from policy_engine.domain import EngineState, FailureKind, LeaseFacts, PinRequests, VersionRefused
@@ -43,12 +43,12 @@ class SupervisorBench:
         await asyncio.wait_for(self._task, 5)
 
     async def until(self, fact: str) -> None:
-        await eventually(lambda: fact in self.platform.facts, f"{fact!r} to be published")
+        await until(lambda: fact in self.platform.facts, f"{fact!r} to be published")
 
     async def rounds(self, number: int) -> None:
         """So many more looks at what the channel wants."""
         wanted = self.platform.looks + number
-        await eventually(lambda: self.platform.looks >= wanted, f"{number} more rounds")
+        await until(lambda: self.platform.looks >= wanted, f"{number} more rounds")
 
     def facts(self) -> LeaseFacts:
         found = self.supervisor.facts()
@@ -140,7 +140,7 @@ async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> No
         await bench.until("ready 0")
         bench.host.engine.fails["reload"] = EngineUnavailable("it hangs")
         bench.platform.wanted = [1, 0]
-        await eventually(lambda: len(bench.host.started) > 1, "a second start")
+        await until(lambda: len(bench.host.started) > 1, "a second start")
         bench.host.engine.fails.clear()
         assert bench.host.started[:2] == [0, 0]
         await bench.until("reloaded 0->1")
@@ -154,7 +154,7 @@ async def test_a_version_that_kills_the_engine_is_not_tried_again_at_once() -> N
         bench.platform.wanted = [1, 0]
         await bench.until("failed 1 engine_error")
         bench.host.engine.fails.clear()
-        await eventually(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
+        await until(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
         assert bench.version() == 0
 
 
@@ -214,7 +214,7 @@ async def test_a_restarted_engine_gets_its_pins_again() -> None:
         await _until_held(bench, (3,))
         bench.host.dead = "killed"
         orders = bench.host.engine.orders
-        await eventually(lambda: orders.count("hold m@v3") == 2, "v3 to be loaded into the new engine")
+        await until(lambda: orders.count("hold m@v3") == 2, "v3 to be loaded into the new engine")
         await _until_held(bench, (3,))
 
 
@@ -235,13 +235,4 @@ async def _until_held(bench: SupervisorBench, versions: tuple[int, ...]) -> None
         facts = bench.supervisor.facts()
         return facts is not None and facts.held_versions == versions
 
-    await eventually(held, f"{versions} to be held")
-
-
-async def eventually(check: Callable[[], bool], what: str) -> None:
-    """Poll until `check` is true; a failure names what did not happen."""
-    for _ in range(1000):
-        if check():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"{what} did not happen within 5 s")
+    await until(held, f"{versions} to be held")

@@ -16,6 +16,7 @@ import pytest
 from google.protobuf.message import Message
 from tests.services.policy_engine.policies import Shape, make_policy
 from tests.services.policy_engine.reference import canary_rows, reference_logprobs
+from tests.support.waiting import until
 
 from blob_store import S3BlobStore
 from blob_store import ref as blob_ref
@@ -49,15 +50,6 @@ Waiter = Callable[[], Awaitable[Any]]
 # Sizes that vLLM's CPU build supports too.
 SHAPE = Shape(layers=2, hidden=128, inner=192, heads=4, kv_heads=2, head_dim=32, scale=0.1)
 VLLM_PYTHON = Path(__file__).resolve().parents[3] / ".venv-vllm" / "bin" / "python"
-
-
-async def until(check: Waiter, what: str, seconds: float = 30.0) -> Any:
-    """Poll until `check` returns something true."""
-    for _ in range(int(seconds / 0.05)):
-        if found := await check():
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
 
 
 @dataclass
@@ -131,14 +123,14 @@ class Platform:
             ready = lease is not None and lease.state == registry_pb2.ENGINE_STATE_READY
             return lease if ready and lease is not None and lease.version == version else None
 
-        found: registry_pb2.EngineLease = await until(check, f"v{version} to be served", seconds)
+        found: registry_pb2.EngineLease = await until(check, f"v{version} to be served", timeout_s=seconds)
         return found
 
     async def published_fact(self, kind: type[Message], seconds: float = 15.0) -> Any:
         async def check() -> Message | None:
             return next((fact for fact in self.facts if isinstance(fact, kind)), None)
 
-        return await until(check, kind.__name__, seconds)
+        return await until(check, kind.__name__, timeout_s=seconds)
 
     @contextlib.asynccontextmanager
     async def supervisor(self, channel: Channel = Channel.LATEST, **changes: Any) -> AsyncIterator[Service]:
@@ -348,7 +340,7 @@ async def test_an_engine_does_not_outlive_a_supervisor_that_is_killed(platform: 
             async def gone() -> bool:
                 return not await client.health()
 
-            await until(gone, "the engine to end", 10.0)
+            await until(gone, "the engine to end", timeout_s=10.0)
     finally:
         if supervisor.returncode is None:
             supervisor.kill()

@@ -96,7 +96,7 @@ async def test_a_fact_that_is_newer_than_the_registrys_answer_is_followed() -> N
     assert await wanted(versions) == [9, 4, 0]
 
 
-async def test_a_fact_that_comes_late_does_not_take_the_engine_back() -> None:
+async def test_a_late_event_does_not_move_the_engine_back() -> None:
     registry = RegistryDouble(latest=7)
     versions = of_channel(Channel.LATEST, registry)
     versions.published(target(6))

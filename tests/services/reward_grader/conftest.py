@@ -2,8 +2,7 @@
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,6 +11,7 @@ import pytest
 from tests.conftest import NatsFactory
 from tests.services.rollout_sampler.doubles import MODEL, EnvironmentDouble
 from tests.services.settled import until_handled
+from tests.support.waiting import until
 
 from blob_store import S3BlobStore
 from blob_store.ref import to_wire
@@ -120,13 +120,6 @@ def body_of(episode: common_pb2.EpisodeIdentity) -> trajectory_pb2.TrajectoryBod
         turns=[looked, answered],
         answer="OOM",
     )
-
-
-async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    give_up_at = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < give_up_at, f"not true within {timeout_s} s"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
-from tests.services.reward_grader.conftest import Testbed, tree, until
+from tests.services.reward_grader.conftest import Testbed, tree
 from tests.services.rollout_sampler.doubles import EnvironmentDouble
+from tests.support.waiting import until
 
 from reward_grader.usecases import GradeTrajectory
 from service_kit.ports import free_ports

@@ -2,8 +2,7 @@
 
 import asyncio
 import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from tests.services.rollout_sampler.doubles import (
     write_policy,
 )
 from tests.services.settled import until_handled
+from tests.support.waiting import until
 
 from blob_store import S3BlobStore
 from blob_store.ref import from_wire
@@ -143,14 +143,6 @@ class Testbed:
     async def body(self, fact: TrajectoryRecorded) -> TrajectoryBody:
         """The stored body behind a fact, verified."""
         return unpack(await self.blobs.get(from_wire(fact.body)))
-
-
-async def until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Fails the test when it never becomes true."""
-    give_up_at = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < give_up_at, f"not true within {timeout_s} s"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

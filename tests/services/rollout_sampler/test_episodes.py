@@ -5,8 +5,9 @@ import random
 from typing import Any
 
 import pytest
-from tests.services.rollout_sampler.conftest import Testbed, until
+from tests.services.rollout_sampler.conftest import Testbed
 from tests.services.rollout_sampler.doubles import MODEL, tool_call
+from tests.support.waiting import until
 
 from episodes import Purpose
 from upcycle.api.common.v1 import common_pb2

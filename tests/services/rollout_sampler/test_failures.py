@@ -11,8 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.services.rollout_sampler.conftest import Testbed, until
+from tests.services.rollout_sampler.conftest import Testbed
 from tests.services.rollout_sampler.doubles import EngineDouble, never, tool_call
+from tests.support.waiting import until
 
 from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, Topology

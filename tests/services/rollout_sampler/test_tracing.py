@@ -8,8 +8,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.services.rollout_sampler.conftest import Testbed, until
+from tests.services.rollout_sampler.conftest import Testbed
 from tests.services.rollout_sampler.doubles import MODEL, tool_call
+from tests.support.waiting import until
 
 
 @pytest.fixture

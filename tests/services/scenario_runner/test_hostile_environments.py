@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS
+from tests.support.waiting import until
 
 from blob_store import BlobRef, MemoryBlobStore
 from identities.entities import trajectory_id
@@ -276,9 +277,7 @@ async def test_a_scenario_that_forks_leaves_no_process_behind(fleet: Fleet, tmp_
     pids = [int(word) for word in noted.read_text().split()]
     assert all(map(_is_alive, pids))
     assert (await fleet.grade(opened)).reward == 1.0
-    async with asyncio.timeout(5):
-        while any(map(_is_alive, pids)):
-            await asyncio.sleep(0.02)
+    await until(lambda: not any(map(_is_alive, pids)), timeout_s=5)
     assert await fleet.works()
 
 

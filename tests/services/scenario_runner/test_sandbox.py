@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.services.scenario_runner.test_hostile_environments import HOSTILE, Fleet
+from tests.support.waiting import until
 
 from scenario_runner.adapters import seccomp
 from scenario_runner.adapters.forked_host import ForkedHost
@@ -54,9 +55,7 @@ async def test_a_flood_of_forks_is_stopped_and_swept_away() -> None:
         assert "then BlockingIOError" in outcome.content
         assert 8 <= int(outcome.content.split()[0]) <= 24
         assert (await fleet.grade(opened)).reward == 1.0
-        async with asyncio.timeout(10):
-            while processes_of(uid or os.getuid()) > before + 5:
-                await asyncio.sleep(0.05)
+        await until(lambda: processes_of(uid or os.getuid()) <= before + 5, timeout_s=10)
         assert await fleet.works()
 
 

@@ -1,8 +1,6 @@
 """A trajectory store on a real bus, object store and gRPC, and what tests do to it."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +69,6 @@ class Store:
 
     async def ledger(self, run: str = "run-1") -> pb.GetLedgerResponse:
         return await self.api.GetLedger(pb.GetLedgerRequest(run_id=run, include_unsettled=True))
-
-
-async def until(check: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
-    """Ask again until it is so; fails the test when it never is."""
-    give_up_at = time.monotonic() + timeout_s
-    while not await check():
-        assert time.monotonic() < give_up_at, f"not so within {timeout_s} s"
-        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from tests.conftest import NatsFactory
 from tests.services.trajectory_store import events
+from tests.support.waiting import until
 
 from event_bus import BusSettings, Delivery, EventBus, EventRouter
 from event_bus.provision import provision
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 
-from tests.services.trajectory_store.running_store import FAST, running, until
+from tests.services.trajectory_store.running_store import FAST, running
 
 
 async def test_a_killed_store_picks_up_where_its_database_is(

@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL
+from tests.support.waiting import until
 
 from blob_store import BlobRef
 from identities.entities import trajectory_id
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     pass
 
 
-from tests.services.trajectory_store.running_store import Store, body_of, until
+from tests.services.trajectory_store.running_store import Store, body_of
 
 
 async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> None:

@@ -11,10 +11,11 @@ from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.test_service import serving
 from tests.services.grpo_trainer.interactive.trainers import inline, passing, trainer_on
 
+from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup
 from grpo_trainer.interactive.claiming import PlannerClaims
-from grpo_trainer.interactive.inputs import Split, StoredInput
+from grpo_trainer.interactive.inputs import StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient
 from upcycle.api.common.v1 import common_pb2

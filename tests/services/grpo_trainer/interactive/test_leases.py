@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, inline, passing, trainer_on
+from tests.support.waiting import until
 
 from grpo_trainer.domain.errors import ModelBusy
 from grpo_trainer.domain.model_leases import ModelLeases
+from grpo_trainer.domain.states import Phase
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
-from grpo_trainer.runs.session import Phase
 from identities import events as event_ids
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -47,9 +48,7 @@ async def one_step(world: World, run_id: str = RUN) -> None:
 
 
 async def phase_of(trainer: Trainer, run_id: str) -> Phase:
-    async with asyncio.timeout(20):
-        while not any(one.spec.run_id == run_id for one in trainer.sessions.all):
-            await asyncio.sleep(0.01)
+    await until(lambda: any(one.spec.run_id == run_id for one in trainer.sessions.all), timeout_s=20)
     return trainer.sessions.get(run_id).phase
 
 
@@ -62,9 +61,10 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
         await asyncio.wait_for(gate.reached.wait(), 20)
         await one_step(world)
         late = asyncio.create_task(interactive.forward_backward("c", batch()))
-        async with asyncio.timeout(20):
-            while "the interactive call about" not in (trainer.sessions.waiting_for() or ""):
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: "the interactive call about" in (trainer.sessions.waiting_for() or ""),
+            timeout_s=20,
+        )
         assert await phase_of(trainer, RUN) is Phase.OPENING
         gate.open.set()
         assert (await stepping).version == 1
@@ -97,9 +97,7 @@ async def test_an_interactive_call_waits_until_the_unfinished_runs_are_known(wor
     leases = ModelLeases()
     async with trainer_on(world, leases=leases) as interactive:
         asking = asyncio.create_task(interactive.forward_backward("a", batch()))
-        async with asyncio.timeout(20):
-            while "unfinished runs" not in (interactive.sessions.waiting_for() or ""):
-                await asyncio.sleep(0.01)
+        await until(lambda: "unfinished runs" in (interactive.sessions.waiting_for() or ""), timeout_s=20)
         async with Trainer(world, leases=leases):
             assert (await asking).num_datums > 0
 
@@ -109,9 +107,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
         await world.published(event_ids.policy_published(MODEL, 1))
-        async with asyncio.timeout(20):
-            while trainer.sessions.get(SECOND).phase is not Phase.FINISHED:
-                await asyncio.sleep(0.01)
+        await until(lambda: trainer.sessions.get(SECOND).phase is Phase.FINISHED, timeout_s=20)
         world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     versions = {one.run_id: one.version for one in world.recorder.of(events.StepCompleted)}
     assert versions == {RUN: 1, SECOND: 3}

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, trainer_on
+from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
 from grpo_trainer.runs.sessions import Sessions
@@ -186,9 +187,7 @@ async def test_a_request_runs_to_its_end_after_its_caller_disconnected(world: Wo
         while not trainer.sessions.is_working:
             await asyncio.sleep(0.001)
         leaving.cancel()
-        async with asyncio.timeout(30):
-            while world.heads[MODEL].version != 1:
-                await asyncio.sleep(0.02)
+        await until(lambda: world.heads[MODEL].version == 1, timeout_s=30)
 
 
 async def test_the_client_waits_for_an_unavailable_trainer(world: World) -> None:

@@ -18,6 +18,7 @@ from tests.services.grpo_trainer.interactive.trainers import (
 )
 from tests.services.grpo_trainer.learners import distance
 
+from episodes.identity import Split
 from grpo_trainer.domain.errors import (
     HeadMoved,
     HeldOutInput,
@@ -32,7 +33,7 @@ from grpo_trainer.domain.errors import (
     UnknownModel,
     UnknownTrajectory,
 )
-from grpo_trainer.interactive.inputs import Lora, Split, StoredInput, TrainingInput
+from grpo_trainer.interactive.inputs import Lora, StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.interactive.wire import datum_to_wire
 from identities.entities import checkpoint_id
@@ -201,7 +202,7 @@ async def test_held_out_trajectories_never_train(world: World) -> None:
 async def test_unknown_models_and_losses_are_refused_by_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo_trainer.interactive.preparing._INDEX_PAUSE_S", 5.0)
+    monkeypatch.setattr("grpo_trainer.interactive.preparing._INDEX_WAIT_S", 0.1)
     async with trainer_on(world) as trainer:
         with pytest.raises(UnknownModel, match="unknown"):
             await trainer.forward_backward("a", batch(), model="unknown")

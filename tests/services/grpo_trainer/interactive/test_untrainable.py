@@ -13,8 +13,9 @@ from tests.services.grpo_trainer.interactive.trainers import (
 )
 from tests.services.grpo_trainer.learners import distance
 
+from episodes.identity import Split
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated
-from grpo_trainer.interactive.inputs import InlineInput, RowInput, Sample, Split, StoredInput, TrainingInput
+from grpo_trainer.interactive.inputs import InlineInput, RowInput, Sample, StoredInput, TrainingInput
 from upcycle import TrainingClient
 
 THIRD = 1 / 3

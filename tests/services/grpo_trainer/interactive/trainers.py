@@ -13,6 +13,7 @@ from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.tiny import VOCAB
 
 from blob_store import BlobRef
+from episodes.identity import Split
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies
 from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
@@ -27,13 +28,11 @@ from grpo_trainer.interactive.inputs import (
     Pass,
     RowInput,
     Sample,
-    Split,
     TrainingInput,
 )
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
-from grpo_trainer.interactive.telemetry import record_step
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
@@ -232,7 +231,6 @@ async def trainer_on(world: World, **changes: Any) -> Any:
         policies=Policies(world),
         facts=BusFacts(world.recorder, now=world.clock),
         leases=leases,
-        stepped=record_step,
         now=world.clock,
         work_dir=work,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tests.services.grpo_trainer.batches import config_of, policy, rollouts
 from tests.services.grpo_trainer.learners import begun, options, spec, thread_of, weights
 from tests.services.grpo_trainer.tiny import VOCAB
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from grpo_math.objective import Objective, build_objective
@@ -91,8 +92,14 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.study)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_have_the_same_gradient(checkpointing: bool) -> None:
+def test_compiled_layers_have_the_same_gradient(
+    checkpointing: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aot_eager traces forward and backward as inductor does, and compiles no kernels."""
+    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
     given = ModelOptions(compiled=True, gradient_checkpointing=checkpointing)
     expected = gradients(ModelOptions(), dtype=torch.float32)
     assert apart(gradients(given, dtype=torch.float32), expected) <= 1e-5

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.parity.padded_model import PaddedModel, padded_module
 from tests.services.grpo_trainer.tiny import tiny_config
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.domain.errors import Diverged
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow, row_counts
 from grpo_trainer.learner.optimization import StepOptions, accumulate, optimize
-from grpo_trainer.learner.packed_model import PolicyModel, new_model, new_padded_model
+from grpo_trainer.learner.packed_model import PolicyModel, new_model
 from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.rows import batch_rows
 
@@ -40,7 +41,7 @@ def packed() -> PolicyModel:
 
 @cache
 def padded() -> PolicyModel:
-    model = new_padded_model(shape(), dtype=torch.float64)
+    model = PaddedModel(padded_module(shape(), dtype=torch.float64))
     model.module.load_state_dict(packed().module.state_dict())
     return model
 
@@ -99,7 +100,7 @@ def batches(draw: st.DrawFn) -> list[TrainingRow]:
     return rows
 
 
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=8, deadline=None)
 
 
 @few

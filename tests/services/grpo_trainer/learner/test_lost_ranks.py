@@ -24,6 +24,12 @@ from grpo_trainer.learner.torch_learner import TorchLearner
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(autouse=True)
+def lost_ranks_are_killed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that hangs does not end when its socket is closed."""
+    monkeypatch.setattr("grpo_trainer.learner.rank_group._EXIT_S", 1.0)
+
+
 WAYS = [
     (ModelOptions(gradient_checkpointing=True), 1e-6),
     (ModelOptions(gradient_checkpointing=True, precision="bf16"), 1e-3),

@@ -148,14 +148,14 @@ async def test_other_errors_are_not_taken_for_a_lack_of_memory(
             assert len(sizes) == 1
 
 
-def test_the_allocators_own_words_are_known() -> None:
+def test_torch_errors_of_failed_allocations_are_recognised() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(1 << 46)
     assert is_out_of_memory(raised.value)
 
 
 @pytest.mark.parametrize("method", ["begin", "step", "snapshot"])
-async def test_a_learner_without_memory_says_so_wherever_it_is(
+async def test_every_call_of_the_learner_reports_out_of_memory(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = policy(tmp_path / "base")

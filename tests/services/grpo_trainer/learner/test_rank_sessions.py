@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.learners import distance
+from tests.support.waiting import until
 
 from grpo_trainer.domain.errors import LostRank
 from grpo_trainer.learner.torch_learner import LearnerOptions
@@ -49,9 +49,11 @@ async def test_a_run_survives_the_loss_of_a_rank(steps_before: int, tmp_path: Pa
     async with Trainer(expected):
         await expected.published(LAST, timeout_s=60)
     async with Trainer(world, options=TWO) as trainer:
-        async with asyncio.timeout(100):
-            while not trainer.ranks or len(world.recorder.of(events.StepCompleted)) < steps_before:
-                await asyncio.sleep(0.005)
+
+        def in_the_middle() -> bool:
+            return bool(trainer.ranks) and len(world.recorder.of(events.StepCompleted)) >= steps_before
+
+        await until(in_the_middle, f"step {steps_before}", timeout_s=100)
         os.kill(trainer.ranks[0], signal.SIGKILL)
         await Episodes(world).groups(range(2 * steps_before, 2 * STEPS))
         assert isinstance(await trainer.death(), LostRank)

@@ -3,7 +3,6 @@ it cannot be."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from tests.services.grpo_trainer.batches import policy, rollouts
 from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.learners import begun, options, thread_of, weights
+from tests.support.waiting import until
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
@@ -93,7 +93,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("config", "reason"), REFUSED)
-def test_what_is_no_curve_is_an_error_at_the_start(config: dict[str, Any], reason: str) -> None:
+def test_an_invalid_schedule_is_refused_at_the_start(config: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidTrainingSpec, match=reason):
         spec(**config)
 
@@ -180,9 +180,8 @@ async def test_each_step_of_a_run_reports_its_rate_also_after_a_restart(tmp_path
 
 async def test_a_run_that_asks_for_no_curve_is_refused_with_the_reason(world: World) -> None:
     world.stream.append(submission(lr_schedule="cubic"))
-    async with Trainer(world) as trainer, asyncio.timeout(10):
-        while not trainer.sessions.failed:
-            await asyncio.sleep(0.01)
+    async with Trainer(world) as trainer:
+        await until(lambda: trainer.sessions.failed, "the run to be refused")
         (view,) = views.every(trainer.sessions)
     assert view.state == training.SESSION_STATE_FAILED
     assert "lr_schedule 'cubic' does not exist; known: constant, cosine, linear" in view.failure

@@ -22,6 +22,7 @@ from tests.services.grpo_trainer.processes import (
     run_of_steps,
     wait_for,
 )
+from tests.support.waiting import until
 
 from event_bus import EventBus
 from grpo_trainer.domain.errors import LostRank, RanksGone
@@ -92,12 +93,12 @@ async def test_a_record_that_cannot_be_read_is_left_out_with_a_log_line(
 
 async def record(around: Outside, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The record in the store, once it is as expected."""
-    async with asyncio.timeout(60):
-        while True:
-            data = await around.store.read(RECORD)
-            if data is not None and fits(found := json.loads(data)):
-                return dict(found)
-            await asyncio.sleep(0.01)
+
+    async def fitting() -> dict[str, Any] | None:
+        found = json.loads(await around.store.read(RECORD) or b"null")
+        return dict(found) if found is not None and fits(found) else None
+
+    return dict(await until(fitting, "such a record", timeout_s=60))
 
 
 def begun_times(starts: int) -> Callable[[dict[str, Any]], bool]:
@@ -116,13 +117,13 @@ async def failure(bus: EventBus) -> events.SessionFailed:
 async def test_killed_twice_in_one_batch_the_third_start_ends_the_run(
     tmp_path: Path, s3_settings: S3Settings
 ) -> None:
-    """The real process: a departure on notice in the batch does not count, kills in another batch neither."""
+    """The real process: neither a stop on notice in the batch counts, nor a kill in another batch."""
     world = World(tmp_path / "world")
     await run_of_steps(world)
     async with outside(world, tmp_path, s3_settings) as around:
         variables = {
             **around.environment(tmp_path),
-            "SLOW_STEP_S": "3",
+            "SLOW_STEP_S": "2",
             "GRPO_TRAINER_SPOT_GRACE_S": "2",
             "PYTHONPATH": f"{Path(__file__).parents[4]}:{os.environ.get('PYTHONPATH', '')}",
         }

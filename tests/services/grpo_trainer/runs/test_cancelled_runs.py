@@ -17,18 +17,20 @@ from tests.services.grpo_trainer.bench import (
     Episodes,
     Trainer,
     World,
+    refused,
     submission,
 )
 from tests.services.grpo_trainer.crashes import Killed
 from tests.services.grpo_trainer.fakes import Recorder
+from tests.support.waiting import until
 
 from event_bus import BusSettings, EventBus
 from event_bus.provision import provision
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import Phase
 from grpo_trainer.runs.deps import RunDeps
-from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as events
@@ -71,9 +73,7 @@ async def superseded(world: World) -> None:
 
 
 async def until_closed(world: World) -> None:
-    async with asyncio.timeout(20):
-        while CLOSED not in world.store.objects:
-            await asyncio.sleep(0.01)
+    await until(lambda: CLOSED in world.store.objects, timeout_s=20)
 
 
 async def a_run_with_a_batch(world: World) -> None:
@@ -189,12 +189,12 @@ async def test_a_durable_step_that_was_not_announced_is_void_after_the_final_sto
         await until_closed(world)
     assert_nothing_was_said_of_the_step(world)
     async with Trainer(world) as trainer:
-        await asyncio.sleep(0.1)
+        await refused(world, "run-after")
         assert not trainer.sessions.all
     assert_nothing_was_said_of_the_step(world)
 
 
-async def test_a_trainer_that_comes_back_in_time_says_what_it_trained(world: World) -> None:
+async def test_a_trainer_that_restarts_before_the_deadline_publishes_its_step(world: World) -> None:
     await a_run_with_a_batch(world)
     async with Trainer(world, change=silenced) as trainer:
         assert isinstance(await trainer.death(), Killed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.runs.test_attempts import FAILED
+from tests.support.waiting import until
 
 from grpo_trainer.learner.protocol import BatchGroup, Learner, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
@@ -69,9 +70,7 @@ class Life:
     async def run(self) -> bool:
         """Until it is killed; False where the run failed instead."""
         async with Trainer(self._world, change=self.change) as trainer:
-            async with asyncio.timeout(30):
-                while not self.killed.is_set() and FAILED not in self._world.recorder.events:
-                    await asyncio.sleep(0.02)
+            await until(lambda: self.killed.is_set() or FAILED in self._world.recorder.events)
             if not self.killed.is_set():
                 return False
             trainer.sessions._leave_s = 0.01

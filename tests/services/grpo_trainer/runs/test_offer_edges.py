@@ -38,7 +38,7 @@ from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 TRAINED, RELEASED = GroupOutcome.TRAINED, GroupOutcome.RELEASED
 
 
-async def test_an_offer_says_of_each_member_what_a_graded_fact_would(world: World) -> None:
+async def test_a_member_of_an_offer_is_read_like_a_graded_fact(world: World) -> None:
     fact = await Evaluation(world).offer(3, before_start=True, version=2)
     fact.members[1].stop_reason = trajectory.STOP_REASON_MAX_TOKENS
     offer = wire.offer_from_wire(fact, 17, {"traceparent": "00-a-b-01", "nats": "x"})
@@ -190,7 +190,7 @@ async def test_ancestors_are_found_through_parents_newest_first(world: World) ->
     assert await policies.ancestors(base_of(first), 4) == ()
 
 
-async def test_a_manifest_that_is_gone_or_broken_ends_the_line(world: World) -> None:
+async def test_a_missing_or_broken_manifest_ends_the_list_of_ancestors(world: World) -> None:
     policies = Policies(world.store, world.folder / "cache", {})
     manifests = [await published(world, 0, None)]
     for version in (1, 2, 3):
@@ -308,8 +308,6 @@ def test_entropy_of_a_run_without_a_limit_is_compared_with_its_start_for_ten_ste
     assert after(low_from=4) == set()
 
 
-async def test_a_base_without_manifests_of_its_parents_is_where_the_line_ends(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_base_whose_parents_have_no_manifests_has_no_ancestors(world: World, tmp_path: Path) -> None:
     policies = Policies(world.store, tmp_path / "cache", {})
     assert await policies.ancestors(world.heads[MODEL], 3) == ()

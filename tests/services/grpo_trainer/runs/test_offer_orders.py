@@ -21,11 +21,12 @@ from tests.services.grpo_trainer.bench import MODEL, RUN, Episodes, Trainer, Wor
 from tests.services.grpo_trainer.crashes import trained_once
 from tests.services.grpo_trainer.evaluations import Evaluation
 from tests.services.grpo_trainer.fakes import Recorder
+from tests.support.waiting import until
 
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import Phase
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
-from grpo_trainer.runs.session import Phase
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
@@ -139,9 +140,7 @@ class Play:
 
     async def _all_that_can_train(self, trainer: Trainer) -> None:
         """Until every fact is handled and what waits is too little for a step, or no step follows."""
-        async with asyncio.timeout(20):
-            while not self._is_quiet(trainer):
-                await asyncio.sleep(0.005)
+        await until(lambda: self._is_quiet(trainer), timeout_s=20)
 
     def _is_quiet(self, trainer: Trainer) -> bool:
         if not trainer.sessions.all or trainer.sessions.watermark.handled < len(self.world.stream.facts):
@@ -172,9 +171,10 @@ class Play:
 
 
 async def finished(trainer: Trainer) -> None:
-    async with asyncio.timeout(20):
-        while trainer.sessions.all == [] or trainer.sessions.get(RUN).phase is not Phase.FINISHED:
-            await asyncio.sleep(0.005)
+    await until(
+        lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is Phase.FINISHED,
+        timeout_s=20,
+    )
 
 
 async def play(folder: Path, ops: Sequence[Op], stop_at: int, steps: int) -> Play:
@@ -230,7 +230,7 @@ def test_each_offered_group_ends_once_and_nothing_held_out_trains(
     assert trained == said
 
 
-async def test_every_door_is_tried_and_only_what_fits_goes_through(tmp_path: Path) -> None:
+async def test_offers_of_every_kind_are_tried_and_only_fitting_ones_train(tmp_path: Path) -> None:
     """The property above in one run of all doors, so that it cannot hold for want of examples."""
     made = await play(tmp_path, [*(Op("offer", number) for number in range(16)), Op("pause")], 17, 0)
     reasons: dict[str, set[str]] = {}

@@ -20,14 +20,14 @@ from tests.services.grpo_trainer.crashes import trained_once
 from tests.services.grpo_trainer.evaluations import EVALUATION, Evaluation, settled_id
 from tests.services.grpo_trainer.fakes import START
 from tests.services.grpo_trainer.runs.test_cancelled_runs import MARKER, Gate, cancelled, slowly, until_closed
+from tests.support.waiting import until
 
 from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer import views
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.domain.states import BasePolicy, Phase
 from grpo_trainer.domain.trajectories import Settlement
-from grpo_trainer.runs.session import Phase
 from grpo_trainer.telemetry import TrainerInstruments
 from identities.objects import trajectory_body as body_key
 from policy_files import PolicyFacts, load, manifest_ref, publish
@@ -214,9 +214,10 @@ async def test_the_line_of_versions_is_the_same_after_a_restart_though_manifests
     await publish_child(world, 1, 0)
     world.stream.append(submission(steps=1, prompts_per_step=2))
     async with Trainer(world) as trainer:
-        async with asyncio.timeout(20):
-            while trainer.sessions.all == [] or trainer.sessions.get(RUN).phase is Phase.OPENING:
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is not Phase.OPENING,
+            timeout_s=20,
+        )
     for key in [key for key in world.store.objects if key.startswith(f"default/policies/{MODEL}/v00000000/")]:
         del world.store.objects[key]
     groups = await Evaluation(world).all_offered(range(2), version=0, before_start=True)
@@ -242,9 +243,7 @@ async def test_an_early_end_releases_what_was_offered_before_it_and_ignores_the_
     (saved,) = world.recorder.of(events.CheckpointSaved)
     assert (saved.step, saved.is_final, dict(saved.sources)) == (1, True, {EVALUATION: 2})
     async with Trainer(world) as trainer:  # an earlier process's run is shown as it ended
-        async with asyncio.timeout(20):
-            while not trainer.sessions.past:
-                await asyncio.sleep(0.01)
+        await until(lambda: trainer.sessions.past, timeout_s=20)
         assert dict(views.find(trainer.sessions, RUN).sources) == {EVALUATION: 2}
 
 
@@ -254,9 +253,7 @@ async def test_a_run_that_took_its_last_step_answers_no_offer(world: World) -> N
     await evaluation.offered(0)
     async with Trainer(world) as trainer:
         await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
-        async with asyncio.timeout(20):
-            while trainer.sessions.get(RUN).phase is not Phase.FINISHED:
-                await asyncio.sleep(0.01)
+        await until(lambda: trainer.sessions.get(RUN).phase is Phase.FINISHED, timeout_s=20)
         late = [await evaluation.offered(1), await evaluation.offered(2, (1.0,) * 8)]
         world.stream.append(over())
         await until_closed(world)
@@ -305,7 +302,7 @@ async def test_a_step_with_offered_groups_is_void_where_the_planner_released_the
         assert not world.recorder.of(kind)
 
 
-async def test_another_runs_word_about_the_same_group_does_not_void_a_step(world: World) -> None:
+async def test_a_settlement_of_the_same_group_by_another_run_does_not_void_a_step(world: World) -> None:
     """A group that one run released may train in another."""
     group = Evaluation(world).group_id(0)
     fact = events.GroupSettled(

@@ -135,7 +135,7 @@ def test_what_cannot_train_is_released_at_once_with_its_reason(
     assert released(offer).reason is reason
 
 
-def test_a_run_of_a_held_out_taskset_takes_nothing() -> None:
+def test_a_run_of_a_held_out_taskset_trains_no_offer() -> None:
     assert released(group(), held_out_split=True).reason is GroupReason.HELD_OUT
 
 

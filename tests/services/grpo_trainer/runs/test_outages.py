@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import random
 from typing import Any
 
 import pytest
-from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused, submission
+from tests.support.waiting import until
 
 from grpo_trainer import views
 from grpo_trainer.adapters.policies import RegistryPolicies
@@ -58,12 +58,11 @@ async def one_step(world: World, *, run_id: str = RUN, model: str = MODEL) -> No
 
 
 async def failure_of(trainer: Trainer, run_id: str) -> str:
-    async with asyncio.timeout(20):
-        while True:
-            for view in views.every(trainer.sessions):
-                if view.run_id == run_id and view.state == training.SESSION_STATE_FAILED:
-                    return view.failure
-            await asyncio.sleep(0.01)
+    def failed() -> str:
+        found = [view for view in views.every(trainer.sessions) if view.run_id == run_id]
+        return "".join(view.failure for view in found if view.state == training.SESSION_STATE_FAILED)
+
+    return str(await until(failed, f"{run_id} to fail"))
 
 
 async def test_a_store_and_a_bus_that_often_fail_only_cost_time(world: World) -> None:
@@ -92,9 +91,7 @@ async def test_a_registry_that_is_away_is_named_until_it_comes_back(world: World
     async with Trainer(
         world, change=lambda deps: dataclasses.replace(deps, policies=Away(deps.policies))
     ) as one:
-        async with asyncio.timeout(20):
-            while (waiting := one.sessions.waiting_for()) is None:
-                await asyncio.sleep(0.01)
+        waiting = await until(one.sessions.waiting_for, "a session that waits")
         assert waiting == f"{RUN} waits for the registry at nowhere:1"
         answers.append(world.heads[MODEL])
         await world.published(f"step.completed/{RUN}/1")
@@ -139,7 +136,7 @@ async def test_a_marker_that_cannot_be_read_is_reported_and_never_overwritten(
     world.store.objects[marker] = damage
     async with Trainer(world) as trainer:
         assert "no training state" in await failure_of(trainer, RUN)
-        await asyncio.sleep(0.1)
+        await refused(world, "run-after")
     assert world.store.objects[marker] == damage
 
 

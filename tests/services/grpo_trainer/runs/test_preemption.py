@@ -8,7 +8,6 @@ import dataclasses
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,12 @@ from tests.services.grpo_trainer.processes import (
     run_of_steps,
     wait_for,
 )
+from tests.support.waiting import until
 
+from grpo_trainer.domain.states import Phase
 from grpo_trainer.handlers import FactReader
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.runs.session import Phase
 from grpo_trainer.runs.sessions import Sessions
 from service_kit.groups import S3Settings
 
@@ -61,9 +61,7 @@ async def test_after_a_notice_the_run_goes_on_elsewhere_with_the_same_bits(
                     await publish(reference, around.bus, of_group(index))
                 if machine == 3:
                     facts = await wait_for(around.bus, STEPS)
-                began = time.monotonic()
                 assert await process.end(notice) == 0
-                assert time.monotonic() - began < 30
         found = await around.weights(STEPS, tmp_path)
     assert_all_trained_once(facts)
     assert (tmp_path / "trainer.log").read_text().count("spot_notice") == 1
@@ -76,7 +74,7 @@ class SlowLearner(TorchLearner):
     steps = 0
 
     async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
-        """See ports.Learner."""
+        """As TorchLearner.step, too late."""
         SlowLearner.steps += 1
         if SlowLearner.steps > 1:
             await asyncio.sleep(600)
@@ -93,14 +91,10 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     sessions, stop = Sessions(deps, leave_s=0.5), asyncio.Event()
     running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
     await world.published(f"policy.published/default/{MODEL}/1")
-    async with asyncio.timeout(20):
-        while sessions.get(RUN).phase is not Phase.STEPPING:
-            await asyncio.sleep(0.01)
-    began = time.monotonic()
+    await until(lambda: sessions.get(RUN).phase is Phase.STEPPING, timeout_s=20)
     stop.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20):  # the step itself would take 600 s
         await running
-    assert time.monotonic() - began < 10
     thread.close()
     assert not [event for event in world.recorder.events if event == f"step.completed/{RUN}/2"]
     async with Trainer(world):
@@ -113,9 +107,9 @@ import asyncio, time
 from grpo_trainer.preemption import PreemptionWatch
 
 async def main():
-    departure = PreemptionWatch({grace}, leave=lambda: None)
-    await departure.start()
-    await departure.stop()
+    watch = PreemptionWatch({grace}, leave=lambda: None)
+    await watch.start()
+    await watch.stop()
     print("leaving", flush=True)
     time.sleep({hang})
 
@@ -123,12 +117,12 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(("hang", "status"), [(60, 1), (0, 0)])
-def test_a_process_that_hangs_is_gone_before_its_machine_is(hang: float, status: int) -> None:
-    program = HANGING.format(grace=2.0, hang=hang)
-    began = time.monotonic()
+@pytest.mark.parametrize(("grace", "hang", "status"), [(0.5, 60, 1), (60, 0, 0)])
+def test_a_process_that_hangs_is_ended_before_its_grace_is_over(
+    grace: float, hang: float, status: int
+) -> None:
+    program = HANGING.format(grace=grace, hang=hang)
     done: Any = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
     assert (done.returncode, done.stdout) == (status, "leaving\n"), done.stderr
-    assert time.monotonic() - began < 40

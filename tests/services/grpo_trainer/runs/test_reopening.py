@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from tests.services.grpo_trainer.bench import (
     submission,
 )
 from tests.services.grpo_trainer.crashes import trained_once
+from tests.support.waiting import until
 
 from grpo_trainer.domain.errors import LineageTaken
-from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.states import Phase, SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
-from grpo_trainer.runs.session import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 
@@ -42,12 +42,6 @@ async def new_world(folder: Path) -> World:
         submission(steps=STEPS, prompts_per_step=1, max_staleness=9, checkpoint_every_steps=9)
     )
     return world
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class Sleeper:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -14,11 +13,13 @@ from tests.services.grpo_trainer.bench import (
     Episodes,
     Trainer,
     World,
+    refused,
     shortened,
     submission,
 )
 from tests.services.grpo_trainer.learners import same
 from tests.services.grpo_trainer.tiny import VOCAB
+from tests.support.waiting import until
 
 from grpo_trainer import views
 from upcycle.api.common.v1 import common_pb2 as common
@@ -209,13 +210,11 @@ async def test_a_run_with_an_unknown_loss_fails_with_the_nearest_name_and_the_ne
 async def test_a_run_over_an_unknown_model_fails_and_says_so(world: World) -> None:
     world.stream.append(submission(model="nobody"))
     async with Trainer(world) as trainer:
-        async with asyncio.timeout(10):
-            while not trainer.sessions.all or not trainer.sessions.get(RUN).failure:
-                await asyncio.sleep(0.01)
+        await until(lambda: trainer.sessions.all and trainer.sessions.get(RUN).failure, "the run to fail")
         assert "'nobody' is not registered" in trainer.sessions.get(RUN).failure
 
 
-async def test_evaluation_runs_are_not_ours(world: World) -> None:
+async def test_the_trainer_ignores_evaluation_runs(world: World) -> None:
     submitted = submission()
     submitted.spec.purpose = common.PURPOSE_EVAL
     world.stream.append(submitted)
@@ -247,15 +246,13 @@ async def test_a_finished_run_is_closed_and_stays_closed(world: World) -> None:
     await run_to_end(world, steps=1)
     world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     async with Trainer(world):
-        async with asyncio.timeout(10):
-            while not any(key.endswith("closed.json") for key in world.store.objects):
-                await asyncio.sleep(0.01)
+        await until(lambda: any(key.endswith("closed.json") for key in world.store.objects), timeout_s=10)
     before = len(world.recorder.order)
     await Episodes(world).group(50, MIXED)
     async with Trainer(world) as trainer:
-        await asyncio.sleep(0.2)
+        await refused(world, "run-after")
         assert [state.spec.run_id for state in trainer.sessions.past] == [RUN]
-    assert len(world.recorder.order) == before
+    assert world.recorder.order[before:] == ["session.failed/run-after"]
 
 
 async def test_order_of_arrival_within_a_batch_and_repeats_change_no_bit(tmp_path: Path) -> None:

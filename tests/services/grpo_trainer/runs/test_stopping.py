@@ -7,11 +7,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
-from tests.services.grpo_trainer.crashes import Fuse, Killed, outcomes, trained_once, wired
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused, submission
+from tests.services.grpo_trainer.crashes import Recording, outcomes, trained_once, wired
+from tests.support.waiting import until
 
 from grpo_trainer import views
-from grpo_trainer.runs.session import Phase
+from grpo_trainer.domain.states import Phase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
@@ -32,7 +33,7 @@ def group_id(index: int) -> str:
 
 
 async def two_steps_and_leftovers(world: World) -> None:
-    """Two steps of two groups; then one complete group and half a group, and the word to stop."""
+    """Two steps of two groups; then one complete group and half a group, and run.stopping."""
     world.stream.append(submission(steps=STEPS, checkpoint_every_steps=STEPS, max_staleness=4))
     episodes = Episodes(world)
     await episodes.groups(range(4))
@@ -43,19 +44,19 @@ async def two_steps_and_leftovers(world: World) -> None:
     for member in (0, 1):
         world.stream.append(await episodes.fact(5, member, 1.0))
     world.stream.append(stopping())
-    world.stream.append(await episodes.fact(5, 2, 0.0))  # graded after the planner's word: nobody's business
+    world.stream.append(await episodes.fact(5, 2, 0.0))  # graded after the cutoff: it never trains
 
 
 async def durable(trainer: Trainer, step: int) -> None:
-    async with asyncio.timeout(20):
-        while (state := trainer.sessions.get(RUN).state) is None or state.step < step:
-            await asyncio.sleep(0.01)
+    def is_durable() -> bool:
+        state = trainer.sessions.get(RUN).state
+        return state is not None and state.step >= step
+
+    await until(is_durable, f"step {step} to be durable")
 
 
 async def closed(world: World) -> None:
-    async with asyncio.timeout(20):
-        while f"default/training/{MODEL}/{RUN}/closed.json" not in world.store.objects:
-            await asyncio.sleep(0.01)
+    await until(lambda: f"default/training/{MODEL}/{RUN}/closed.json" in world.store.objects, timeout_s=20)
 
 
 async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settles_what_it_holds(
@@ -77,8 +78,8 @@ async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settle
     assert world.recorder.order.index(
         f"checkpoint.saved/default/{saved.checkpoint_id}"
     ) < world.recorder.order.index(f"group.settled/{group_id(4)}")
-    async with Trainer(world) as trainer:  # a closed run is past: nothing is said again
-        await asyncio.sleep(0.1)
+    async with Trainer(world) as trainer:  # a closed run is past: nothing is published about it again
+        await refused(world, "run-after")
         assert views.find(trainer.sessions, RUN).state == training.SESSION_STATE_FINISHED
 
 
@@ -125,22 +126,16 @@ async def test_a_kill_before_any_write_of_the_end_changes_nothing(tmp_path: Path
     await whole.publish_base()
     await two_steps_and_leftovers(whole)
     whole.stream.append(over())
-    fuse = Fuse()
-    async with Trainer(whole, change=wired(fuse)):
+    recording = Recording(whole)
+    async with Trainer(whole, change=wired(recording)):
         await closed(whole)
-    expected, writes = outcomes(whole), fuse.used
+    expected = outcomes(whole)
     assert {reason for _, reason, _, _ in expected.values()} == {"", "run_over"}
-    assert writes > 6
-    for after in range(writes):
-        world = World(tmp_path / f"killed-{after}")
-        await world.publish_base()
-        await two_steps_and_leftovers(world)
-        world.stream.append(over())
-        async with Trainer(world, change=wired(Fuse(after))) as trainer:
-            assert isinstance(await trainer.death(), Killed)
+    assert len(recording.left_behind) > 6
+    for number, world in enumerate(recording.left_behind, 1):
         async with Trainer(world):
             await closed(world)
-        assert outcomes(world) == expected, f"killed before write {after + 1}"
+        assert outcomes(world) == expected, f"killed before write {number}"
         trained_once(world)
         assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1, 2]
         assert [one.is_final for one in world.recorder.of(events.CheckpointSaved)] == [True]

@@ -16,7 +16,7 @@ class BadWeights(EngineFault, ValueError):
 class BadRequest(EngineFault):
     """The caller has to change the request; `param` names the field.
 
-    Not a ValueError: pydantic would swallow it and word it anew.
+    Not a ValueError: pydantic would catch it and replace its text.
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:

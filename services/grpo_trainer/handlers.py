@@ -73,8 +73,7 @@ class FactReader:
         try:
             await self._read_from(after)
         except CursorBeyondStream as error:
-            # The stream was made anew; settled groups are recognised by their ids, so reading all of it is
-            # safe.
+            # The stream was created again. Settled groups are known by their ids, so reading all is safe.
             log.error("stream_restarted", extra={"error": str(error)})
             self._sessions.watermark.handled = 0
             await self._read_from(0)
@@ -116,7 +115,7 @@ class FactReader:
         self._sessions.submit(spec, delivery.sequence, wire.trace_headers(delivery.headers))
 
     def ready(self) -> str | None:
-        """None while it reads and no session waits for something that is away."""
+        """None while it reads and no session waits for a service or store."""
         if not self._reading:
             return self._sessions.waiting_for() or "resuming"
         return self._sessions.waiting_for()

@@ -132,12 +132,12 @@ def tokens_from_body(
     trains = _offered_body_trains(episode) if graded.offered else _trains(episode)
     said, holds = (*_IDENTITY(graded), graded.may_train), (*_IDENTITY(episode), trains)
     if said != holds:
-        raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body is {holds}, the fact said {said}")
+        raise UnusableTrajectory(f"{graded.trajectory_id}: the stored body has {holds}, the event has {said}")
     tokens = tokens_of_body(body, train_parse_errors=train_parse_errors)
     span = (tokens.oldest_version, tokens.newest_version)
     if span != (graded.oldest_version, graded.newest_version):
         raise UnusableTrajectory(
-            f"{graded.trajectory_id}: its tokens are of versions {span}, the fact said "
+            f"{graded.trajectory_id}: its tokens are of versions {span}, the event names "
             f"{(graded.oldest_version, graded.newest_version)}: staleness cannot be trusted"
         )
     return tokens
@@ -148,7 +148,9 @@ def _trains(episode: common.EpisodeIdentity) -> bool:
 
 
 def _offered_body_trains(episode: common.EpisodeIdentity) -> bool:
-    """A task that was unassigned when it was evaluated may be one to train on since: the offer says so."""
+    """A task that was unassigned when it was evaluated may have been claimed for training since: the offer
+    decides.
+    """
     was_allowed = episode.split in (common.SPLIT_TRAIN, common.SPLIT_UNASSIGNED)
     return episode.purpose == common.PURPOSE_EVAL and was_allowed
 

@@ -11,7 +11,7 @@ from blob_store import BlobRef
 
 
 class EngineState(StrEnum):
-    """What the lease says about the engine."""
+    """The engine's state in its lease."""
 
     STARTING = "starting"
     READY = "ready"

@@ -34,7 +34,7 @@ def object_store(what: str) -> Iterator[None]:
         raise LineageTaken(f"{what}: {error}") from error
     except _BROKEN as error:
         raise BrokenArtifact(f"{what}: {error}") from error
-    except ExceptionGroup as group:  # several files are fetched at once; the first failure speaks for all
+    except ExceptionGroup as group:  # several files are fetched at once; the first failure stands for all
         with object_store(what):
             raise group.exceptions[0] from group
     except BlobError as error:

@@ -36,7 +36,7 @@ from upcycle.api.training.v1.training_pb2 import PolicyManifest
 _VERSION: Final = re.compile(r"/v(\d{8,})/manifest\.json$")
 _MAX_DIGESTS: Final = 10_000
 IDEMPOTENT: Final = ("GetModel", "GetTaskset", "ClaimTasks")
-"""Calls that may be repeated while a peer is away."""
+"""Calls that may be repeated while a service is unavailable."""
 
 
 class RegistryPolicies:

@@ -40,7 +40,7 @@ class AlarmLimits:
 
 DEFAULT_LIMITS: Final = AlarmLimits()
 _EARLY_STEPS: Final = 10
-"""Of a run without a limit: a tenth of the 100 steps that a run has unless it says otherwise."""
+"""Of a run without a limit: a tenth of the 100 steps that a run has by default."""
 
 
 @dataclass(frozen=True, slots=True)

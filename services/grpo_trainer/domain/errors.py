@@ -2,7 +2,9 @@
 
 
 class TrainerError(Exception):
-    """Base of what this service raises on purpose; the text says thing, value, limit and way out."""
+    """Base of the errors that this service raises on purpose; each text names the thing, its value, the
+    limit and the way out.
+    """
 
 
 class UnusableTrajectory(TrainerError):

@@ -98,7 +98,7 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True)
 class BrokenRun:
-    """A run whose newest state cannot be read, and nothing says yet that it failed."""
+    """A run whose newest state cannot be read, and of which no failure is stored yet."""
 
     run_id: str
     model: str

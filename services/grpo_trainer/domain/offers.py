@@ -1,4 +1,4 @@
-"""Groups of evaluations that a run may train on: what an offer says, and whether it fits the run. Pure.
+"""Groups of evaluations that a run may train on: what an offer holds, and whether it fits the run. Pure.
 
 Only the planner decides which run may draw a group; what is decided here is whether the trainer can take it.
 """
@@ -24,10 +24,10 @@ Completion = CompleteGroup | Settlement
 
 @dataclass(frozen=True, slots=True)
 class OfferedGroup:
-    """What `group.offered` says: a closed group of an evaluation, with all of its members.
+    """The event `group.offered`: a closed group of an evaluation, with all of its members.
 
     group_size: of the evaluation. before_start: the evaluation had ended before the run began. sequence:
-    where in the stream of facts it says so.
+    of the event in the stream.
     """
 
     group_id: str

@@ -26,7 +26,7 @@ class TrainingSpec(Training):
     """One training run: its hyperparameters, which run_config defines, and what they are for.
 
     G = group_size rollouts of P = prompts_per_step tasks make a batch. Checked whenever one is made:
-    `training_spec` turns what pydantic says into InvalidTrainingSpec.
+    `training_spec` turns pydantic's errors into InvalidTrainingSpec.
     """
 
     run_id: str

@@ -40,7 +40,7 @@ class BasePolicy:
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """Everything but tensors that a session needs to go on as if nothing had happened.
+    """Everything but tensors that a session needs to continue with the same bits.
 
     cursor: sequence before the oldest fact that is not settled; a replay from it rebuilds every open and
     waiting group.

@@ -89,7 +89,7 @@ def episode_tokens(
 
 
 def row_counts(episodes: Iterable[EpisodeTokens]) -> dict[str, float]:
-    """Metrics of a batch: context_forks, rows that begin anew within an episode; masked_turns, turns that
+    """Metrics of a batch: context_forks, rows that an episode has beyond its first; masked_turns, turns that
     could not be read and were left out."""
     counts = {"context_forks": 0.0, "masked_turns": 0.0}
     for episode in episodes:

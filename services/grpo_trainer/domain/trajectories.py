@@ -12,8 +12,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 
 @dataclass(frozen=True, slots=True)
 class GradedTrajectory:
-    """What `trajectory.graded` says about one rollout. `sequence`: where in the stream of facts it says
-    so."""
+    """One rollout as `trajectory.graded` describes it. sequence: of the event in the stream."""
 
     trajectory_id: str
     episode_id: str

@@ -103,7 +103,7 @@ class AdaptedModel(PackedModel):
         self._base = base
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """See PackedModel."""
+        """As PackedModel.logprobs, with this session's adapter."""
         self._base.activate(self.adapter.name)
         return self._base.model.logprobs(batch)
 
@@ -120,7 +120,7 @@ class BareModel(PackedModel):
         self._base = base
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """See PackedModel."""
+        """As PackedModel.logprobs, without any adapter."""
         with self._base.bare():
             return self._base.model.logprobs(batch)
 

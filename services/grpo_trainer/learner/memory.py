@@ -13,7 +13,7 @@ from grpo_trainer.domain.errors import OutOfMemory
 from grpo_trainer.domain.failures import WAYS_OUT
 
 _WORDS: Final = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What torch says in a plain RuntimeError where an allocation fails."""
+"""Texts of the plain RuntimeErrors that torch raises when an allocation fails."""
 _MAX_TEXT: Final = 300
 
 
@@ -25,7 +25,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(what: str, said: str) -> OutOfMemory:
-    """what: the clause that names what does not fit. said: by the allocator."""
+    """what: the clause that names what does not fit. said: the text of the allocator's error."""
     cause = said.partition("\n")[0][:_MAX_TEXT] or "no memory left"
     return OutOfMemory(f"{what} ({cause}): {WAYS_OUT}")
 

@@ -237,8 +237,8 @@ def optimize(
     move. rows: of this rank.
 
     Where memory does not suffice, the gradient is computed again with half the tokens per pass, down to one
-    row at a time; denominators are of the whole step, so it is the same gradient. Several ranks compute in
-    step, and one that failed has left the others inside a collective: there the allocator's error goes on.
+    row at a time; denominators are of the whole step, so it is the same gradient. With several
+    ranks the others wait inside a collective, so there the allocator's error is raised.
 
     Raises Diverged, with weights and optimizer untouched, where loss or gradient is not finite, and
     OutOfMemory, with the weights untouched, where not even one row fits.

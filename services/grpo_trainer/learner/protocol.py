@@ -35,9 +35,9 @@ Canary = tuple[tuple[list[int], list[float]], ...]
 
 
 class Snapshot(Protocol):
-    """One version of a session, on the host: it does not change while the learner goes on.
+    """One version of a session, on the host: later steps do not change it.
 
-    Both methods work beside the learner's thread. canary: rows of the last batch under these weights.
+    Both methods work in a thread of their own. canary: rows of the last batch under these weights.
     """
 
     @property

@@ -47,7 +47,7 @@ class RateSchedule:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """What `tensors` returned; the groups' own rates are restored with the optimizer.
 
-        A trainer that had no schedules stored none, and its rate was constant: so it stays. Raises
+        States of trainers without schedules hold none: their rate was constant, and stays so. Raises
         BrokenArtifact where a curve needs to know its place and the state does not say.
         """
         if _STATE in tensors:

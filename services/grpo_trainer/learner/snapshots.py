@@ -22,7 +22,7 @@ Export = Callable[[Path], None]
 
 
 class WriterThread:
-    """The one thread in which states and policies are written: sessions take turns, steps go on."""
+    """The one thread in which states and policies are written, while the learner's thread takes steps."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(
@@ -39,9 +39,9 @@ class WriterThread:
 
 
 class HostSnapshot:
-    """One version of a session, on the host: it does not change while the learner goes on.
+    """One version of a session, on the host: later steps do not change it.
 
-    Both methods work beside the learner's thread. canary: rows of the last batch under these weights.
+    Both methods work in a thread of their own. canary: rows of the last batch under these weights.
     """
 
     def __init__(

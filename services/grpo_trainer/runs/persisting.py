@@ -1,4 +1,4 @@
-"""Makes states durable and announces them, one at a time, beside the compute of the next step.
+"""Stores states and announces them, one at a time, while the next step is computed.
 
 Consumes: a state and the host copy of its tensors. Produces: the durable state, then its announcements,
 then deletes old states. Waits for: object store and bus. At most one state is in flight,
@@ -28,7 +28,7 @@ Durable = Callable[[SessionState], Awaitable[None]]
 
 
 class Persistence:
-    """The one place through which a session's states leave the process."""
+    """Stores and announces the states of one session."""
 
     def __init__(
         self, deps: RunDeps, retry: RetryUntilAvailable, *, durable: Durable, ended: asyncio.Event
@@ -43,11 +43,11 @@ class Persistence:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a state is on its way."""
+        """Whether a state is being stored or announced."""
         return self._task is not None and not self._task.done()
 
     def begin(self, state: SessionState, snapshot: Snapshot) -> None:
-        """Send a state on its way. The one before must have landed."""
+        """Begin to store and announce a state; the one before must have landed."""
         if self._task is not None:
             raise RuntimeError(f"a state before step {state.step} of {state.spec.run_id} is still in flight")
         self._is_durable = False

@@ -302,8 +302,8 @@ async def _end_of(session: TrainingSession) -> Exception | None:
 def _replayed_after(found: FoundStates) -> int:
     """The sequence after which a replay finds everything that is not over.
 
-    A cursor lies before the submission of every run that had no state yet, so where no run goes on, the
-    newest cursor loses none either.
+    A cursor lies before the submission of every run that had no state yet, so if no run is
+    unfinished, the newest cursor loses none either.
     """
     failed = {run.failure.run_id: run.failure.cursor for run in found.failed if not run.closed}
     going = [state.cursor for state in found.states if not state.finished]

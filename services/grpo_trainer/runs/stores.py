@@ -56,7 +56,7 @@ class BlobBodies:
         self._train_parse_errors = train_parse_errors
 
     async def tokens(self, trajectory: GradedTrajectory) -> EpisodeTokens:
-        """Raises UnusableTrajectory; Unavailable while the store is away."""
+        """Raises UnusableTrajectory, Unavailable."""
         try:
             with object_store(trajectory.trajectory_id):
                 data = await self._store.get(trajectory.body)
@@ -120,7 +120,7 @@ class BlobStates(StepStates[SessionState]):
         except (ValueError, KeyError, TypeError) as error:
             log.error("failure_unreadable", extra={"key": key, "error": str(error)})
             model, run_id = parse_training_run(line)
-            detail = f"{key} says that the run failed, and cannot be read: {error}"
+            detail = f"the run failed, and the record of its failure, {key}, cannot be read: {error}"
             return Failure(run_id, model, SessionFailure.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
 
     async def stop(self, state: SessionState) -> None:

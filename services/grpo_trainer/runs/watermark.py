@@ -14,7 +14,7 @@ class ReplayWatermark:
         self._opening: dict[str, int] = {}
 
     def opening(self, run_id: str, sequence: int) -> None:
-        """A run was submitted at `sequence`, and nothing durable says so."""
+        """A run was submitted at `sequence`, and has no durable state yet."""
         self._opening[run_id] = sequence
 
     def opened(self, run_id: str) -> None:

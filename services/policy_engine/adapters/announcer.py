@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class PlatformAnnouncer:
-    """Publishes for one engine. An event that cannot be published is logged, and serving goes on."""
+    """Publishes for one engine. An event that cannot be published is logged; the engine serves on."""
 
     def __init__(
         self,

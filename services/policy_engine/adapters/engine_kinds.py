@@ -34,7 +34,7 @@ class EmbeddedKind:
         self._options = options
 
     def command(self, directory: Path, host: str, port: int) -> Command:
-        """See EngineKind."""
+        """How to start it on a prepared directory."""
         options = self._options
         argv = [sys.executable, "-m", "embedded_engine.app", "--model", str(directory)]
         argv += ["--served-model-name", options.model, "--host", host, "--port", str(port)]
@@ -45,7 +45,7 @@ class EmbeddedKind:
         return Command(tuple(argv), env)
 
     def prepare(self, policy: Policy) -> Path:
-        """See EngineKind."""
+        """The fetched directory itself."""
         return policy.directory
 
 
@@ -58,7 +58,7 @@ class VllmKind:
         self._served: dict[str, TensorInfo] | None = None
 
     def command(self, directory: Path, host: str, port: int) -> Command:
-        """See EngineKind."""
+        """How to start it on a prepared directory."""
         options = self._options
         argv = [str(options.vllm_python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(directory), "--served-model-name", options.model]

@@ -68,7 +68,7 @@ class PinnedPolicies:
         return [held.policy for held in self._held.values()]
 
     def forget_engine(self) -> None:
-        """The engine was started anew: it holds nothing."""
+        """The engine was restarted: it holds no pinned version."""
         self._held.clear()
 
     async def reconcile(self, engine: EngineControl, serving: ServedPolicy | None) -> None:

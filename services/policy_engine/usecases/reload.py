@@ -5,7 +5,7 @@
 
 vLLM answers nothing while it is paused, so there the canary is scored after `resume`; tokens of those few
 milliseconds carry an unproven label, which engine_client turns into a version only once the canary agreed.
-Whatever fails: the old weights are loaded again, and the old version goes on under its name.
+If any call fails, the old weights are loaded again, and the old version is served under its name.
 """
 
 import logging
@@ -71,7 +71,7 @@ class ReloadProtocol:
         return ServedPolicy(new, worst), paused_s
 
     async def hold(self, engine: EngineControl, policy: Policy) -> None:
-        """Serve a pinned version beside the main one. Raises VersionRefused; the engine is as before then."""
+        """Serve a pinned version beside the main one. Raises VersionRefused; the engine is then as before."""
         name = pinned_name(self._model, policy.target.version)
         try:
             await engine.load_adapter(name, self._host.prepare(policy))

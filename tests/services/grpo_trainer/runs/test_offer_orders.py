@@ -45,7 +45,7 @@ MAY_TRAIN = {"fits"}
 
 
 class Idle:
-    """See ports.Learner and ports.Snapshot: steps at once, and its versions are all the base."""
+    """A Learner and Snapshot that steps at once; all its versions are the base."""
 
     def __init__(self) -> None:
         self._base = Path()

@@ -131,7 +131,7 @@ class Testbed:
 
     async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
         """The first `count` facts that samplers published."""
-        await until(lambda: len(self.events) >= count, timeout_s)
+        await until(lambda: len(self.events) >= count, timeout_s=timeout_s)
         return [delivery.message for delivery in self.events]
 
     async def all_outcomes(self, num_commands: int) -> list[Any]:

@@ -6,7 +6,7 @@ raises; an abort never looks like a completion; every call has a deadline.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -95,10 +95,6 @@ class EngineClient:
         return replies.mapping(
             await self._http.post("/v1/chat/completions", body, timeout_s=timeout_s), "/v1/chat/completions"
         )
-
-    def chat_stream(self, body: Mapping[str, Any], *, idle_timeout_s: float = 60.0) -> AsyncIterator[bytes]:
-        """The JSON chunks of a streamed chat completion; `body` must say `stream: true`."""
-        return self._http.stream("/v1/chat/completions", body, idle_timeout_s=idle_timeout_s)
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Whether the engine says that it is alive; False also when it cannot be reached."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -43,24 +43,6 @@ class Transport:
     async def order(self, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> None:
         """A POST whose answer is only its status; vLLM says "Success" in plain text to some."""
         await self._exchange("POST", path, body, timeout_s)
-
-    async def stream(
-        self, path: str, body: Mapping[str, Any], *, idle_timeout_s: float
-    ) -> AsyncIterator[bytes]:
-        """The `data:` payloads of a server-sent event stream, `[DONE]` left out."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=idle_timeout_s)
-        try:
-            async with self._open().post(
-                self.base_url + path, data=orjson.dumps(body), headers=_headers(), timeout=timeout
-            ) as reply:
-                if reply.status >= 400:
-                    raise _refusal(reply.status, await reply.read(), path)
-                async for line in reply.content:
-                    payload = line.strip()
-                    if payload.startswith(b"data:") and payload != b"data: [DONE]":
-                        yield payload[5:].strip()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise self._unavailable(path, error) from error
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         return _parse(await self._exchange(method, path, body, timeout_s), path)

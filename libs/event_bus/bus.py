@@ -16,7 +16,7 @@ from event_bus.attempts import AttemptNotes
 from event_bus.batches import BatchConsumer
 from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
-from event_bus.delivery import BusTimings, Delivery, M, PubAck
+from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, UnknownEvent
 from event_bus.faststream_ext.subscriber import DEPS
@@ -151,16 +151,6 @@ class EventBus:
         """
         reading = self._reading(events, model)
         return await replays.stored(reading, after_sequence, self._connection, self._timings)
-
-    async def last(self, event: type[M], *, model: str) -> Delivery[M] | None:
-        """The newest fact of a type about `model`, None when there is none. Raises Unavailable,
-        MalformedEvent.
-        """
-        subject = self._topology.fact_subject(event, model)
-        found: Delivery[Any] | None = await replays.last(
-            self._connection.jetstream(), subject, Decoder({subject: event})
-        )
-        return found
 
     def ready(self) -> str | None:
         """Connected, consuming, and not stopping."""

@@ -11,16 +11,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
-from nats.js.errors import NotFoundError
 
-from event_bus import codec, dead_letters, metrics, tracing
+from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery
 from event_bus.deps import ConsumerDeps
@@ -200,26 +198,6 @@ async def _forget(consumer: str, jetstream: JetStreamContext) -> None:
         await jetstream.delete_consumer(EVENTS, consumer)
     except NatsError as error:  # the server forgets it by itself
         _LOG.debug("consumer_not_deleted", extra={"consumer": consumer, "error": repr(error)})
-
-
-async def last(jetstream: JetStreamContext, subject: str, decoder: Decoder) -> Delivery[Any] | None:
-    """The newest fact on one subject. Raises Unavailable, MalformedEvent."""
-    try:
-        raw = await jetstream.get_last_msg(EVENTS, subject)
-    except NotFoundError:
-        return None
-    except NatsError as error:
-        raise Unavailable(f"cannot read the newest fact on {subject}: {error!r}") from error
-    headers = raw.headers or {}
-    return Delivery(
-        message=decoder.message(subject, raw.data or b"", headers),
-        subject=subject,
-        event_id=headers.get(codec.EVENT_ID, f"{EVENTS}-{raw.seq}"),
-        sequence=int(raw.seq or 0),
-        num_delivered=1,
-        published_at=raw.time or datetime.fromtimestamp(0, UTC),
-        headers=headers,
-    )
 
 
 class Follower:

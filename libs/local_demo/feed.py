@@ -42,11 +42,6 @@ class LoopState:
     failed_reloads: list[registry.EngineReloadFailed] = field(default_factory=list)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=12))
 
-    @property
-    def head_reloads(self) -> list[registry.EngineReloaded]:
-        """Reloads of the engines that production traffic is served from."""
-        return [reload for reload in self.reloads if reload.channel == CHANNEL_HEAD]
-
 
 def apply(state: LoopState, event: Message) -> str | None:
     """Fold one fact into `state`; the line that a person should see for it, if any."""

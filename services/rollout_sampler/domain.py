@@ -7,6 +7,7 @@ from typing import Final
 from blob_store import BlobRef
 from episodes import Channel, EpisodeIdentity
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.run_config import Sampling
 
 _SEED_SPACE: Final = 2**31
 _SEED_STRIDE: Final = 1_000_003
@@ -28,36 +29,25 @@ class PolicyWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingBudget:
-    """How an episode is sampled and how much it may spend; tokens count prompt and completion together."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_turns: int = 8
-    max_tokens_per_turn: int = 128
-    max_tokens_per_episode: int = 2048
-    seed: int | None = None
-    thinking: str = ""
-    """`on`, `off`, or empty: as the chat template does by itself."""
-
-    def completion_limit(self, num_context_tokens: int) -> int:
-        """Tokens that the next completion may have; 0 or less: the episode's budget is spent."""
-        return min(self.max_tokens_per_turn, self.max_tokens_per_episode - num_context_tokens)
-
-    def turn_seed(self, turn: int) -> int | None:
-        """Seed of a turn's request: equal for every retry of it, another for each turn."""
-        return None if self.seed is None else (self.seed * _SEED_STRIDE + turn * _TURN_STRIDE) % _SEED_SPACE
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeTask:
     """One episode to be played."""
 
     identity: EpisodeIdentity
     policy: PolicyWanted
-    budget: SamplingBudget
+    sampling: Sampling
+    seed: int | None
+    """Of the episode, which the planner derived from the run's; None: sampled without a seed."""
     deadline: datetime | None
     requested_at: datetime | None
+
+    def completion_limit(self, num_context_tokens: int) -> int:
+        """Tokens that the next completion may have; 0 or less: the episode's budget is spent."""
+        limits = self.sampling
+        return min(limits.max_tokens_per_turn, limits.max_tokens_per_episode - num_context_tokens)
+
+    def turn_seed(self, turn: int) -> int | None:
+        """Seed of a turn's request: equal for every retry of it, another for each turn."""
+        return None if self.seed is None else (self.seed * _SEED_STRIDE + turn * _TURN_STRIDE) % _SEED_SPACE
 
 
 @dataclass(frozen=True, slots=True)

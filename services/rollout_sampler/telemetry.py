@@ -51,8 +51,8 @@ def chat_span(task: EpisodeTask, turn: int, max_tokens: int) -> AbstractContextM
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.conversation.id": task.identity.trajectory_id,
         "gen_ai.request.model": task.policy.model,
-        "gen_ai.request.temperature": task.budget.temperature,
-        "gen_ai.request.top_p": task.budget.top_p,
+        "gen_ai.request.temperature": task.sampling.temperature,
+        "gen_ai.request.top_p": task.sampling.top_p,
         "gen_ai.request.max_tokens": max_tokens,
         "upcycle.turn": turn,
     }

@@ -13,13 +13,15 @@ from engine_client import Completion, FinishReason
 from environment_client import OpenedEnvironment
 from episodes import MalformedIdentity, identity_from_wire, identity_to_wire
 from episodes.identity import CHANNELS
-from rollout_sampler.domain import EpisodeTask, Failed, PolicyWanted, SamplingBudget
+from rollout_sampler.domain import EpisodeTask, Failed, PolicyWanted
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.moments import timestamp
+from upcycle.run_config import RunConfigInvalid, Sampling
+from upcycle.run_config.wire import sampling_from_wire
 
 _MAX_DETAIL_CHARS: Final = 2000
 SERVICE: Final = "rollout_sampler"
@@ -42,7 +44,8 @@ def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
     return EpisodeTask(
         identity=identity,
         policy=_policy(message.policy),
-        budget=_budget(message.sampling),
+        sampling=_sampling(message.sampling),
+        seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         deadline=_moment(message.deadline) if message.HasField("deadline") else None,
         requested_at=_moment(message.requested_at) if message.HasField("requested_at") else None,
     )
@@ -59,14 +62,15 @@ def _policy(message: common_pb2.PolicySelector) -> PolicyWanted:
     return PolicyWanted(message.model, channel)
 
 
-def _budget(message: taskset_pb2.SamplingConfig) -> SamplingBudget:
-    budget = SamplingBudget(**{field.name: value for field, value in message.ListFields()})
-    for name in ("max_turns", "max_tokens_per_turn", "max_tokens_per_episode"):
-        if getattr(budget, name) < 1:
-            raise MalformedRequest(
-                f"EpisodeRequested.sampling.{name} is {getattr(budget, name)}, expected 1 or more"
-            )
-    return budget
+def _sampling(message: taskset_pb2.SamplingConfig) -> Sampling:
+    """All but the seed, which is an episode's here and has a bit more than a run's."""
+    unseeded = taskset_pb2.SamplingConfig()
+    unseeded.CopyFrom(message)
+    unseeded.ClearField("seed")
+    try:
+        return sampling_from_wire(unseeded)
+    except RunConfigInvalid as error:
+        raise MalformedRequest(f"EpisodeRequested: {error}") from error
 
 
 def new_body(
@@ -76,7 +80,7 @@ def new_body(
     return trajectory_pb2.TrajectoryBody(
         episode=identity_to_wire(task.identity),
         prompt=environment.prompt,
-        temperature=task.budget.temperature,
+        temperature=task.sampling.temperature,
         started_at=timestamp(started_at),
         traceparent=traceparent,
         tools_json=orjson.dumps(environment.tools).decode(),

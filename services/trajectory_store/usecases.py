@@ -164,17 +164,20 @@ class CheckBodies:
         more = asyncio.Event()
 
         async def check() -> None:
-            if await self.check_once() == self._batch_size:
+            if await self.check_once(stop) == self._batch_size:
                 more.set()
 
         await until_stopped(stop, check, every_s=self._idle_s, wake=more, waiting="body_checks_wait")
 
-    async def check_once(self) -> int:
-        """Check one batch, one body after the other; returns how many there were. Raises Unavailable."""
+    async def check_once(self, stop: asyncio.Event) -> int:
+        """Check one batch, one body after the other, until `stop` is set; returns how many there were. Raises
+        Unavailable."""
         episodes = await self._index.unchecked(self._batch_size)
         good: list[str] = []
         try:
             for episode in episodes:
+                if stop.is_set():  # a body that must be read twice takes a second
+                    break
                 try:
                     await self._read(episode)
                 except BodyCorrupt:

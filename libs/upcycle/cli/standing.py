@@ -5,7 +5,6 @@ again, one that is over is followed by the next ordinal. Comments and the order 
 The id is also the run's label, by which earlier runs of the file are found without asking for each.
 """
 
-import asyncio
 import hashlib
 import json
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ _LOOK_BACK: Final = 50
 """Newest runs of the model among which earlier ones of the file are looked for. Where none is left among
 them, each ordinal is asked for, once: the run that is found or begun is the newest again."""
 _SUBMIT_TRIES_S: Final = 60.0
-_PAUSE_S: Final = 0.5
 
 
 class StandingInvalid(UpcycleError, ValueError):
@@ -124,21 +122,16 @@ async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> 
 
     Sent again while the planner is away. Raises RemoteError for what it refuses.
     """
-    from upcycle.errors import Unavailable
+    from upcycle.retrying import retry
     from upcycle.rpc import RemoteConflict
     from upcycle.run_client import submit_run
 
-    loop = asyncio.get_running_loop()
-    until = loop.time() + _SUBMIT_TRIES_S
-    while True:
-        try:
-            return await submit_run(platform, spec, request_id=request_id)
-        except RemoteConflict:
-            return None
-        except Unavailable:
-            if loop.time() > until:
-                raise
-        await asyncio.sleep(_PAUSE_S)
+    try:
+        return await retry(
+            lambda: submit_run(platform, spec, request_id=request_id), budget_s=_SUBMIT_TRIES_S
+        )
+    except RemoteConflict:
+        return None
 
 
 def _failed_at_once(run: "Run") -> bool:

@@ -54,13 +54,8 @@ def spec_to_wire(spec: RunSpec) -> taskset_pb2.RunSpec:
     )
 
 
-def policy_from_wire(message: common_pb2.PolicySelector) -> PolicyChoice:
-    """Neither channel nor version means latest. Raises RunConfigInvalid."""
-    return checked(PolicyChoice, _policy(message), "spec.policy.{}".format)
-
-
 def policy_to_wire(policy: PolicyChoice) -> common_pb2.PolicySelector:
-    """The inverse of `policy_from_wire`."""
+    """A pinned version, or a channel."""
     if policy.channel is None:
         return common_pb2.PolicySelector(model=policy.model, pinned_version=policy.pinned_version or 0)
     return common_pb2.PolicySelector(model=policy.model, channel=CHANNELS[policy.channel])

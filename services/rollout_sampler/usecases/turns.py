@@ -49,7 +49,7 @@ class EpisodePlayer:
     ) -> None:
         self._task = task
         self._environment = environment
-        self._conversation = Conversation(form.chat, environment, thinking=task.budget.thinking)
+        self._conversation = Conversation(form.chat, environment, thinking=task.sampling.thinking)
         self._token_texts: Mapping[int, str] = form.texts
         self._stop_token_ids = tuple(sorted(form.chat.stop_token_ids))
         self._engines = engines
@@ -65,7 +65,7 @@ class EpisodePlayer:
         """
         body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
         new_prompt_ids: Sequence[int] = self._begin()
-        for index in range(self._task.budget.max_turns):
+        for index in range(self._task.sampling.max_turns):
             if index:
                 new_prompt_ids = self._reply(body.turns[-1])
             try:
@@ -88,7 +88,7 @@ class EpisodePlayer:
         self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str
     ) -> Turn | None:
         """One turn; None when the episode's tokens are spent. A completion cut by length calls no tools."""
-        if self._task.budget.completion_limit(len(self._conversation.token_ids)) <= 0:
+        if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
         completion = await self._complete(index, limits.retry_s)
@@ -115,7 +115,7 @@ class EpisodePlayer:
             raise EpisodeBroken(
                 EpisodeFailure.SCENARIO_ERROR, f"the prompt cannot be rendered: {error}"
             ) from error
-        limit = self._task.budget.max_tokens_per_episode
+        limit = self._task.sampling.max_tokens_per_episode
         if len(ids) >= limit:
             raise EpisodeBroken(
                 EpisodeFailure.CONTEXT_OVERFLOW,
@@ -126,12 +126,12 @@ class EpisodePlayer:
 
     async def _complete(self, index: int, retry_s: float) -> Completion:
         """One completion; when an engine is lost, the same request goes to another one."""
-        policy, budget, context = self._task.policy, self._task.budget, self._conversation.token_ids
+        policy, asked, context = self._task.policy, self._task.sampling, self._conversation.token_ids
         sampling = SamplingParams(
-            max_tokens=budget.completion_limit(len(context)),
-            temperature=budget.temperature,
-            top_p=budget.top_p,
-            seed=budget.turn_seed(index),
+            max_tokens=self._task.completion_limit(len(context)),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            seed=self._task.turn_seed(index),
             stop_token_ids=self._stop_token_ids,
         )
         with (

@@ -166,19 +166,6 @@ async def test_a_replay_of_nothing_is_refused(server: NatsServer) -> None:
             bus.replay([], after_sequence=0)
 
 
-async def test_last_is_the_newest_fact_about_a_model(server: NatsServer) -> None:
-    async with running(server) as bus:
-        assert await bus.last(EpisodeFailed, model=MODEL) is None
-        await publish(bus, "a", "b")
-        await publish(bus, "z", model="another")
-        newest = await bus.last(EpisodeFailed, model=MODEL)
-        assert newest is not None
-        assert (newest.message.detail, newest.sequence, newest.event_id) == ("b", 2, f"{MODEL}/b")
-        assert newest.published_at.tzinfo is not None
-    with pytest.raises(Unavailable, match="start the EventBus first"):
-        await bus.last(EpisodeFailed, model=MODEL)
-
-
 async def test_an_ephemeral_reader_sees_what_is_new_in_order_across_a_restart(server: NatsServer) -> None:
     seen, other = Seen(), Seen()
 

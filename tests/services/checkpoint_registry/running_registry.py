@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import Message
+from tests.facts import newest
 
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -143,7 +144,7 @@ class Stack:
     async def fact(self, kind: type[Message], model: str) -> Any:
         """The newest fact of a kind about a model, waited for."""
         for _ in range(400):
-            if (found := await self.bus.last(kind, model=model)) is not None:
+            if (found := await newest(self.bus, kind, model=model)) is not None:
                 return found.message
             await asyncio.sleep(0.05)
         raise AssertionError(f"no {kind.__name__} about {model} within 20 s")

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 import zstandard
+from tests.facts import newest
 from tests.services.model_gateway.conftest import Gateway, digest
 from tests.services.model_gateway.engine_double import EngineDouble, engine
 
@@ -28,7 +29,7 @@ async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
 
 async def sampled(gateway: Gateway) -> GatewaySampled:
     for _ in range(100):
-        if (found := await gateway.bus.last(GatewaySampled, model=MODEL)) is not None:
+        if (found := await newest(gateway.bus, GatewaySampled, model=MODEL)) is not None:
             return found.message
         await asyncio.sleep(0.05)
     raise AssertionError("nothing was captured within 5 s")
@@ -59,8 +60,8 @@ async def test_an_exchange_is_kept_word_for_word(
 
 
 async def test_nothing_is_kept_unless_asked(gateway: Gateway, served: EngineDouble) -> None:
-    before = await gateway.bus.last(GatewaySampled, model=MODEL)
+    before = await newest(gateway.bus, GatewaySampled, model=MODEL)
     await gateway.client().chat.completions.create(model=MODEL, messages=ASK)
     await gateway.usage(1)
-    after = await gateway.bus.last(GatewaySampled, model=MODEL)
+    after = await newest(gateway.bus, GatewaySampled, model=MODEL)
     assert (before and before.event_id) == (after and after.event_id)

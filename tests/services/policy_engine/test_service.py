@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import nats
 import pytest
 from google.protobuf.message import Message
+from tests.facts import newest
 from tests.services.policy_engine.policies import Shape, make_policy
 from tests.services.policy_engine.reference import canary_rows, reference_logprobs
 from tests.support.waiting import until
@@ -225,7 +226,7 @@ async def test_an_engine_that_starts_when_the_stream_has_forgotten_the_last_publ
     await until(recorded, "v3 to be recorded by the registry")
     client = await nats.connect(nats_url)
     await client.jetstream().purge_stream("EVENTS", subject=fact("policy.published", platform.model))
-    assert await platform.bus.last(PolicyPublished, model=platform.model) is None
+    assert await newest(platform.bus, PolicyPublished, model=platform.model) is None
     await client.close()
     async with platform.supervisor():
         assert (await platform.serving(3)).digest == manifest.digest

@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.facts import newest
 from tests.services.scenario_runner.conftest import Runner, Start
 from tests.services.scenario_runner.support import (
     TRAIN,
@@ -50,7 +51,7 @@ async def test_an_evaluation_from_submit_to_finish(runner: Runner) -> None:
     ]
     assert done.run.reward_mean == pytest.approx(0.625)
     assert done.run.success_rate == pytest.approx(0.5)
-    fact = await runner.bus.last(events_pb2.RunFinished, model="incident")
+    fact = await newest(runner.bus, events_pb2.RunFinished, model="incident")
     assert fact is not None
     assert fact.message.run_id == run.run_id
     assert fact.message.counts.settled == 6
@@ -80,7 +81,7 @@ async def test_a_failed_member_is_played_again_and_then_given_up(runner: Runner)
         (taskset_pb2.EPISODE_STATUS_FAILED, "engine_error"),
         (taskset_pb2.EPISODE_STATUS_GRADED, ""),
     ]
-    shortened = await runner.bus.last(events_pb2.GroupShortened, model="incident")
+    shortened = await newest(runner.bus, events_pb2.GroupShortened, model="incident")
     assert shortened is not None
     assert (shortened.message.group_id, shortened.message.expected_members) == (group, 1)
 
@@ -211,7 +212,7 @@ async def test_an_overdue_episode_fails_by_name_and_is_played_again(runner: Runn
     async with sampling(runner, play):
         done = await finished(runner, run.run_id)
     assert dict(done.run.counts.by_state) == {"failed": 1, "evaluated": 1}
-    failed = await runner.bus.last(events_pb2.EpisodeFailed, model="incident")
+    failed = await newest(runner.bus, events_pb2.EpisodeFailed, model="incident")
     assert failed is not None
     assert (failed.message.kind, failed.message.reported_by) == ("timeout", "scenario_runner")
 

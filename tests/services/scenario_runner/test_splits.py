@@ -9,6 +9,7 @@ import grpc
 import pytest
 import sqlalchemy as sa
 from google.protobuf import json_format
+from tests.facts import newest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.planning import PlannerHarness, eval_spec, open_database
 from tests.services.scenario_runner.support import arith, refusal, register, run_spec, submit
@@ -245,5 +246,5 @@ async def test_an_unassigned_taskset_is_evaluated_and_says_so(runner: Runner) ->
     fact = None
     async with asyncio.timeout(10):
         while fact is None:
-            fact = await runner.bus.last(events_pb2.EpisodeRequested, model="incident")
+            fact = await newest(runner.bus, events_pb2.EpisodeRequested, model="incident")
     assert fact.message.episode.split == common_pb2.SPLIT_UNASSIGNED

@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from tests.facts import newest
 from tests.services.scenario_runner.conftest import Runner
 from tests.services.scenario_runner.support import (
     TRAIN,
@@ -34,7 +35,7 @@ async def test_a_paused_run_is_resumed_and_stopped_by_run_stopping(runner: Runne
     assert stopping.run.state in (taskset_pb2.RUN_STATE_DRAINING, taskset_pb2.RUN_STATE_COMPLETED)
     done = (await finished(runner, run.run_id)).run  # nothing was graded: our own word is all it waits for
     assert (done.state, done.counts.by_state["cancelled"]) == (taskset_pb2.RUN_STATE_COMPLETED, 8)
-    fact = await runner.bus.last(events_pb2.RunStopping, model="incident")
+    fact = await newest(runner.bus, events_pb2.RunStopping, model="incident")
     assert fact is not None
     assert (fact.message.run_id, fact.message.reason) == (run.run_id, "enough")
     again = await runner.tasksets.StopRun(service_pb2.StopRunRequest(run_id=run.run_id))

@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 _BATCH: Final = 100
 _STREAMS: Final = (EVENTS, TASKS)
 _PRUNE_EVERY_S: Final = 600.0
+_SQLITE_POLLS_RARELY: Final = 10
+"""A SQLite file belongs to one process, whose own commits wake the relay: its polls are a precaution."""
 
 RELAYED: Final = Counter("upcycle_outbox_relayed", "Rows published from the outbox.", ["stream"])
 REFUSED: Final = Counter("upcycle_outbox_refused", "Rows that the bus will never take.", ["stream"])
@@ -68,6 +70,7 @@ class OutboxRelay:
         self._db = db
         self._bus = bus
         self._poll_s = poll_s
+        self._idle_s = poll_s * (_SQLITE_POLLS_RARELY if db.dialect == "sqlite" else 1)
         self._keep = keep
         self._wakeups = {stream: asyncio.Event() for stream in _STREAMS}
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,7 +132,9 @@ class OutboxRelay:
             _LOG.error("outbox_unreadable", extra={"stream": stream, "error": str(error)})
             return self._poll_s
         WAITING.labels(stream).set(len(rows) - confirmed)
-        return 0.0 if len(rows) == _BATCH == confirmed else self._poll_s
+        if len(rows) > confirmed:
+            return self._poll_s
+        return 0.0 if confirmed == _BATCH else self._idle_s
 
     async def _published(self, rows: Sequence[Row]) -> int:
         """Publish rows in order up to the first that has to wait; mark those confirmed; returns how many."""

@@ -40,8 +40,10 @@ class ModelGatewaySettings(ServiceSettings):
     """How long a request waits for an engine that is away or reloading, all tries together."""
     engine_suspect_s: float = Field(1.0, gt=0)
     """How long an engine that just failed is avoided, unless its engine supervisor renews the lease."""
-    poll_s: float = Field(0.5, gt=0, le=60)
-    """How often the registry is asked for models and engines, in case an event was lost."""
+    poll_s: float = Field(2.0, gt=0, le=60)
+    """How often the registry is asked for models and engines, in seconds; events make the gateway ask at
+    once.
+    """
     capture_fraction: float = Field(0.0, ge=0, le=1)
     """Share of requests whose exchange is kept in the object store; 0 keeps none."""
     bus: BusSettings = Field(default_factory=BusSettings)

@@ -14,7 +14,7 @@ from scenario_runner.usecases.supply import offer_more
 from service_kit.loops import until_stopped
 
 SWEEP_S: Final = 1.0
-HOUSEKEEPING_S: Final = 0.25
+HOUSEKEEPING_S: Final = 1.0
 
 
 class PlannerLoop:

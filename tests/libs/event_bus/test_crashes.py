@@ -40,10 +40,9 @@ async def test_kill_9_of_the_server_under_load_loses_nothing_that_was_confirmed(
                 n += 1
 
         loads = [asyncio.create_task(load(publisher)) for publisher in range(8)]
-        for _ in range(2):
-            await asyncio.sleep(0.7)
+        for kills in range(2):
+            await until(lambda kills=kills: len(confirmed) >= 100 * (kills + 1))  # type: ignore[misc]
             await asyncio.to_thread(server.kill)
-            await asyncio.sleep(0.2)
             await asyncio.to_thread(server.start)
         killed.set()
         await asyncio.gather(*loads)

@@ -35,8 +35,16 @@ async def publish(bus: EventBus, *details: str, model: str = MODEL) -> None:
         await bus.publish(failed(detail), model=model, event_id=f"{model}/{detail}")
 
 
-async def take(bus: EventBus, count: int, *, after: int = 0, model: str | None = None) -> list[Delivery[Any]]:
-    found: list[Delivery[Any]] = []
+async def take(
+    bus: EventBus,
+    count: int,
+    *,
+    after: int = 0,
+    model: str | None = None,
+    found: list[Delivery[Any]] | None = None,
+) -> list[Delivery[Any]]:
+    """The next facts; `found` gets each as it comes."""
+    found = [] if found is None else found
     async with asyncio.timeout(15):
         async for delivery in bus.replay([EpisodeFailed, RunFinished], after_sequence=after, model=model):
             found.append(delivery)
@@ -50,9 +58,10 @@ async def test_a_replay_resumes_after_its_cursor_and_goes_on_with_what_is_new(se
         await publish(bus, "a", "b")
         await bus.publish(GroupShortened(group_id="g"), model=MODEL, event_id="other")
         first = await take(bus, 2)
-        reading = asyncio.create_task(take(bus, 3, after=first[-1].sequence))
-        await asyncio.sleep(0.3)
+        seen: list[Delivery[Any]] = []
+        reading = asyncio.create_task(take(bus, 3, after=first[-1].sequence, found=seen))
         await publish(bus, "c")
+        await until(lambda: len(seen) == 1)
         await bus.publish(RunFinished(run_id="r"), model="another", event_id="r")
         await publish(bus, "d")
         rest = await reading
@@ -137,15 +146,19 @@ async def test_a_replay_leaves_no_consumer_behind_for_long(server: NatsServer) -
 async def test_a_replay_ends_when_the_bus_stops(server: NatsServer) -> None:
     async with running(server) as bus:
         await publish(bus, "a")
-        reading = asyncio.create_task(take(bus, 5))
-        await asyncio.sleep(0.2)
+        seen: list[Delivery[Any]] = []
+        reading = asyncio.create_task(take(bus, 5, found=seen))
+        await until(lambda: len(seen) == 1)
     assert [one.message.detail for one in await reading] == ["a"]
 
 
 async def test_an_error_in_place_of_a_cancellation_ends_a_replay_too(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_reading = asyncio.Event()
+
     async def closing(*_: object) -> AsyncIterator[Delivery[Any]]:
+        is_reading.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError as error:
@@ -156,7 +169,7 @@ async def test_an_error_in_place_of_a_cancellation_ends_a_replay_too(
     monkeypatch.setattr("event_bus.replays.replay", closing)
     async with running(server) as bus:
         reading = asyncio.create_task(take(bus, 1))
-        await asyncio.sleep(0.2)
+        await is_reading.wait()
     assert await reading == []
 
 

@@ -1,6 +1,5 @@
 """The supervisor against real processes: whatever dies, nothing is left over and nothing is forgotten."""
 
-import asyncio
 import json
 import os
 import signal
@@ -138,7 +137,6 @@ async def test_a_process_deaf_to_term_is_killed_after_its_grace(tmp_path: Path, 
 async def test_stop_leaves_it_stopped_and_start_brings_it_back(tmp_path: Path, toy: ToyFactory) -> None:
     async with Supervisor(tmp_path, [toy("grader")], policy=FAST) as supervisor:
         await supervisor.stop("grader")
-        await asyncio.sleep(0.3)
         assert (supervisor.process("grader").phase, supervisor.process("grader").pid) == ("stopped", 0)
         with pytest.raises(GaveUp, match="stopped"):
             await supervisor.wait_ready("grader", timeout_s=1)

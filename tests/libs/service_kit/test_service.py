@@ -125,7 +125,9 @@ async def test_a_stop_has_a_deadline_and_the_others_still_stop(service: Service,
 async def test_a_request_to_stop_ends_a_run_clean(service: Service, log: list[str]) -> None:
     service.add(Part("sql", log))
     run = asyncio.create_task(service.run())
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):
+        while not service.readiness().ready:
+            await asyncio.sleep(0.005)
     service.request_stop()
 
     assert await run == 0
@@ -177,7 +179,6 @@ async def test_a_task_of_the_service_that_dies_ends_the_process(service: Service
         raise LookupError("gone")
 
     run = asyncio.create_task(service.run())
-    await asyncio.sleep(0.1)
     service.tasks.spawn("sweeper", work())
 
     assert await run == EXIT_DIED

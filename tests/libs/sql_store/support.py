@@ -46,12 +46,13 @@ class Remembering:
 
     def __init__(self) -> None:
         self.published: list[tuple[str, str, str]] = []
-        self.down = False
+        self.down, self.num_refused = False, 0
         self.refuses: dict[str, Exception] = {}
 
     async def publish_encoded(self, message: Encoded, stream: str, subject: str, *, event_id: str) -> PubAck:
         kind = "command" if stream == TASKS else "fact"
         if self.down:
+            self.num_refused += 1
             raise Unavailable("down")
         if event_id in self.refuses:
             raise self.refuses[event_id]

@@ -123,7 +123,7 @@ async def test_an_outage_holds_everything_in_order(sql_url: str) -> None:
         relay = OutboxRelay(db, bus, poll_s=0.02)
         await relay.start()
         await put(db, "a", "b")
-        await asyncio.sleep(0.2)
+        await until(lambda: bus.num_refused > 1)
         assert relay.ready() is None
         await put(db, "c")
         bus.down = False

@@ -20,9 +20,9 @@ def advantages(data: list[DatumTensors]) -> list[float]:
     """Reward minus the mean of the datum's group: each trajectory counts once, however many rows it has."""
     rewards: dict[int | None, dict[int, float]] = defaultdict(dict)
     for datum in data:
-        rewards[datum.group_idx][datum.traj_idx] = datum.reward
+        rewards[datum.group_index][datum.input_index] = datum.reward
     means = {group: sum(members.values()) / len(members) for group, members in rewards.items()}
-    return [datum.reward - means[datum.group_idx] for datum in data]
+    return [datum.reward - means[datum.group_index] for datum in data]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,12 @@ def parse_policy_version(key: str) -> PolicyFolder | None:
     return None
 
 
+def parse_policy_manifest(key: str) -> PolicyFolder | None:
+    """The version whose manifest lies at `key`; None for every other key."""
+    folder = parse_policy_version(key)
+    return folder if key.split("/")[4:] == [MANIFEST] else None
+
+
 def training_states(tenant: str = DEFAULT_TENANT) -> str:
     """Prefix of the states of all training runs, with the slash."""
     return f"{_part(tenant, 'tenant')}/training/"

@@ -6,12 +6,7 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.policies import (
-    IDEMPOTENT,
-    BranchPolicies,
-    HeldOutTasks,
-    RegistryPolicies,
-)
+from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, RegistryPolicies
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader
@@ -21,7 +16,6 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.states_store import InteractiveStates
-from grpo_trainer.interactive.stored_trajectories import IDEMPOTENT as READ_AGAIN
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from grpo_trainer.learner.interactive import InteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
@@ -69,10 +63,13 @@ class _Peers:
 
 def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
     addresses = settings.peers
+    registry = {*RegistryPolicies.IDEMPOTENT, *RegistryHeads.IDEMPOTENT}
+    tasksets = {*HeldOutTasks.IDEMPOTENT, *PlannerClaims.IDEMPOTENT}
+    trajectories = PlatformTrajectories.IDEMPOTENT
     return _Peers(
-        registry=service.add(Peer("registry", addresses.registry, idempotent=IDEMPOTENT)),
-        tasksets=service.add(Peer("tasksets", addresses.tasksets, idempotent=IDEMPOTENT)),
-        trajectories=service.add(Peer("trajectories", addresses.trajectories, idempotent=READ_AGAIN)),
+        registry=service.add(Peer("registry", addresses.registry, idempotent=registry)),
+        tasksets=service.add(Peer("tasksets", addresses.tasksets, idempotent=tasksets)),
+        trajectories=service.add(Peer("trajectories", addresses.trajectories, idempotent=trajectories)),
     )
 
 

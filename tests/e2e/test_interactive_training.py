@@ -96,7 +96,7 @@ async def test_the_training_loop_runs_as_printed(where: Addresses, tmp_path: Pat
     tree = await client.checkpoints()
     assert [one.version for one in tree] == list(range(11))
     assert tree[10].parent_checkpoint_id == tree[9].checkpoint_id
-    assert tree[10].metrics["num_traces"] == NUM_TASKS * GROUP
+    assert tree[10].metrics["num_trajectories"] == NUM_TASKS * GROUP
 
 
 async def test_the_custom_loss_runs_as_printed(where: Addresses) -> None:

@@ -121,10 +121,9 @@ def step_gradient(
         objective=case.objective,
         microbatch_tokens=computation.microbatch_tokens,
         share_prefixes=computation.share_prefixes,
-        max_row_tokens=case.max_row_tokens,
     )
     rows = rank_shares(case.rows, ranks.size)[ranks.index] if ranks.size > 1 else case.rows
-    found = accumulate(model, rows, options, ranks)
+    found = accumulate(model, rows, options, ranks, max_row_tokens=case.max_row_tokens)
     parameters = dict(model.module.named_parameters())
     gradients = [parameters[name].grad for name in order]
     flat = torch.cat([whole(g).flatten() for g in gradients if g is not None])

@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 class DatumTensors:
     """One row of a batch. The arrays have one value per token from the second token on, 0 where mask is 0.
 
-    reward: of the trajectory, scaled; advantage: of the trajectory within its group. traj_idx: index of the
-    input; group_idx: None without groups. logprobs: under the policy in training; sampling_logprobs: under
-    the policy that sampled.
+    reward: of the trajectory, scaled; advantage: of the trajectory within its group. group_index: None
+    without groups. logprobs: under the policy in training; sampling_logprobs: under the policy that sampled.
     """
 
     reward: float
     advantage: float
-    traj_idx: int
-    group_idx: int | None
+    input_index: int
+    group_index: int | None
     logprobs: Sequence[float]
     sampling_logprobs: Sequence[float]
     mask: Sequence[float]
@@ -72,8 +71,8 @@ def datum_of(message: "pb.Datum") -> DatumTensors:
     return DatumTensors(
         reward=message.reward,
         advantage=message.advantage,
-        traj_idx=message.traj_idx,
-        group_idx=message.group_idx if message.HasField("group_idx") else None,
+        input_index=message.input_index,
+        group_index=message.group_index if message.HasField("group_index") else None,
         logprobs=list(message.logprobs),
         sampling_logprobs=list(message.sampling_logprobs),
         mask=list(message.mask),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Final
 
 from blob_store import BlobRef, BlobStore
 from grpc_edge import Peer
@@ -33,14 +31,11 @@ from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
-_VERSION: Final = re.compile(r"/v(\d{8,})/manifest\.json$")
-_MAX_DIGESTS: Final = 10_000
-IDEMPOTENT: Final = ("GetModel", "GetTaskset", "ClaimTasks")
-"""Calls that may be repeated while a service is unavailable."""
-
 
 class RegistryPolicies:
     """Published policy versions, and the heads that sessions begin from."""
+
+    IDEMPOTENT = ("GetModel",)
 
     def __init__(self, registry: Peer, store: BlobStore, cache_dir: Path) -> None:
         self._stub = RegistryServiceStub(registry.channel)
@@ -54,12 +49,13 @@ class RegistryPolicies:
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
         return wire.base_from_wire(reply.head)
 
-    async def newest_version(self, model: str) -> int:
-        """Largest version that was ever published."""
+    async def newest_uploaded(self, model: str) -> int:
+        """Largest version of which every file is stored. The registry knows fewer: no fact names the version
+        of a void step. Retention keeps the newest versions, so no number is used twice."""
         with object_store(f"versions of {model}"):
             keys = await self._store.list(objects.policy_versions(model))
-        found = [int(match[1]) for key in keys if (match := _VERSION.search(key))]
-        return max(found, default=0)
+        uploaded = filter(None, map(objects.parse_policy_manifest, keys))
+        return max((folder.version for folder in uploaded), default=0)
 
     async def ancestors(self, base: BasePolicy, limit: int) -> tuple[Ancestor, ...]:
         """The versions that the base was trained from, newest first, at most `limit`, as far as their
@@ -130,6 +126,8 @@ class BranchPolicies(RegistryPolicies):
 
 class HeldOutTasks:
     """Tasks that must never train."""
+
+    IDEMPOTENT = ("GetTaskset",)
 
     def __init__(self, tasksets: Peer) -> None:
         self._stub = TasksetServiceStub(tasksets.channel)

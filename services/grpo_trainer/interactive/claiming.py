@@ -18,7 +18,9 @@ _MAX_DIGESTS: Final = 10_000
 
 
 class PlannerClaims:
-    """Claims tasks at the planner (`ClaimTasks`)."""
+    """Claims tasks at the planner."""
+
+    IDEMPOTENT = ("ClaimTasks",)
 
     def __init__(self, tasksets: Peer) -> None:
         self._stub = TasksetServiceStub(tasksets.channel)

@@ -20,6 +20,8 @@ _ACTOR: Final = "interactive training"
 class RegistryHeads:
     """Heads over gRPC."""
 
+    IDEMPOTENT = ("GetModel", "GetCheckpoint")
+
     def __init__(self, registry: Peer) -> None:
         self._stub = RegistryServiceStub(registry.channel)
         self._what = f"the registry at {registry.address}"

@@ -348,7 +348,7 @@ class InteractiveSession:
     ) -> SessionState:
         """The state after the step, without its tensors. numbers: metrics of the update."""
         deps = self._deps
-        newest = await self.retry.until_available(lambda: deps.policies.newest_version(self.model))
+        newest = await self.retry.until_available(lambda: deps.policies.newest_uploaded(self.model))
         record = StepRecord(  # it settles no group, because no run planned any
             step=1 if self._newest is None else self._newest.session.step + 1,
             version=max(newest, head.base.version) + 1,

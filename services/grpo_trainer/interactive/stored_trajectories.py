@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from episodes.identity import SPLITS, Split
+from episodes.identity import SPLITS
 from grpc_edge import Peer
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import UnknownTrajectory
@@ -13,12 +11,11 @@ from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
-IDEMPOTENT: Final = ("GetTrajectory",)
-"""Calls that the channel may repeat while the store is unavailable."""
-
 
 class PlatformTrajectories:
     """Reads trajectories over gRPC. train_parse_errors: also train turns that could not be parsed."""
+
+    IDEMPOTENT = ("GetTrajectory",)
 
     def __init__(self, trajectories: Peer, *, train_parse_errors: bool) -> None:
         self._stub = TrajectoryServiceStub(trajectories.channel)
@@ -34,12 +31,17 @@ class PlatformTrajectories:
             raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored: {error}") from error
         except RemoteError as error:
             raise UnknownTrajectory(f"trajectory {trajectory_id!r} cannot be used: {error}") from error
-        summary = reply.summary
+        summary, episode = reply.summary, reply.body.episode
+        if episode.split not in SPLITS:
+            raise UnknownTrajectory(
+                f"trajectory {trajectory_id!r} cannot be used: its split is {episode.split}, known are "
+                f"{[*SPLITS]}; whether it may train is unknown"
+            )
         return StoredTrajectory(
             tokens=wire.tokens_of_body(reply.body, train_parse_errors=self._train_parse_errors),
             reward=summary.reward if summary.graded else None,
-            task_digest=reply.body.episode.task_digest,
-            split=SPLITS.get(reply.body.episode.split, Split.TRAIN),
-            run_id=reply.body.episode.run_id,
-            group_id=reply.body.episode.group_id,
+            task_digest=episode.task_digest,
+            split=SPLITS[episode.split],
+            run_id=episode.run_id,
+            group_id=episode.group_id,
         )

@@ -151,8 +151,8 @@ def datum_to_wire(datum: DatumValues) -> pb.Datum:
     return pb.Datum(
         reward=datum.reward,
         advantage=datum.advantage,
-        traj_idx=datum.input_index,
-        group_idx=datum.group_index,
+        input_index=datum.input_index,
+        group_index=datum.group_index,
         logprobs=datum.logprobs,
         sampling_logprobs=datum.sampling_logprobs,
         mask=datum.mask,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -51,11 +51,17 @@ class Step:
         model, optimizer = core.loaded
         if core.step_options is None or core.rates is None:
             raise RuntimeError("the learner was not begun")
-        options = replace(core.step_options, max_row_tokens=self.max_row_tokens)
         core.canary_rows = self.canary_rows
         rate = core.rates.rate
         with core.random.active():
-            measured = optimize(model, optimizer, self.rows, options, core.ranks)
+            measured = optimize(
+                model,
+                optimizer,
+                self.rows,
+                core.step_options,
+                core.ranks,
+                max_row_tokens=self.max_row_tokens,
+            )
         core.rates.step()
         return None if measured is None else {**measured, "learning_rate": rate}
 

@@ -124,10 +124,9 @@ class InteractiveLearner(TorchLearner):
         options, credited = self._options(loss), self._rows(batch)
         rows = [one.row for one in credited]
         longest = max(row.num_trained for row in rows)
-        options = replace(options, max_row_tokens=longest)
         size = math.ceil(len(rows) / min(num_substeps, len(rows)))
         slices = [rows[first : first + size] for first in range(0, len(rows), size)]
-        parts = self._accumulated().of_tokens([_mean_pass(model, part, options) for part in slices])
+        parts = self._accumulated().of_tokens([_mean_pass(model, part, options, longest) for part in slices])
         self._thread.group.core(self._session).canary_rows = rows[:CANARY_ROWS]
         return _measured(batch, credited, parts)
 
@@ -148,8 +147,10 @@ class InteractiveLearner(TorchLearner):
         return replace(measured, metrics={k: v for k, v in measured.metrics.items() if k != "loss"})
 
 
-def _gradient(model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions) -> Gradient:
-    gradient = accumulate(model, rows, options)
+def _gradient(
+    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions, longest: int = 0
+) -> Gradient:
+    gradient = accumulate(model, rows, options, max_row_tokens=longest)
     if gradient is None:
         raise InvalidInput("no token of the batch is trained")
     if not math.isfinite(gradient.loss):
@@ -158,12 +159,12 @@ def _gradient(model: PackedModel, rows: Sequence[TrainingRow], options: StepOpti
 
 
 def _mean_pass(
-    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions
+    model: PackedModel, rows: Sequence[TrainingRow], options: StepOptions, longest: int
 ) -> Callable[[], tuple[Gradient, int]]:
     """One slice of a batch, to be called: leaves the mean gradient over its tokens."""
 
     def work() -> tuple[Gradient, int]:
-        gradient = _gradient(model, rows, options)
+        gradient = _gradient(model, rows, options, longest)
         return gradient, gradient.num_trained
 
     return work
@@ -215,7 +216,7 @@ def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequ
         "tokens": float(tokens),
         "row_tokens": float(sum(part.num_row_tokens for part in parts)),
         "datums": float(len(credited)),
-        "num_traces": float(len(batch.inputs)),
+        "num_trajectories": float(len(batch.inputs)),
         "untrainable": float(sum(one.is_untrainable for one in batch.inputs)),
         "groups_without_spread": float(num_without_spread(batch)),
     }

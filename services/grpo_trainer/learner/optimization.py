@@ -39,7 +39,6 @@ class StepOptions:
     max_grad_norm: float = 1.0
     microbatch_tokens: int = 8192
     share_prefixes: bool = True
-    max_row_tokens: int = 0
     clip_low: float = 0.2
     clip_high: float = 0.28
     reference: PolicyModel | None = None
@@ -76,12 +75,18 @@ def trained_tokens(batch: Microbatch, logprobs: Tensor, entropies: Tensor) -> Tr
 
 
 def accumulate(
-    model: PolicyModel, rows: Sequence[TrainingRow], options: StepOptions, ranks: Ranks = ALONE
+    model: PolicyModel,
+    rows: Sequence[TrainingRow],
+    options: StepOptions,
+    ranks: Ranks = ALONE,
+    *,
+    max_row_tokens: int,
 ) -> Gradient | None:
     """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
     learn.
 
-    rows: of this rank; all ranks call this together, and what is returned is of all of them.
+    rows: of this rank; all ranks call this together, and what is returned is of all of them. max_row_tokens:
+    the constant of the aggregation `constant_length`.
     """
     rows = [row for row in rows if row.num_trained]
     cuts = microbatches(rows, max_tokens=options.microbatch_tokens, share_prefixes=options.share_prefixes)
@@ -94,9 +99,7 @@ def accumulate(
     num_tokens, num_rows, num_trajectories = ranks.total(counts)
     if not num_tokens:
         return None
-    totals = StepTotals(
-        int(num_tokens), int(num_rows), options.max_row_tokens, num_trajectories=num_trajectories
-    )
+    totals = StepTotals(int(num_tokens), int(num_rows), max_row_tokens, num_trajectories=num_trajectories)
     num_dummy = int(ranks.largest(len(batches))) - len(batches)
     batches, totals = _prepared(model, batches, totals, options, ranks, num_dummy)
     total, sums = 0.0, MismatchSums()
@@ -232,6 +235,8 @@ def optimize(
     rows: Sequence[TrainingRow],
     options: StepOptions,
     ranks: Ranks = ALONE,
+    *,
+    max_row_tokens: int,
 ) -> dict[str, float] | None:
     """One step. Returns its metrics; None where nothing was left to learn, and then the optimizer did not
     move. rows: of this rank.
@@ -247,7 +252,7 @@ def optimize(
     while True:
         optimizer.zero_grad(set_to_none=True)
         try:
-            gradient = accumulate(model, rows, options, ranks)
+            gradient = accumulate(model, rows, options, ranks, max_row_tokens=max_row_tokens)
             break
         except (MemoryError, RuntimeError) as error:
             if ranks.size > 1 or not is_out_of_memory(error):

@@ -18,12 +18,12 @@ async def first_state(
 ) -> SessionState:
     """Head becomes the first state, durable before the first fact is handled.
 
-    Where newer versions than head were published, head's weights get a new number: versions are never reused.
+    Where newer versions than head were uploaded, head's weights get a new number: versions are never reused.
     Raises InvalidTrainingSpec, LineageTaken.
     """
     spec, policies = submission.spec, deps.policies
     base = await retry.until_available(lambda: policies.head(spec.model))
-    newest = await retry.until_available(lambda: policies.newest_version(spec.model))
+    newest = await retry.until_available(lambda: policies.newest_uploaded(spec.model))
     taskset = spec.held_out_taskset
     held_out = await retry.until_available(lambda: deps.held_out.digests(taskset)) if taskset else ()
     ancestors = await retry.until_available(lambda: policies.ancestors(base, spec.max_staleness))

@@ -60,6 +60,13 @@ def test_the_folder_of_a_version_is_parsed_back_whatever_the_model(model: str, v
     assert objects.parse_policy_version(objects.policies()) is None
 
 
+def test_only_the_manifest_of_a_version_says_that_it_is_complete() -> None:
+    assert objects.parse_policy_manifest(objects.policy_manifest("m", 7)) == ("m", 7)
+    for other in ("config.json", "manifest.json.part", "v00000009/manifest.json"):
+        assert objects.parse_policy_manifest(f"{objects.policy_version('m', 7)}/{other}") is None
+    assert objects.parse_policy_manifest(objects.policy_version("m", 7)) is None
+
+
 @pytest.mark.parametrize("text", ["", "ckpt-m-v1", "ckpt--v00000001", "ckpt-m-v000000001", "run-1-g1"])
 def test_foreign_spellings_are_not_taken_for_ours(text: str) -> None:
     assert entities.parse_checkpoint_id(text) is None

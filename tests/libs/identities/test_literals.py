@@ -17,6 +17,8 @@ _SPELLED = re.compile(
     r"|traj-|ckpt-|interactive-|up\.[a-z{*]"
     r"|([a-z]+/)?(trajectories|policies|policy|training|interactive|captures)/"
 )
+_PARSED = re.compile(r"v\(\\d|manifest\\?\.json")
+"""Anywhere in a text: the folder of a version or its manifest, taken from a key by a pattern of its own."""
 _EXAMPLES_FOR_PEOPLE = ("ckpt-…", "traj-…")
 
 
@@ -42,7 +44,11 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _spelled_in(source: str) -> list[str]:
-    found = (f"{line}: {text[:60]!r}" for line, text in _texts(ast.parse(source)) if _SPELLED.match(text))
+    found = (
+        f"{line}: {text[:60]!r}"
+        for line, text in _texts(ast.parse(source))
+        if _SPELLED.match(text) or _PARSED.search(text)
+    )
     return [one for one in found if not any(shown in one for shown in _EXAMPLES_FOR_PEOPLE)]
 
 
@@ -56,7 +62,14 @@ def test_no_other_module_spells_an_id() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ['f"episode.outcome/{e}"', 'x = "traj-" + e', 'f"up.evt.{v}"', 'key = f"policy/{model}/v1"']
+    "source",
+    [
+        'f"episode.outcome/{e}"',
+        'x = "traj-" + e',
+        'f"up.evt.{v}"',
+        'key = f"policy/{model}/v1"',
+        r"""re.compile(r"/v(\d{8,})/manifest\.json$")""",
+    ],
 )
 def test_the_check_finds_a_spelled_id(source: str) -> None:
     assert _spelled_in(source)

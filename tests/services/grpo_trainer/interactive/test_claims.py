@@ -13,7 +13,13 @@ from tests.services.grpo_trainer.interactive.trainers import inline, passing, tr
 
 from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
-from grpo_trainer.domain.errors import HeldOutInput, InvalidInput, NothingAccumulated, PartialGroup
+from grpo_trainer.domain.errors import (
+    HeldOutInput,
+    InvalidInput,
+    NothingAccumulated,
+    PartialGroup,
+    UnknownTrajectory,
+)
 from grpo_trainer.interactive.claiming import PlannerClaims
 from grpo_trainer.interactive.inputs import StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
@@ -195,3 +201,6 @@ async def test_the_split_is_read_from_the_body(services: tuple[Planner, Store, P
     ):
         store.split = wire
         assert (await trajectories.get("traj-1")).split is split
+    store.split = common_pb2.SPLIT_UNSPECIFIED
+    with pytest.raises(UnknownTrajectory, match="its split is 0"):
+        await trajectories.get("traj-1")

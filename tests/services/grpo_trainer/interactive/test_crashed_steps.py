@@ -173,14 +173,14 @@ async def test_a_version_of_another_trainer_is_not_overwritten(tmp_path: Path) -
     await world.publish_base()
     async with trainer_on(world) as trainer:
         await trainer.forward_backward("a", batch(1))
-        newest = trainer.deps.policies.newest_version
+        newest = trainer.deps.policies.newest_uploaded
         taken = await newest(MODEL)
         await world.publish_base(version=1, seed=7)  # a run of another trainer was faster
         await trainer.registry.set_head(MODEL, 0)
-        vars(trainer.deps.policies)["newest_version"] = lambda model: asyncio.sleep(0, taken)
+        vars(trainer.deps.policies)["newest_uploaded"] = lambda model: asyncio.sleep(0, taken)
         with pytest.raises(LineageTaken, match="versions are never reused"):
             await trainer.optim_step("b")
-        del vars(trainer.deps.policies)["newest_version"]
+        del vars(trainer.deps.policies)["newest_uploaded"]
         await trainer.forward_backward("c", batch(1))
         done = await trainer.optim_step("d")
         assert (done.step, done.version) == (1, 2)

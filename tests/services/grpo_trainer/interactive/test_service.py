@@ -82,7 +82,7 @@ async def test_a_forward_pass_has_arrays_of_equal_length(world: World) -> None:
         passed = await TrainingClient(MODEL, runtime=where).forward(
             trajectories(), group_size=2, reward_scale=2.0
         )
-    assert [(d.traj_idx, d.group_idx, d.reward, d.advantage) for d in passed.data] == [
+    assert [(d.input_index, d.group_index, d.reward, d.advantage) for d in passed.data] == [
         (0, 0, 0.0, -1.0),
         (1, 0, 2.0, 1.0),
         (2, 1, 0.0, -1.0),

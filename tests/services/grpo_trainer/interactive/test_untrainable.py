@@ -52,7 +52,7 @@ async def test_an_untrainable_trajectory_counts_in_its_groups_baseline(world: Wo
         assert [one.advantage for one in data] == pytest.approx([2 * THIRD, -THIRD])
         measured = await trainer.forward_backward("a", asked.inputs, group_size=3)
     assert measured.metrics["untrainable"] == 1
-    assert (measured.metrics["num_traces"], measured.num_datums) == (3, 2)
+    assert (measured.metrics["num_trajectories"], measured.num_datums) == (3, 2)
     assert measured.metrics["reward_mean"] == pytest.approx(THIRD)
     assert measured.trajectory_ids == ("traj-0", "traj-1", "traj-2")
 
@@ -134,4 +134,4 @@ async def test_the_client_reads_the_number_of_untrainable_trajectories(world: Wo
         done = await client.step(["traj-0", "traj-1", "traj-2"], learning_rate=1e-3, group_size=3)
         passed = await client.forward(["traj-0", "traj-1", "traj-2"], group_size=3)
     assert (done.metrics["untrainable"], done.num_datums) == (1, 2)
-    assert [one.traj_idx for one in passed.data] == [0, 2]
+    assert [one.input_index for one in passed.data] == [0, 2]

@@ -43,7 +43,9 @@ def gradients(
     torch.manual_seed(0)
     model = PackedModel(new_module(config_of(architecture, tied=True), dtype=dtype), given)
     objective: Objective = build_objective("ppo", {"entropy_bonus": 0.01})
-    assert accumulate(model, rows(), StepOptions(objective, microbatch_tokens=60)) is not None
+    assert (
+        accumulate(model, rows(), StepOptions(objective, microbatch_tokens=60), max_row_tokens=0) is not None
+    )
     parameters = [parameter for parameter in model.module.parameters() if parameter.grad is not None]
     assert all(parameter.grad.dtype == dtype for parameter in parameters)
     return torch.cat([parameter.grad.flatten().double() for parameter in parameters])
@@ -70,7 +72,7 @@ def test_checkpointed_layers_keep_fewer_activations() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            accumulate(model, rows(), StepOptions(build_objective()))
+            accumulate(model, rows(), StepOptions(build_objective()), max_row_tokens=0)
         return sum(sizes)
 
     # The recomputation saves again, one layer at a time; what is kept at once is less than half.

@@ -57,7 +57,7 @@ def gradient(
     """Loss and flat gradient of a step."""
     model = model or packed()
     model.module.zero_grad()
-    done = accumulate(model, rows, chosen or options())
+    done = accumulate(model, rows, chosen or options(), max_row_tokens=16)
     assert done is not None
     parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.module.parameters()]
     return done.loss, torch.cat([part.flatten() for part in parts])
@@ -186,7 +186,7 @@ def test_a_row_without_a_trained_token(rows: list[TrainingRow]) -> None:
 @given(rows=batches(), loss=st.sampled_from(sorted(set(LOSSES) - {"cross_entropy", "dro", "vespo"})))
 def test_on_policy_every_loss_of_ratios_has_one_gradient(rows: list[TrainingRow], loss: str) -> None:
     fresh = [on_policy(row) for row in rows]
-    done = accumulate(packed(), fresh, options(loss))
+    done = accumulate(packed(), fresh, options(loss), max_row_tokens=0)
     assert done is not None
     assert done.sums.ratio_max == pytest.approx(1.0, abs=1e-5)
     assert (done.sums.clipped_low, done.sums.clipped_high) == (0.0, 0.0)
@@ -241,7 +241,7 @@ def stepper() -> tuple[Any, Stepper]:
     optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-2)
 
     def step(rows: list[TrainingRow]) -> dict[str, float] | None:
-        return optimize(model, optimizer, rows, options())
+        return optimize(model, optimizer, rows, options(), max_row_tokens=0)
 
     step([make_row("a/0", "a", [3, 4], 1.0, 1), make_row("a/1", "a", [3, 4], -1.0, 2)])
     return model, step

@@ -53,7 +53,7 @@ def test_the_step_counts_trajectories_not_rows() -> None:
     objective = build_objective("cross_entropy", aggregation="turn_mean")
     losses = []
     for tokens in (8, 4096):
-        found = accumulate(model, rows, StepOptions(objective, microbatch_tokens=tokens))
+        found = accumulate(model, rows, StepOptions(objective, microbatch_tokens=tokens), max_row_tokens=0)
         assert found is not None
         losses.append(found.loss)
     assert abs(losses[0] - losses[1]) <= 1e-12

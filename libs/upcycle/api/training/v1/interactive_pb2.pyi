@@ -364,8 +364,8 @@ class Datum(_message.Message):
 
     REWARD_FIELD_NUMBER: _builtins.int
     ADVANTAGE_FIELD_NUMBER: _builtins.int
-    TRAJ_IDX_FIELD_NUMBER: _builtins.int
-    GROUP_IDX_FIELD_NUMBER: _builtins.int
+    INPUT_INDEX_FIELD_NUMBER: _builtins.int
+    GROUP_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SAMPLING_LOGPROBS_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
@@ -373,9 +373,9 @@ class Datum(_message.Message):
     reward: _builtins.float
     """scaled"""
     advantage: _builtins.float
-    traj_idx: _builtins.int
+    input_index: _builtins.int
     """index of the input"""
-    group_idx: _builtins.int
+    group_index: _builtins.int
     """absent without groups"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -396,20 +396,20 @@ class Datum(_message.Message):
         *,
         reward: _builtins.float = ...,
         advantage: _builtins.float = ...,
-        traj_idx: _builtins.int = ...,
-        group_idx: _builtins.int | None = ...,
+        input_index: _builtins.int = ...,
+        group_index: _builtins.int | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         sampling_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         mask: _abc.Iterable[_builtins.float] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_idx", b"_group_idx", "group_idx", b"group_idx"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_group_index", b"_group_index", "group_index", b"group_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_idx", b"_group_idx", "advantage", b"advantage", "group_idx", b"group_idx", "logprobs", b"logprobs", "mask", b"mask", "reward", b"reward", "sampling_logprobs", b"sampling_logprobs", "token_ids", b"token_ids", "traj_idx", b"traj_idx"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group_index", b"_group_index", "advantage", b"advantage", "group_index", b"group_index", "input_index", b"input_index", "logprobs", b"logprobs", "mask", b"mask", "reward", b"reward", "sampling_logprobs", b"sampling_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__group_idx: _TypeAlias = _typing.Literal["group_idx"]  # noqa: Y015
-    _WhichOneofArgType__group_idx: _TypeAlias = _typing.Literal["_group_idx", b"_group_idx"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_idx) -> _WhichOneofReturnType__group_idx | None: ...
+    _WhichOneofReturnType__group_index: _TypeAlias = _typing.Literal["group_index"]  # noqa: Y015
+    _WhichOneofArgType__group_index: _TypeAlias = _typing.Literal["_group_index", b"_group_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_index) -> _WhichOneofReturnType__group_index | None: ...
 
 Global___Datum: _TypeAlias = Datum  # noqa: Y015
 

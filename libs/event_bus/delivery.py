@@ -28,10 +28,10 @@ class Delivery(Generic[M]):
     """1 on the first delivery. Always 1 for replays."""
     published_at: datetime
     """When the stream stored it; aware, UTC."""
-    failures: int = 0
-    """Earlier deliveries to this durable that failed. `Unavailable` and a drain are no failures."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """As they came; W3C trace context among them, for spans that link to this event."""
+    failures: int = 0
+    """Earlier deliveries to this durable that failed. `Unavailable` and a drain are no failures."""
 
     @property
     def is_last_try(self) -> bool:

@@ -29,6 +29,12 @@ async def pin(harness: RegistryHarness) -> None:
     harness.planner.runs["run-late"] = evaluation_run("run-late", MODEL, OLD, PROFILE)
 
 
+@pytest.fixture
+def sql_url(tmp_path: Path) -> str:
+    """One database: a script decides the order of the calls, so no transactions meet."""
+    return f"sqlite:///{tmp_path / 'test.sqlite'}"
+
+
 async def unpin(harness: RegistryHarness) -> None:
     harness.planner.runs.pop("run-late", None)
 

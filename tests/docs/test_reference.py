@@ -55,7 +55,8 @@ def test_every_error_that_a_caller_of_the_sdk_meets_is_on_its_page() -> None:
 
 
 def subclasses(of: type) -> set[type]:
-    return {one for child in of.__subclasses__() for one in (child, *subclasses(child))}
+    children: list[type] = of.__subclasses__()
+    return {one for child in children for one in (child, *subclasses(child))}
 
 
 @pytest.mark.parametrize("path", SHOWN)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class UpcycleError(Exception):
-    """Base of every error the SDK raises. `hint` says the way out."""
+    """Base of every error the SDK raises. `hint` tells what to do about it."""
 
     kind: ClassVar[str] = "error"
 
@@ -46,13 +46,13 @@ class TasksetInvalid(UpcycleError, ValueError):
 
 
 class ScenarioError(UpcycleError):
-    """The scenario's own code raised, or broke the two-yield protocol."""
+    """The scenario raised, or did not yield exactly twice."""
 
     kind = "scenario_error"
 
 
 class RewardInvalid(UpcycleError, ValueError):
-    """The scenario's second yield is not a usable reward."""
+    """The second value that the scenario yielded is not a reward."""
 
     kind = "reward_invalid"
 
@@ -64,7 +64,7 @@ class ToolFailed(UpcycleError):
 
 
 class SourcesRefused(UpcycleError, ValueError):
-    """What was said about sources contradicts the rest, or names no evaluation that can train."""
+    """The options about sources contradict each other, or name no evaluation that can train."""
 
     kind = "sources_refused"
 
@@ -75,7 +75,7 @@ class Unavailable(UpcycleError):
 
     The one class for this in the whole platform. A handler that raises it has its message redelivered after
     `retry_after_s` without counting a failure; an rpc that raises it ends as UNAVAILABLE;
-    `service_kit.retry` tries again.
+    `upcycle.retrying.retry` tries again.
     """
 
     kind = "unavailable"

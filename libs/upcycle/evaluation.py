@@ -1,4 +1,4 @@
-"""Run tasks on a platform and read what came of them: thin clients of TasksetService and TrajectoryService.
+"""Runs tasks on a platform and reads the results, as a client of TasksetService and TrajectoryService.
 
 The platform samples and grades; nothing runs in the caller's process. Every evaluation is also training
 data: its trajectories stay in the store, with tokens and log-probabilities.

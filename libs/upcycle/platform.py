@@ -32,7 +32,7 @@ class PlatformNotFound(UpcycleError, LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port of each public service, the gateway's key file, and where this was learnt."""
+    """host:port of each public service, the gateway's key file, and `source`: where these were found."""
 
     peers: Mapping[str, str]
     source: str

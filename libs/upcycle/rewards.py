@@ -1,4 +1,4 @@
-"""What a scenario's second yield means: a score in [0, 1], success beside it, and the tree of subscores."""
+"""Rewards: a score in [0, 1], whether the episode succeeded, and a tree of subscores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def unit_interval(value: Any, what: str) -> float:
 
 
 def evaluation_result(value: Any) -> EvaluationResult:
-    """Whatever a scenario may yield second, as one EvaluationResult. Raises RewardInvalid."""
+    """Convert what a scenario yielded as its reward to an EvaluationResult. Raises RewardInvalid."""
     if isinstance(value, EvaluationResult):
         return value
     if isinstance(value, Mapping):

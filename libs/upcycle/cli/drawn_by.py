@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 async def drawing_run(platform: "Platform", evaluation: "Run") -> "Run | None":
-    """The unfinished training run that draws, or may draw, from an evaluation; None where there is none.
-
-    None too while the planner does not answer: the evaluation has its result without this.
+    """The unfinished training run that trains, or may train, on groups of an evaluation; None if there is
+    none. Also None while the planner does not answer, because the evaluation's own result does not need
+    it.
     """
     import grpc
 

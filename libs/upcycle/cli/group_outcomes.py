@@ -32,9 +32,8 @@ def word(outcome: str) -> str:
 
 
 def counted(outcomes: Mapping[str, int], most: int | None = None) -> str:
-    """`32 trained, 18 no spread`: trained first, then the most frequent; what never happened is absent.
-
-    most: name at most so many kinds, and count the rest as `other`.
+    """`32 trained, 18 no spread`: trained first, then by frequency, without zeros. most: at most so many
+    kinds are named; the rest is counted as `other`.
     """
     totals: Counter[str] = Counter()
     for outcome, count in outcomes.items():

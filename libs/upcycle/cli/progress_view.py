@@ -87,7 +87,7 @@ class Lines:
         self._groups(progress)
 
     def close(self) -> None:
-        """Prints nothing any more."""
+        """Cancel the line that is still to come."""
         if self._later is not None:
             self._later.cancel()
 
@@ -113,7 +113,7 @@ class Lines:
         self._later = asyncio.get_running_loop().call_later(self._every_s, self._again, progress)
 
     def _again(self, progress: TrainingProgress) -> None:
-        """The time is over: what changed during it is printed now."""
+        """`every_s` has passed since the last line: print what changed meanwhile."""
         self._later = None
         if self._is_due:
             self._is_due = False

@@ -23,7 +23,7 @@ _GROUPS: Final = {"sampling": "Sampling", "training": "Training", "gate": "Gate"
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFlags:
-    """Where the rest of a run is described."""
+    """--config and --set, by which every other field of a run is given."""
 
     config: Path | None = None
     """TOML file of the run; flags and --set go before it."""
@@ -73,7 +73,9 @@ def sources_of(
 
 
 def eval_defaults(sources: Sources) -> dict[str, Any]:
-    """A running training run takes no groups that are older than its --max-staleness: so it is `latest`."""
+    """With --trainable the newest weights play: a training run takes no groups older than its
+    --max-staleness.
+    """
     return {**DEFAULTS_OF_EVAL, **({"policy.channel": "latest"} if sources.value("trainable") else {})}
 
 

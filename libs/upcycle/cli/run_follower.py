@@ -1,6 +1,6 @@
 """Follows a training run: its state from the planner, its steps from the trainer, verdicts from the registry.
 
-A service that does not answer is named; what the other two report goes on being shown.
+While one of them does not answer, the view names it and goes on showing what the others report.
 """
 
 import asyncio

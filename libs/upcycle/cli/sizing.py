@@ -113,7 +113,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """What one batch keeps busy: all engines, all trainers, all cores for environments, the platform."""
+    """How long one batch occupies the engines, the trainer, the cores for environments, and the platform."""
 
     engine: float
     trainer: float
@@ -132,8 +132,9 @@ class Seconds:
 
 
 def environments_per_core(episode_s: float) -> float:
-    """That one core keeps alive: bounded by memory of the kernel (measured), and by starts (a core starts so
-    many per second, and each lives for episode_s)."""
+    """How many environments one core can run at once: as many as it can start within episode_s, and no more
+    than were measured to run.
+    """
     alive = MEASURED.environments_alive / MEASURED.cores
     return min(alive, MEASURED.environments_started_per_s / MEASURED.cores * episode_s)
 

@@ -9,8 +9,9 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` bars over all of `values`, oldest first: each the mean of its stretch, the lowest and
-    the highest at the ends of the scale. What is not finite is left out."""
+    """At most `width` bars, oldest first, each the mean of several consecutive values. The scale goes from
+    the lowest mean to the highest. Values that are not finite are left out.
+    """
     finite = [value for value in values if isfinite(value)]
     if not finite or width < 1:
         return ""

@@ -47,7 +47,7 @@ def connect(
 
 
 def _belongs_to_a_trace(_: Details) -> bool:
-    """Calls of a loop that polls belong to no trace; a span of their own would say nothing."""
+    """Whether there is a current trace. Calls of polling loops have none and get no span."""
     return trace.get_current_span().get_span_context().is_valid
 
 

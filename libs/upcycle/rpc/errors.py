@@ -46,7 +46,9 @@ class RemoteNotFound(RemoteError):
 
 
 class RemoteConflict(RemoteError):
-    """Somebody else was faster. Read again, then decide."""
+    """The state is not what the request expects, because it was changed meanwhile. Read it again, then
+    decide.
+    """
 
 
 class RemoteDenied(RemoteError):

@@ -114,7 +114,7 @@ class Text(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class Passes(_Checked):
-    """What a function says of the value; empty where it fits."""
+    """A check by a function that returns the complaint, empty if the value fits."""
 
     complaint_of: Callable[[Any], str]
 

@@ -1,4 +1,4 @@
-"""Losses with their options and limits, and what may be said beside each."""
+"""Losses, their options with limits, and which other settings each allows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run from what a person gave: flags, --set KEY=VALUE, a TOML file; each later one of these yields to the
-ones before it. Where the value came from is kept, so that a refusal names the flag, or the file and its line.
+"""Reads a run configuration from flags, --set KEY=VALUE and a TOML file, in this order of precedence. The
+origin of each value is kept, so that an error names the flag, or the file and its line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What is wrong with a run configuration, as sentences that name each field as its reader knows it."""
+"""Errors of a run configuration as sentences, with the field names that the reader used (flag, file and
+line).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not go together in a run configuration: rules over several fields.
+"""Rules over several fields of a run configuration: combinations that are refused.
 
 A rule names fields through `say`, relative to the class that it is about. The reader of a refusal has other
 names for them (`spec.training.steps`, `--steps`, `run.toml:7 training.steps`), which are put in later.

@@ -22,7 +22,7 @@ WEDGED_MARGIN_S = 1.0
 
 
 class ChannelTimeout(UpcycleError, TimeoutError):
-    """The environment did not answer a call in time; it may still be at it."""
+    """The environment did not answer a call in time; the call may still be running there."""
 
     kind = "timeout"
 
@@ -140,11 +140,11 @@ class ControlChannel:
         return await self.call("tasks.grade", params, timeout_s=timeout_s)
 
     async def cancel(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Drop the task; a start or grade in progress fails."""
+        """Cancel the task; a start or grade in progress fails."""
         await self.call("tasks.cancel", {}, timeout_s=timeout_s)
 
     async def bye(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Take leave; the other side closes."""
+        """End the session; the environment then closes the connection."""
         await self.call("bye", {}, timeout_s=timeout_s)
 
     async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class ControlChannel:
             self._waiting.pop(call_id, None)
 
     async def close(self) -> None:
-        """Hang up at once. Idempotent."""
+        """Close the connection at once. Idempotent."""
         self._reader.cancel()
         await asyncio.wait([self._reader])
         if self._lines.transport is not None:

@@ -37,7 +37,7 @@ class FrameTooLarge(ChannelError):
 
 
 class ChannelClosed(UpcycleError, ConnectionError):
-    """The other side went away, or the channel broke."""
+    """The connection was closed or lost."""
 
     kind = "environment_lost"
 

@@ -1,7 +1,7 @@
 """Lines of bounded size over an asyncio transport, without a copy per read.
 
-`asyncio.StreamReader` would do, but its `readuntil` drops the line that is too long and its per-line cost is
-three times this one's; an episode is hundreds of small lines.
+`asyncio.StreamReader` is not used: its `readuntil` drops a line that is too long, and takes three times as
+long per line; an episode consists of hundreds of small lines.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The environment's side of the control channel.
 
-Each connection reads frames while calls run, so that `tasks.cancel` and heartbeats are heard during a long
-start or grade. A failing call answers with an error frame; the channel survives it.
+Each connection goes on reading frames while calls run, so that `tasks.cancel` and heartbeats are answered
+during a long start or grade. A call that fails gets an error frame and leaves the connection open.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Connection:
         }
 
     async def run(self) -> None:
-        """Read until the other side leaves, then park what is left."""
+        """Read until the client closes the connection, then keep its session for a reconnect."""
         try:
             if not await self._first_frame():
                 return

@@ -39,7 +39,7 @@ class Session:
         return await self._interruptible(self._start(name, arguments))
 
     async def grade(self, answer: Any, trajectory: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Send the answer in and take the reward; consumes the task. Raises ChannelError."""
+        """Grade the task with this answer; the task is over then. Raises ChannelError."""
         self._refuse_if_busy()
         if self._play is None:
             raise ChannelError(INVALID_REQUEST, "no task in progress; call tasks.start first")
@@ -137,14 +137,14 @@ class Sessions:
         return self.open(next(iter(self._parked)))
 
     async def release(self, session: Session) -> None:
-        """The connection is gone: a running grade is aborted, a started task is parked."""
+        """The connection was closed: abort a running grade, and keep a started task for a reconnect."""
         await session.interrupt()
         self._live.pop(session.session_id, None)
         if session.has_task:
             self._parked[session.session_id] = session
 
     def forget(self, session: Session) -> None:
-        """The client replaced this session by another."""
+        """Remove a session that the client replaced by another one."""
         self._live.pop(session.session_id, None)
 
 

@@ -252,7 +252,9 @@ class Demo:
         return Walls(walls["setup"], walls["baseline"], walls["training"], total)
 
     async def _balanced_ledger(self) -> GetLedgerResponse:
-        """The ledger once it is balanced, or as it is when the deadline passes: the report then says so."""
+        """The ledger once no episode is in flight, or as it is at the deadline; the report shows the
+        difference.
+        """
         until = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             ledger = await self.platform.trajectories.GetLedger(GetLedgerRequest(), timeout=10)

@@ -41,7 +41,7 @@ class Telemetry:
 
 
 def span_limits() -> SpanLimits:
-    """The SDK's limits, except links: at least MIN_LINKS, more if OTEL_SPAN_LINK_COUNT_LIMIT says so."""
+    """The SDK's limits, except links: at least MIN_LINKS, more if OTEL_SPAN_LINK_COUNT_LIMIT is larger."""
     asked = os.environ.get("OTEL_SPAN_LINK_COUNT_LIMIT", "")
     return SpanLimits(max_links=max(MIN_LINKS, int(asked) if asked.isdigit() else 0))
 

@@ -162,7 +162,7 @@ async def _with_outage(
         async for event in events:
             yield event
     except grpc.aio.AioRpcError as error:
-        is_known_to_live = error.code() is grpc.StatusCode.NOT_FOUND  # it has not heard of the run yet
+        is_known_to_live = error.code() is grpc.StatusCode.NOT_FOUND  # it does not know the run yet
         if not is_known_to_live and peer not in progress.away:
             yield PeerAway(peer, is_away=True)
     else:

@@ -31,7 +31,7 @@ def unneeded(
     """Versions of one model that may go, oldest first.
 
     needed: versions in the tree, held by engines, and pinned by runs. What the store says about itself comes
-    on top: checkpoints stay even where the tree has not heard of them yet. A version whose publication never
+    on top: checkpoints stay even if the registry has not recorded them yet. A version whose publication never
     ended may be under way, so it goes only once it is older than the newest that stay.
     """
     newest = sorted(one.version for one in published if one.created_at is not None)[-policy.keep_newest :]

@@ -84,7 +84,8 @@ def exact_name(taskset: str, revision: int) -> str:
 def version_measured(run: RunView) -> int | None:
     """The one version that a run measured; None when its episodes were sampled by several.
 
-    A pinned run says so itself. One that followed a channel counts only if no token came from another.
+    For a pinned run it is the pinned one. A run that followed a channel counts only if one version sampled
+    all its tokens.
     """
     graded = [result for result in run.results if result.graded]
     versions = {result.oldest_version for result in graded} | {result.newest_version for result in graded}

@@ -72,7 +72,7 @@ class PruneVersions:
         return {model: sorted(versions) for model, versions in _by_model(removed).items()}
 
     async def _may_go(self, model: str, version: int) -> bool:
-        """Ask once more whether the version is needed. If it is not, its row says so before its files go."""
+        """Ask once more whether the version is needed; if not, mark its row before its files go."""
         if (model, version) in await self._needed():
             return False
         await self._deps.versions.mark_removed(model, version, self._now())

@@ -53,7 +53,7 @@ def _reasons(group: EndedGroup, rules: OfferRules) -> Sequence[tuple[str, bool]]
         (GroupReason.TOO_LARGE, size > MAX_TRAINABLE_GROUP or batch > MAX_TRAJECTORIES_PER_STEP),
         (GroupReason.NO_TOKENS, group.num_without_body > 0),
         (GroupReason.VERSION, not _is_of_one_known_version(group, rules.head_version)),
-        # Of online groups the trainer says so: they count as groups that brought no step.
+        # For online groups the trainer reports this reason: they count as groups that brought no step.
         (GroupReason.ZERO_SPREAD, rules.head_version is not None and not group.has_spread),
     )
 

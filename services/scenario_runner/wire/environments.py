@@ -71,7 +71,7 @@ def _json_or_empty(text: str) -> Any:
     try:
         return json.loads(text or "{}")
     except ValueError:
-        return {}  # the policy wrote something that is not JSON; its turn says so in parse_error
+        return {}  # the policy wrote something that is not JSON; parse_error of its turn has the reason
 
 
 def _json(value: Any) -> str:

@@ -50,7 +50,7 @@ async def _write_until(stop: asyncio.Event, store: S3BlobStore, acked: list[Blob
         size_bytes = 2_000 if number % 8 else 1_500_000
         body = f"{worker}/{number} ".encode().ljust(size_bytes, b".")
         ref = await store.put_if_absent(f"kill/{worker}/{number}", body)
-        assert ref is not None, f"kill/{worker}/{number} was won by nobody else"
+        assert ref is not None, f"kill/{worker}/{number} was stored by another writer"
         acked.append(ref)
         number += 1
 

@@ -1,4 +1,6 @@
-"""nats-server as a local program: up when it says so, the same after a crash, clear when it cannot start."""
+"""nats-server as a local program: it is ready when it says so, keeps its data over a crash, and errors are
+clear.
+"""
 
 import asyncio
 import json

@@ -164,7 +164,7 @@ async def test_another_call_during_a_start_is_refused_and_cancel_interrupts_it(
         await refused(channel, "tasks.start", {"id": "investigate", "args": {"query": "x"}})
     ).code == -32600
     assert (await refused(channel, "tools.call", {"name": "search_logs", "arguments": {}})).code == -32600
-    await channel.hello()  # a heartbeat is heard meanwhile
+    await channel.hello()  # a heartbeat is answered meanwhile
     await channel.cancel()
     with pytest.raises(ChannelError) as caught:
         await starting

@@ -285,7 +285,7 @@ async def test_a_restart_at_any_point_goes_on(harness: RegistryHarness) -> None:
     harness.restart()
     await harness.drive()
     harness.restart()
-    # The run ended while nobody listened: polling finds it.
+    # The event of the run's end was lost: polling finds the run.
     harness.planner.finish(harness.planner.order_of(1), 0.9, harness.clock())
     await harness.drive()
     harness.restart()

@@ -1,4 +1,4 @@
-"""What is named while versions are on their way out stays whole, whoever names it and whenever."""
+"""A version that is pinned, loaded or made head while a sweep removes versions keeps all its files."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def last_moment(shelf: Shelf, question: str) -> int:
         max(index for index, call in enumerate(calls[:end]) if call.startswith(word))
         for word in (question, "list default/policies/")
     )
-    assert asked > listed, "nobody is asked once the removal has begun"
+    assert asked > listed, "no dependency is asked after the removal has begun"
     return asked
 
 

@@ -61,7 +61,7 @@ async def test_the_secret_is_not_stored(keys: SqlKeyStore) -> None:
     assert key.secret_sha256 == hashlib.sha256(secret.encode()).hexdigest()
 
 
-async def test_a_revoked_key_is_nobodys(keys: SqlKeyStore) -> None:
+async def test_a_revoked_key_is_refused(keys: SqlKeyStore) -> None:
     key, text = await keys.create("ci", scopes=["inference"], models=[], now=NOW)
     assert await keys.revoke(key.key_id, NOW)
     assert not await keys.revoke(key.key_id, NOW)

@@ -96,7 +96,7 @@ async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
         try:
             await play(event)
         except grpc.aio.AioRpcError as error:
-            # As the sampler does: an episode that nobody waits for any more is acknowledged and forgotten.
+            # As the sampler does: the command of an episode that no run waits for is acknowledged.
             if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
 

@@ -113,7 +113,11 @@ RULES = OfferRules(Split.TRAIN, True, 2, 16, head_version=4)
         (replace(GROUP, outcome="failed"), RULES, "incomplete_group"),
         (replace(GROUP, num_members=512), replace(RULES, group_size=512, prompts_per_step=4), ""),
         (replace(GROUP, has_spread=False), RULES, "zero_spread"),
-        (replace(GROUP, has_spread=False), replace(RULES, head_version=None), ""),  # the trainer says so
+        (
+            replace(GROUP, has_spread=False),
+            replace(RULES, head_version=None),
+            "",
+        ),  # the trainer finds this out
         (replace(GROUP, num_without_body=2), RULES, "no_tokens"),
     ],
 )

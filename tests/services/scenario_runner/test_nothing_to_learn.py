@@ -1,4 +1,4 @@
-"""A run that makes no step: it ends and says why, or it goes on and `why` says so."""
+"""A run that makes no step ends with the reason, or goes on while `why` shows the reason."""
 
 from dataclasses import replace
 from typing import Any

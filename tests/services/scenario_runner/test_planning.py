@@ -148,7 +148,7 @@ async def test_a_grade_that_crossed_our_own_timeout_stands(planner: PlannerHarne
     assert (episodes[slow].state, episodes[slow].reason) == (EpisodeState.GRADED, "")
     assert episodes[slow[:-1] + "1"].reason == "graded_after_all"
     assert (await planner.run()).num_graded == 1
-    # Too late for its group: the ledger still has to hear that nobody will use it.
+    # Too late for its group: the ledger still needs an event that the episode is not used.
     group = other.rsplit("-e", 1)[0]
     await planner.apply(planner.settled(group, [], "excluded"), planner.graded(other))
     assert (await planner.announced())[f"episode.cancelled/{other}"] == 1

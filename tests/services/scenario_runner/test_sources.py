@@ -56,7 +56,7 @@ ONLINE = replace(SOURCE, head_version=None)
         (replace(GROUP, oldest=3), SOURCE, "version"),  # members of two versions
         (replace(GROUP, oldest=1, newest=1), SOURCE, ""),  # whether that is too old, the trainer decides
         (replace(GROUP, oldest=5, newest=5), SOURCE, "version"),  # newer than head
-        (replace(GROUP, oldest=1, newest=5), ONLINE, ""),  # newer than the planner has heard of
+        (replace(GROUP, oldest=1, newest=5), ONLINE, ""),  # newer than the versions that the planner knows
     ],
 )
 def test_each_reason_that_leaves_a_group_out(group: EndedGroup, rules: OfferRules, reason: str) -> None:

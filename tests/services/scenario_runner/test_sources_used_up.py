@@ -24,7 +24,7 @@ async def test_a_run_without_sampling_ends_when_its_sources_are_used_up(sources:
     assert (await sources.run(run_id)).state is RunState.RUNNING
     await sources.planner.apply(settled(run_id, groups[4], "released", "zero_spread", source=evaluation))
     await sources.plan(run_id)
-    # The step of the trained groups is not heard yet: it may be the last one.
+    # step.completed of the trained groups was not delivered yet: it may be the last step.
     assert (await sources.run(run_id)).state is RunState.RUNNING
     await sources.planner.apply(Advanced(run_id, 1, 1))
     await sources.plan(run_id)

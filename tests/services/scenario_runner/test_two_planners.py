@@ -92,7 +92,7 @@ async def test_a_group_that_turns_out_trained_while_it_is_offered_again_is_left_
 async def test_a_last_step_read_before_its_settlements_releases_no_trained_group(
     sources: SourcesHarness, plans: list[SqlPlan]
 ) -> None:
-    """One planner still holds the settlements when the other one hears of the step."""
+    """One planner has not committed the settlements when the other one receives step.completed."""
     evaluation = await sources.evaluation()
     first = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
     await sources.plan(first)

@@ -94,7 +94,7 @@ def test_the_first_terminal_state_wins_whatever_comes_after() -> None:
             events.settled([1], "released", by="run-u"),
             False,
         ),
-        # Late, not wrong: two owners end what nobody needs, or say the same thing again.
+        # Late but no contradiction: a second cancellation, or the same fact again.
         (events.settled([1], "trained", step=2), events.cancelled(1), False),
         (events.settled([1], "trained", step=2), events.stepped([1], 2), False),
         (events.cancelled(1), events.settled([1], "excluded", reason="run_over"), False),
@@ -204,7 +204,7 @@ def test_the_episodes_own_facts_say_whose_it_is_and_a_settlement_only_fills_the_
     step, group = _drawn()[4], _drawn()[3]
     assert only(step).identity.run_id == "run-t", "all that is known until then"
     assert only(step, group).identity.run_id == only(group, step).identity.run_id == "run-e"
-    # A trainer that names no source: its word is replaced by the episode's own, whatever comes first.
+    # A trainer that names no source: the episode's own run replaces the trainer's, in either order.
     unnamed = events.settled([5], "trained", step=2, run="run-e", by="run-t")
     unnamed.source_run_id = ""
     for own in (

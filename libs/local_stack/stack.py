@@ -13,9 +13,9 @@ from local_stack.importing import import_policy
 from local_stack.services import IMPORT_MODEL, PROVISION, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.supervisor import ProcessStatus, Supervisor
-from service_kit.groups import BusSettings, S3Settings
+from service_kit.groups import SHARED_GROUPS, BusSettings, S3Settings
 
-_SHARED_PREFIXES: Final = ("UPCYCLE_BUS_", "UPCYCLE_S3_", "UPCYCLE_PEERS_", "UPCYCLE_SQL_")
+_SHARED_PREFIXES: Final = tuple(str(group.model_config["env_prefix"]) for group in SHARED_GROUPS)
 _IMPORT_TIMEOUT_S: Final = 120.0
 
 

@@ -6,11 +6,13 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 from local_stack.credentials import load_or_make
+from local_stack.s3 import S3Ports
 from local_stack.services import CHANNELS, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec
 from service_kit.ports import free_ports
@@ -109,3 +111,16 @@ def test_ports_move_up_where_they_are_taken() -> None:
     assert (
         len(set(StackPorts.pick(ephemeral=True).peers().values())) == 5
     )  # tasksets and environments share one
+
+
+def test_the_object_store_gets_no_port_that_was_promised_to_a_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Services are promised ports before anything listens on them; with equal ones a stack did not come up."""
+    promised = set(range(21_000, 21_030))
+    monkeypatch.setattr("local_stack.s3.free_ports", lambda count: list(range(21_000, 21_000 + count)))
+    monkeypatch.setattr("local_stack.s3.is_free", lambda port: True)
+    picked = astuple(S3Ports.pick(21_003, avoid=promised))
+    assert picked[0] == 21_003
+    assert len(set(picked)) == len(picked)
+    assert promised.isdisjoint(picked[1:])

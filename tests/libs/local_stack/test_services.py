@@ -116,7 +116,7 @@ def test_ports_move_up_where_they_are_taken() -> None:
 def test_the_object_store_gets_no_port_that_was_promised_to_a_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Services are promised ports before anything listens on them; with equal ones a stack did not come up."""
+    """Services are promised ports before anything listens on them; else both may get the same."""
     promised = set(range(21_000, 21_030))
     monkeypatch.setattr("local_stack.s3.free_ports", lambda count: list(range(21_000, 21_000 + count)))
     monkeypatch.setattr("local_stack.s3.is_free", lambda port: True)

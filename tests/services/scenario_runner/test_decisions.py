@@ -168,6 +168,7 @@ def test_a_trainable_evaluation_of_the_same_model_and_taskset_feeds_a_training_r
 
 TALLIES = [
     SourceTally("run-c", WAITING, "", 2),
+    SourceTally("run-c", LEFT_OUT, "run_over", 1),
     SourceTally("run-b", TRAINED, "", 3),
     SourceTally("run-b", TRAINED, "late", 4),
     SourceTally("run-b", RELEASED, "stale", 5),
@@ -180,7 +181,7 @@ TALLIES = [
 def test_reports_name_the_runs_own_sources_first_and_count_each_group_once() -> None:
     assert sources.reports(TALLIES, ("run-z", "run-c"), is_over=False) == (
         SourceReport("run-z"),
-        SourceReport("run-c", groups=2, waiting=2),
+        SourceReport("run-c", groups=3, waiting=2, left_out={"run_over": 1}),
         SourceReport("run-a", groups=3, offered=1, left_out={"stale": 2}),
         SourceReport("run-b", groups=18, trained=7, left_out={"stale": 11}),
     )
@@ -188,7 +189,7 @@ def test_reports_name_the_runs_own_sources_first_and_count_each_group_once() -> 
 
 def test_what_waits_when_the_run_is_over_was_left_out() -> None:
     waited, *others = sources.reports(TALLIES, ("run-c",), is_over=True)
-    assert waited == SourceReport("run-c", groups=2, left_out={"run_over": 2})
+    assert waited == SourceReport("run-c", groups=3, left_out={"run_over": 3})
     assert [one.groups for one in others] == [3, 18]
 
 
@@ -248,7 +249,7 @@ def test_groups_without_spread_need_other_tasks_or_other_groups(
 
 
 def test_a_run_that_has_nothing_to_learn_from_says_all_that_is_known() -> None:
-    without = WithoutStep({"excluded(stale)": 1, ZERO: 1}, {ZERO: {0.5: 4}, "excluded(stale)": {0.5: 2}})
+    without = WithoutStep({ZERO: 1, "excluded(stale)": 1}, {ZERO: {0.5: 4}, "excluded(stale)": {0.5: 2}})
     assert learning.nothing_to_learn(without, 1, 1) == (
         "nothing to learn: 2 groups in a row were settled without a step after step 1: 1 excluded(stale), "
         "1 had no spread (every reward was 0.500); groups that are graded and not settled: 1; "
@@ -264,6 +265,13 @@ def test_a_run_that_has_nothing_to_learn_from_says_all_that_is_known() -> None:
     assert learning.alarm(without, 1) == (
         "no step since step 1: 1 of 2 groups were excluded(stale); "
         "1 of 2 groups had no spread: every reward was 0.500"
+    )
+
+
+def test_rewards_of_groups_without_spread_are_said_from_the_least_to_the_greatest() -> None:
+    without = WithoutStep({ZERO: 3}, {ZERO: {1.0: 2, 0.0: 2, 0.5: 2}})
+    assert learning.alarm(without, 0) == (
+        "no step yet: 3 of 3 groups had no spread: equal rewards within each group, from 0.000 to 1.000"
     )
 
 

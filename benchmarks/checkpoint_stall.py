@@ -35,7 +35,7 @@ from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
-from policy_files import PolicyFacts, manifest_ref, publish
+from policy_files import PolicyFacts, manifest_ref, upload
 
 _LIMIT: Final = Limit(5.0, " %", at_most=True)
 _WAYS: Final = ("without", "beside", "before")
@@ -209,20 +209,20 @@ class _SilentFacts(BusFacts):
         """The stream is empty."""
         return PublishedEndings({}, final_stop=False)
 
-    async def stepped(self, *_: Any) -> None:
+    async def publish_step(self, *_: Any) -> None:
         """Publish nothing."""
 
-    async def published(self, *_: Any, **__: Any) -> None:
+    async def publish_policy(self, *_: Any, **__: Any) -> None:
         """Publish nothing."""
 
 
 class _SilentInstruments:
-    def stepped(self, *_: Any) -> None:
+    def count_step(self, *_: Any) -> None:
         """Nobody measures."""
 
 
 async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
-    manifest = await publish(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
+    manifest = await upload(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
     ref = manifest_ref(manifest)
     head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", BlobRef(ref.key, ref.sha256, ref.size_bytes))
     unused: Any = None

@@ -17,7 +17,7 @@ from grpo_math.packing import TrainingRow
 from grpo_trainer.learner.packed_model import PackedModel, load_model
 from grpo_trainer.learner.policy_export import export_policy
 from grpo_trainer.learner.torch_learner import canary
-from policy_files import PolicyFacts, load, manifest_ref, publish
+from policy_files import PolicyFacts, load, manifest_ref, upload
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
 from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
@@ -38,7 +38,7 @@ async def two_checkpoints(running: Bench, scratch: Path) -> list[Checkpoint]:
     facts = PolicyFacts(
         MODEL, VERSION, datetime.now(UTC), parent=await load(store, MODEL, 0), canary=tuple(proofs)
     )
-    manifest = await publish(store, scratch / "noisy", facts)
+    manifest = await upload(store, scratch / "noisy", facts)
     await store.stop()
     bus = EventBus(running.stack.bus, client_name="benchmark")
     await bus.start()

@@ -1,7 +1,7 @@
 """What every service says about an episode in the same words: identity, policy, failures, ends of groups."""
 
 from episodes.endings import EpisodeFailure, GroupOutcome, GroupReason, SessionFailure
-from episodes.failures import EpisodeBroken
+from episodes.failures import EpisodeBroken, episode_failed
 from episodes.identity import (
     Channel,
     EpisodeIdentity,
@@ -23,6 +23,7 @@ __all__ = [
     "Purpose",
     "SessionFailure",
     "Split",
+    "episode_failed",
     "identity_from_wire",
     "identity_to_wire",
 ]

@@ -1,4 +1,13 @@
-"""The error of an episode that can have no reward."""
+"""An episode that can have no reward: the error, and the fact that says so."""
+
+from datetime import datetime
+from typing import Final
+
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
+from upcycle.moments import timestamp
+
+_MAX_DETAIL_CHARS: Final = 2000
 
 
 class EpisodeBroken(Exception):
@@ -12,3 +21,16 @@ class EpisodeBroken(Exception):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}"
+
+
+def episode_failed(
+    episode: common_pb2.EpisodeIdentity, kind: str, detail: str, *, reported_by: str, at: datetime
+) -> EpisodeFailed:
+    """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
+    return EpisodeFailed(
+        episode=episode,
+        kind=kind,
+        detail=detail[:_MAX_DETAIL_CHARS],
+        reported_by=reported_by,
+        failed_at=timestamp(at),
+    )

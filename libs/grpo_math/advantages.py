@@ -85,20 +85,6 @@ def batch(rewards: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
     return group.centred() / (spread + epsilon)
 
 
-def batch_whitened(rewards: Tensor, *, num_tokens: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """REINFORCE++ with group baseline: whiten `dr_grpo` over the trained tokens of the batch. [P, G] -> [P,
-    G].
-
-    num_tokens: [P, G] trained tokens of each member: a long row weighs more in mean and variance (verl)."""
-    group = _group(rewards)
-    centred = group.centred()
-    weight = torch.where(group.informative, num_tokens.double(), 0.0)
-    total = weight.sum().clamp(min=1)
-    mean = (weight * centred).sum() / total
-    variance = (weight * (centred - mean) ** 2).sum() / (total - 1).clamp(min=1)
-    return torch.where(group.informative, (centred - mean) / (variance + epsilon).sqrt(), 0.0)
-
-
 def max_rl(rewards: Tensor) -> Tensor:
     """(reward - mean) / mean, 0 where the mean is 0: weight ~1/p on hard tasks. [P, G] -> [P, G].
 
@@ -110,35 +96,6 @@ def max_rl(rewards: Tensor) -> Tensor:
         )
     positive = group.mean > 0
     return torch.where(positive, group.centred() / torch.where(positive, group.mean, 1.0), 0.0)
-
-
-def normalize_then_sum(rewards: Tensor, weights: Tensor, *, epsilon: float = STD_EPSILON) -> Tensor:
-    """Several rewards: z-score each in its group, weigh, add, then z-score the sums over the batch.
-
-    rewards: [K, P, G] for K rewards; weights: [K]. returns: [P, G]. A reward of small variance keeps its
-    voice, which a plain sum would drown (TRL `multi_objective_aggregation="normalize_then_sum"`)."""
-    if rewards.ndim != 3 or weights.shape != rewards.shape[:1]:
-        raise GrpoMathError(
-            f"want rewards [K, P, G] and weights [K], got {tuple(rewards.shape)} and {tuple(weights.shape)}"
-        )
-    scored = torch.stack([grpo(each, epsilon=epsilon) for each in rewards])
-    total = (scored * weights.double()[:, None, None]).sum(dim=0)
-    present = ~torch.isnan(rewards).any(dim=0)
-    known = total[present]
-    spread = known.std(correction=1) if known.numel() > 1 else known.new_zeros(())
-    return torch.where(present & (total != 0), (total - known.mean()) / (spread + epsilon), 0.0)
-
-
-def hierarchical(solver_rewards: Tensor, proposer_rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Self-play: a solver is compared within its task, a proposer with the other proposals.
-
-    solver_rewards: [P, G], P proposed tasks; proposer_rewards: [P]. returns: ([P, G], [P])."""
-    if proposer_rewards.shape != solver_rewards.shape[:1]:
-        raise GrpoMathError(
-            f"want one proposer reward per task, got {tuple(proposer_rewards.shape)} "
-            f"for {tuple(solver_rewards.shape)}"
-        )
-    return dr_grpo(solver_rewards), dr_grpo(proposer_rewards[None, :])[0]
 
 
 AdvantageFunction = Callable[[Tensor], Tensor]

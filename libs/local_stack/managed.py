@@ -22,7 +22,7 @@ Report = Callable[[str, str], None]
 """Called with the process name and what happened."""
 
 
-class Phase(enum.Enum):
+class ProcessPhase(enum.Enum):
     """Where a managed process is in its life."""
 
     STOPPED = "stopped"
@@ -44,7 +44,7 @@ class Managed:
     ) -> None:
         self.spec = spec
         self.log = log
-        self.phase = Phase.STOPPED
+        self.phase = ProcessPhase.STOPPED
         self.restarts = 0
         self.started_at = 0.0
         self.ready_after_s: float | None = None
@@ -69,16 +69,18 @@ class Managed:
         if self._restarter is not None and not self._restarter.done():
             raise RuntimeError(f"{self.spec.name} is already {self.phase.value}")
         self._failure = None
-        self.phase = Phase.STARTING
+        self.phase = ProcessPhase.STARTING
         self._restarter = asyncio.create_task(self._keep(), name=f"keep {self.spec.name}")
 
     async def until_ready(self) -> None:
         """Wait until the program answers that it is ready. Raises GaveUp. The caller sets the deadline."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.phase in (Phase.READY, Phase.FAILED, Phase.STOPPED))
+            await self._changed.wait_for(
+                lambda: self.phase in (ProcessPhase.READY, ProcessPhase.FAILED, ProcessPhase.STOPPED)
+            )
         if self._failure is not None:
             raise self._failure
-        if self.phase is not Phase.READY:
+        if self.phase is not ProcessPhase.READY:
             raise GaveUp(f"{self.spec.name} is {self.phase.value} and was not started")
 
     async def stop(self) -> None:
@@ -98,7 +100,7 @@ class Managed:
                 self._report(self.spec.name, f"did not stop within {self.spec.stop_s:g} s and is killed")
         await self._end_group()
         if restarter is not None:
-            await self._become(Phase.STOPPED)
+            await self._become(ProcessPhase.STOPPED)
 
     async def kill(self) -> None:
         """SIGKILL, to the process alone, as a crash would; the supervisor starts it again."""
@@ -106,7 +108,7 @@ class Managed:
         if process is None or process.returncode is not None:
             return
         self.why_not_ready = "killed"
-        await self._become(Phase.RESTARTING)
+        await self._become(ProcessPhase.RESTARTING)
         _signal(process.pid, signal.SIGKILL)
         async with deadline(f"{self.spec.name} (pid {process.pid}) to be reaped", _REAP_S):
             await process.wait()
@@ -116,7 +118,7 @@ class Managed:
             await self._keep_running()
         except Exception as error:  # it is raised to the callers that wait for the process
             self._failure = GaveUp(f"the supervision of {self.spec.name} broke: {error!r}")
-            await self._become(Phase.FAILED)
+            await self._become(ProcessPhase.FAILED)
             raise
 
     async def _keep_running(self) -> None:
@@ -136,7 +138,7 @@ class Managed:
                 return
             self.restarts += 1
             self.why_not_ready = f"ended with {self._exit()}; restarting"
-            await self._become(Phase.RESTARTING)
+            await self._become(ProcessPhase.RESTARTING)
             self._report(self.spec.name, f"ended with {self._exit()}, restart {self.restarts}")
             await asyncio.sleep(self._policy.delay_s(failed_starts))
 
@@ -164,7 +166,7 @@ class Managed:
             reason = await self.spec.ready()
             if reason is None and process.returncode is None:
                 self.ready_after_s = time.monotonic() - began
-                await self._become(Phase.READY)
+                await self._become(ProcessPhase.READY)
                 self._report(self.spec.name, f"ready after {self.ready_after_s:.1f} s (pid {process.pid})")
                 return True
             self.why_not_ready = reason or "ended"
@@ -182,7 +184,7 @@ class Managed:
             f"{self.spec.name} did not become ready in {starts} starts (last: {self._exit()}, "
             f"{self.why_not_ready}); its log is {self.log}:\n{tail(self.log)}"
         )
-        await self._become(Phase.FAILED)
+        await self._become(ProcessPhase.FAILED)
         self._report(self.spec.name, str(self._failure))
 
     async def _end_group(self) -> None:
@@ -195,7 +197,7 @@ class Managed:
         self._last_status = await process.wait()
         self._process = None  # its id may soon be somebody else's
 
-    async def _become(self, phase: Phase) -> None:
+    async def _become(self, phase: ProcessPhase) -> None:
         async with self._changed:
             self.phase = phase
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from local_stack.logfile import rotate
-from local_stack.managed import Managed, Phase
+from local_stack.managed import Managed, ProcessPhase
 from local_stack.orphans import MARKER, end_marked
 from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec
 from service_kit.background import BackgroundTasks
@@ -174,7 +174,7 @@ class Supervisor:
         """Wait until a process is given up; raises GaveUp."""
         while True:
             for managed in self._managed.values():
-                if managed.phase is Phase.FAILED:
+                if managed.phase is ProcessPhase.FAILED:
                     await managed.until_ready()
             await self._housekeeping_tick()
 
@@ -279,7 +279,7 @@ async def _until_ready_now(managed: Managed) -> None:
 
 
 def _status(managed: Managed) -> ProcessStatus:
-    ready = managed.phase is Phase.READY
+    ready = managed.phase is ProcessPhase.READY
     return ProcessStatus(
         name=managed.spec.name,
         phase=managed.phase.value,

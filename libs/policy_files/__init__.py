@@ -1,4 +1,4 @@
-"""Policy versions as files: published with a manifest last, fetched by digest, never half-visible."""
+"""Policy versions as files: uploaded with a manifest last, fetched by digest, never half-visible."""
 
 from policy_files.cache import fetch, prune, verify
 from policy_files.errors import (
@@ -17,7 +17,7 @@ from policy_files.manifest import (
     policy_digest,
     tokenizer_files,
 )
-from policy_files.publishing import PolicyFacts, load, publish
+from policy_files.uploading import PolicyFacts, load, upload
 from policy_files.weights import TensorInfo, read_tensors, tensors_of_directory
 
 __all__ = [
@@ -37,9 +37,9 @@ __all__ = [
     "manifest_ref",
     "policy_digest",
     "prune",
-    "publish",
     "read_tensors",
     "tensors_of_directory",
     "tokenizer_files",
+    "upload",
     "verify",
 ]

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from blob_store import BlobRef, BlobStore, ref_of_file
+from blob_store import BlobStore, ref_of_file
+from blob_store import ref as blob_ref
 from policy_files.errors import CorruptPolicy
 from policy_files.manifest import check_manifest
 from upcycle.api.training.v1.training_pb2 import PolicyFile, PolicyManifest
@@ -58,7 +59,7 @@ async def prune(cache_dir: Path, *, keep: Collection[str], newest: int) -> list[
 
 async def _fetch_file(store: BlobStore, file: PolicyFile, objects: Path, limit: asyncio.Semaphore) -> None:
     target = objects / file.blob.sha256
-    ref = BlobRef(key=file.blob.key, sha256=file.blob.sha256, size_bytes=file.blob.size_bytes)
+    ref = blob_ref.from_wire(file.blob)
     async with limit:
         if await asyncio.to_thread(_is_whole, target, file):
             return

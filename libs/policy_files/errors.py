@@ -22,4 +22,4 @@ class UnknownPolicy(PolicyFilesError, LookupError):
 
 
 class VersionTaken(PolicyFilesError):
-    """Another digest is already published as that version; versions are never reused."""
+    """Another digest is already uploaded as that version; versions are never reused."""

@@ -37,13 +37,13 @@ def policy_digest(sha256_of: Mapping[str, str]) -> str:
 
 
 def manifest_bytes(manifest: PolicyManifest) -> bytes:
-    """Canonical JSON: equal manifests have equal bytes, so a repeated publish stores the same object."""
+    """Canonical JSON: equal manifests have equal bytes, so a repeated upload stores the same object."""
     plain = json_format.MessageToDict(manifest, preserving_proto_field_name=True)
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("utf-8")
 
 
 def manifest_ref(manifest: PolicyManifest) -> BlobRef:
-    """The claim check of a published manifest, for events."""
+    """The claim check of an uploaded manifest, for events."""
     data = manifest_bytes(manifest)
     key = objects.policy_manifest(manifest.model, manifest.version)
     return BlobRef(key=key, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))

@@ -1,6 +1,6 @@
-"""Moments as protobuf messages."""
+"""Moments as protobuf messages, and back."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -10,3 +10,8 @@ def timestamp(moment: datetime) -> Timestamp:
     stamp = Timestamp()
     stamp.FromDatetime(moment)
     return stamp
+
+
+def moment_of(stamp: Timestamp) -> datetime:
+    """In UTC."""
+    return stamp.ToDatetime(UTC)

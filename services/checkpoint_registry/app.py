@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from blob_store import S3BlobStore
 from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
-from checkpoint_registry.adapters.policy_store import BlobPolicyStore
+from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
@@ -78,8 +78,8 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     return service
 
 
-def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> BlobPolicyStore:
-    return BlobPolicyStore(
+def _policy_store(settings: CheckpointRegistrySettings, blobs: S3BlobStore) -> PolicyUploads:
+    return PolicyUploads(
         blobs,
         staging_dir=settings.staging_dir or settings.sql.data_dir / "import",
         max_import_bytes=settings.max_import_bytes,

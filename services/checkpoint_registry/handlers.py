@@ -7,7 +7,6 @@ from opentelemetry import propagate
 from checkpoint_registry import wire
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import (
-    InvalidRequest,
     PeerRefused,
     UnknownModel,
     VersionConflict,
@@ -16,6 +15,7 @@ from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from event_bus import Carries, EventRouter, PoisonMessage
 from event_bus.topology import CHECKPOINT_REGISTRY
+from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunFinished
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
@@ -35,7 +35,7 @@ def registry_router(
     async def on_policy_published(event: PolicyPublished) -> None:
         """Record the version."""
         try:
-            await versions.publish(wire.version_from_wire(event))
+            await versions.record(wire.version_from_wire(event))
         except (InvalidRequest, UnknownModel, VersionConflict) as error:
             raise PoisonMessage(str(error)) from error
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
-from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
+from checkpoint_registry.domain.runs import EvaluationOrder, EvaluationRun, TasksetView
 
 Clock = Callable[[], datetime]
 
@@ -12,7 +12,7 @@ Clock = Callable[[], datetime]
 class Tasksets(Protocol):
     """The planner. Raises Unavailable when it does not answer, PeerRefused when it refuses for good."""
 
-    async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
+    async def run(self, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
         """None: no such run."""
 
     async def taskset(self, name: str) -> TasksetView | None:

@@ -11,7 +11,6 @@ from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import (
     HeadMoved,
-    InvalidRequest,
     ModelExists,
     PeerRefused,
     UnknownCheckpoint,
@@ -22,6 +21,7 @@ from checkpoint_registry.domain.errors import (
 )
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import FilePart, ManageModels
+from service_kit.errors import InvalidRequest
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceServicer
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from google.protobuf import json_format
 
 from blob_store import ref as blob_ref
-from checkpoint_registry.domain.errors import InvalidRequest
 from checkpoint_registry.domain.evidence import SamplingProfile
 from checkpoint_registry.domain.jobs import GateSpec, Judgement
 from checkpoint_registry.domain.models import (
@@ -23,17 +22,18 @@ from checkpoint_registry.domain.models import (
 from checkpoint_registry.domain.runs import (
     EpisodeOutcome,
     EvaluationOrder,
+    EvaluationRun,
     RunOutcome,
-    RunView,
     TasksetView,
 )
 from identities import entities
+from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events_pb2
-from upcycle.moments import timestamp
+from upcycle.moments import moment_of, timestamp
 from upcycle.run_config import wire as run_config
 
 _STATES: Mapping[CheckpointState, registry_pb2.CheckpointState.ValueType] = {
@@ -90,7 +90,7 @@ def version_from_wire(event: training_events_pb2.PolicyPublished) -> PublishedVe
         manifest=blob_ref.from_wire(event.manifest),
         run_id=event.run_id,
         step=event.step,
-        published_at=event.published_at.ToDatetime(UTC),
+        published_at=moment_of(event.published_at),
     )
 
 
@@ -141,7 +141,7 @@ def candidate_from_wire(event: training_events_pb2.CheckpointSaved) -> Checkpoin
         digest=event.digest,
         manifest=blob_ref.from_wire(event.manifest),
         state=CheckpointState.CANDIDATE,
-        created_at=event.saved_at.ToDatetime(UTC),
+        created_at=moment_of(event.saved_at),
         training_state=blob_ref.from_wire(event.training_state) if event.HasField("training_state") else None,
         run_id=event.run_id,
         step=event.step,
@@ -238,13 +238,13 @@ def head_moved(
     return events_pb2.CheckpointRolledBack(rolled_back_at=moved_at, **facts)
 
 
-def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
+def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> EvaluationRun:
     """A run with its results, if any."""
     run = response.run
     spec = run.spec
     policy = spec.policy
     pinned = policy.pinned_version if policy.WhichOneof("at") == "pinned_version" else None
-    return RunView(
+    return EvaluationRun(
         run_id=run.run_id,
         model=policy.model,
         is_evaluation=spec.purpose == common_pb2.PURPOSE_EVAL,
@@ -255,7 +255,7 @@ def run_from_wire(response: taskset_service_pb2.GetRunResponse) -> RunView:
         pinned_version=pinned,
         profile=profile_from_wire(spec.sampling),
         gate=gate_from_wire(spec.gate) if spec.HasField("gate") and spec.gate.taskset else None,
-        finished_at=run.finished_at.ToDatetime(UTC) if run.HasField("finished_at") else None,
+        finished_at=moment_of(run.finished_at) if run.HasField("finished_at") else None,
         results=tuple(_result_from_wire(result) for result in response.results),
         taskset_revision=run.taskset_revision,
     )

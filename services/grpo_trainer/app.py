@@ -7,22 +7,22 @@ from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader
-from grpo_trainer.interactive.claiming import PlannerClaims
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
-from grpo_trainer.learner.interactive import InteractiveLearner
+from grpo_trainer.learner.interactive import TorchInteractiveLearner
 from grpo_trainer.learner.packed_model import ModelOptions
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.preemption import PreemptionWatch
 from grpo_trainer.runs.deps import RunDeps
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.servicer import TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
@@ -103,7 +103,7 @@ def _interactive_deps(
 ) -> InteractiveDeps:
     """The dependencies of interactive training; facts and the work folder are those of the runs."""
     return InteractiveDeps(
-        new_learner=lambda: InteractiveLearner(thread),
+        new_learner=lambda: TorchInteractiveLearner(thread),
         trajectories=PlatformTrajectories(peers.trajectories, train_parse_errors=settings.train_parse_errors),
         claims=PlannerClaims(peers.tasksets),
         conversations=ChatConversations(),
@@ -129,7 +129,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     bus = EventBus(settings.bus, client_name=NAME)
     tools = _run_tools(settings, thread, blobs, bus, peers)
     leases = ModelLeases()
-    sessions = Sessions(tools, leave_s=settings.spot_grace_s / 2, leases=leases)
+    sessions = RunSessions(tools, leave_s=settings.spot_grace_s / 2, leases=leases)
     reader = FactReader(bus, sessions)
     interactive_deps = _interactive_deps(settings, tools, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)

@@ -14,7 +14,7 @@ from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
@@ -47,7 +47,7 @@ class Stream(Protocol):
 class FactReader:
     """Reads the stream of facts into the sessions."""
 
-    def __init__(self, bus: Stream, sessions: Sessions) -> None:
+    def __init__(self, bus: Stream, sessions: RunSessions) -> None:
         self._bus = bus
         self._sessions = sessions
         self._reading = False

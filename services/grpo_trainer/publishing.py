@@ -29,7 +29,7 @@ async def store_version(
     with tempfile.TemporaryDirectory(dir=work_dir) as folder:
         directory = Path(folder) / "policy"
         await snapshot.export(directory)
-        return await retry.until_available(lambda: policies.publish(state, directory))
+        return await retry.until_available(lambda: policies.upload(state, directory))
 
 
 async def announce_version(
@@ -45,6 +45,6 @@ async def announce_version(
     marker: claim check of the durable state. sources: groups in the weights, by the run that they are of.
     """
     spec, record, at = session.spec, session.last_step, session.completed_at
-    await retry.until_available(lambda: facts.published(spec, policy, step=session.step, at=at))
+    await retry.until_available(lambda: facts.publish_policy(spec, policy, step=session.step, at=at))
     if record is not None and record.saves_checkpoint:
-        await retry.until_available(lambda: facts.saved(spec, record, policy, marker, sources))
+        await retry.until_available(lambda: facts.publish_checkpoint(spec, record, policy, marker, sources))

@@ -21,7 +21,7 @@ from grpo_trainer.interactive import wire
 from grpo_trainer.interactive.session import InteractiveSession
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Update
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
@@ -55,7 +55,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TrainingServicer(TrainingServiceServicer):
     """See proto/upcycle/api/training/v1/service.proto."""
 
-    def __init__(self, sessions: Sessions, interactive: InteractiveSessions) -> None:
+    def __init__(self, sessions: RunSessions, interactive: InteractiveSessions) -> None:
         self._sessions = sessions
         self._interactive = interactive
 

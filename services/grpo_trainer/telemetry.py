@@ -93,7 +93,7 @@ class TrainerInstruments:
             IDLE_RATIO.labels(model).set_function(self._meters[model].idle_ratio)
         return self._meters[model]
 
-    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+    def count_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step is durable."""
         count_step(spec.model, record.version, record.metrics)
         LEARN_S.observe(record.metrics.get("learner_s", 0.0))
@@ -116,7 +116,7 @@ class TrainerInstruments:
                 log.info("alarm_cleared", extra=extra)
         self._alarms[spec.run_id] = frozenset(raised)
 
-    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+    def count_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """A group is over."""
         GROUPS.labels(spec.model, settlement.outcome.value, settlement.reason.value).inc()
 

@@ -9,27 +9,27 @@ from grpo_trainer import wire
 from grpo_trainer.domain.alarms import Alarm, AlarmLimits, alarms_of
 from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import FailedRun
-from grpo_trainer.domain.states import Phase, SessionState
+from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.interactive.state import InteractiveView
 from grpo_trainer.runs.session import TrainingSession
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from identities.entities import interactive_run_id
 from upcycle.api.training.v1 import training_pb2 as training
 
 _STATES: Final = {
-    Phase.OPENING: training.SESSION_STATE_WAITING,
-    Phase.WAITING: training.SESSION_STATE_WAITING,
-    Phase.STEPPING: training.SESSION_STATE_STEPPING,
-    Phase.PUBLISHING: training.SESSION_STATE_PUBLISHING,
-    Phase.FINISHED: training.SESSION_STATE_FINISHED,
-    Phase.FAILED: training.SESSION_STATE_FAILED,
+    SessionPhase.OPENING: training.SESSION_STATE_WAITING,
+    SessionPhase.WAITING: training.SESSION_STATE_WAITING,
+    SessionPhase.STEPPING: training.SESSION_STATE_STEPPING,
+    SessionPhase.PUBLISHING: training.SESSION_STATE_PUBLISHING,
+    SessionPhase.FINISHED: training.SESSION_STATE_FINISHED,
+    SessionPhase.FAILED: training.SESSION_STATE_FAILED,
 }
 FINAL: Final = (training.SESSION_STATE_FINISHED, training.SESSION_STATE_FAILED)
 """States after which nothing comes."""
 
 
 def find(
-    sessions: Sessions, run_id: str, interactive: Sequence[InteractiveView] = ()
+    sessions: RunSessions, run_id: str, interactive: Sequence[InteractiveView] = ()
 ) -> training.TrainingSession:
     """The session of a run, or of a model in interactive training. Raises UnknownSession."""
     for view in every(sessions, interactive):
@@ -39,7 +39,7 @@ def find(
 
 
 def steps(
-    sessions: Sessions, run_id: str, count: int, interactive: Sequence[InteractiveView] = ()
+    sessions: RunSessions, run_id: str, count: int, interactive: Sequence[InteractiveView] = ()
 ) -> list[training.StepPoint]:
     """What the newest `count` steps of a session of this process measured, oldest first."""
     points = [
@@ -63,7 +63,9 @@ def _point(
     return training.StepPoint(step=step, version=version, metrics=wire.metrics_to_wire(metrics, staleness))
 
 
-def every(sessions: Sessions, interactive: Sequence[InteractiveView] = ()) -> list[training.TrainingSession]:
+def every(
+    sessions: RunSessions, interactive: Sequence[InteractiveView] = ()
+) -> list[training.TrainingSession]:
     """All sessions: runs of earlier processes, of this one, those that failed, and interactive ones."""
     limits = sessions.alarm_limits
     past = [_past(state, limits) for state in sessions.past]

@@ -7,9 +7,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from blob_store import BlobRef, ref
+from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from grpo_trainer.domain.errors import InvalidTrainingSpec, UnusableTrajectory
 from grpo_trainer.domain.failures import Failure
 from grpo_trainer.domain.offers import OfferedGroup
@@ -28,6 +27,7 @@ from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+from upcycle.moments import timestamp
 from upcycle.run_config import RunConfigInvalid
 from upcycle.run_config import wire as run_config
 
@@ -107,7 +107,7 @@ def _sampled(message: TrajectoryGraded | OfferedTrajectory) -> dict[str, Any]:
     return {
         "reward": message.reward,
         "success": message.success,
-        "body": ref.from_wire(message.body),
+        "body": blob_ref.from_wire(message.body),
         "oldest_version": message.sampled_by.oldest,
         "newest_version": message.sampled_by.newest,
         "cut_off": message.stop_reason == trajectory.STOP_REASON_MAX_TOKENS,
@@ -121,7 +121,7 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def base_from_wire(checkpoint: registry.Checkpoint) -> BasePolicy:
     """A checkpoint as the base of further training."""
-    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, ref.from_wire(checkpoint.manifest))
+    return BasePolicy(checkpoint.version, checkpoint.checkpoint_id, blob_ref.from_wire(checkpoint.manifest))
 
 
 def tokens_from_body(
@@ -177,7 +177,7 @@ def group_settled(
         reason=settlement.reason.value,
         step=settlement.step,
         episode_ids=settlement.episode_ids,
-        settled_at=_timestamp(at),
+        settled_at=timestamp(at),
         source_run_id=settlement.source_run_id,
     )
     offered_to = spec.run_id if settlement.source_run_id else None
@@ -198,7 +198,7 @@ def step_completed(spec: TrainingSpec, record: StepRecord) -> tuple[events.StepC
         version=record.version,
         trajectory_ids=record.trajectory_ids,
         metrics=metrics_to_wire(record.metrics, record.staleness),
-        completed_at=_timestamp(record.completed_at),
+        completed_at=timestamp(record.completed_at),
         traceparent=record.traceparent,
     )
     return event, event_ids.step_completed(spec.run_id, record.step)
@@ -212,11 +212,11 @@ def policy_published(
         model=spec.model,
         version=version,
         digest=digest,
-        manifest=ref.to_wire(manifest),
+        manifest=blob_ref.to_wire(manifest),
         run_id=spec.run_id,
         step=step,
         target_steps=spec.steps,
-        published_at=_timestamp(at),
+        published_at=timestamp(at),
     )
     return event, event_ids.policy_published(spec.model, version)
 
@@ -238,13 +238,13 @@ def checkpoint_saved(
         version=record.version,
         parent_checkpoint_id=record.parent_checkpoint_id,
         digest=digest,
-        manifest=ref.to_wire(manifest),
-        training_state=ref.to_wire(state),
+        manifest=blob_ref.to_wire(manifest),
+        training_state=blob_ref.to_wire(state),
         run_id=spec.run_id,
         step=record.step,
         is_final=record.is_final,
         metrics=metrics_to_wire(record.metrics, record.staleness),
-        saved_at=_timestamp(record.completed_at),
+        saved_at=timestamp(record.completed_at),
         sources=sources,
     )
     return event, event_ids.of_checkpoint("saved", identity)
@@ -258,7 +258,7 @@ def session_failed(failure: Failure) -> tuple[events.SessionFailed, str]:
         kind=failure.kind.value,
         detail=failure.detail,
         step=failure.step,
-        failed_at=_timestamp(failure.failed_at),
+        failed_at=timestamp(failure.failed_at),
     )
     return event, event_ids.session_failed(failure.run_id)
 
@@ -266,9 +266,3 @@ def session_failed(failure: Failure) -> tuple[events.SessionFailed, str]:
 def canary_rows(rows: Iterable[tuple[list[int], list[float]]]) -> tuple[training.CanaryRow, ...]:
     """Rows that prove a reload: token ids, and log-probabilities of all but the first."""
     return tuple(training.CanaryRow(token_ids=ids, logprobs=logprobs) for ids, logprobs in rows)
-
-
-def _timestamp(moment: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp

@@ -10,7 +10,7 @@ from policy_engine import wire
 from policy_engine.adapters.announcer import PlatformAnnouncer
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
 from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
-from policy_engine.adapters.policy_store import BlobPolicyStore
+from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.versions import IDEMPOTENT, ChannelVersions
 from policy_engine.domain import PinRequests
 from policy_engine.handlers import supervisor_router
@@ -44,7 +44,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
     host = build_host(settings)
-    policies = BlobPolicyStore(store, settings.cache_dir)
+    policies = PolicyDownloads(store, settings.cache_dir)
     protocol = ReloadProtocol(
         host, settings.model, recompute_running=settings.recompute_running, clock=time.monotonic
     )

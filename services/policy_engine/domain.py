@@ -171,11 +171,11 @@ class PinRequests:
 
     _version_of_run: dict[str, int] = field(default_factory=dict)
 
-    def submitted(self, run_id: str, version: int) -> None:
+    def pin(self, run_id: str, version: int) -> None:
         """An evaluation run pins a version."""
         self._version_of_run[run_id] = version
 
-    def finished(self, run_id: str) -> None:
+    def unpin(self, run_id: str) -> None:
         """It needs it no more."""
         self._version_of_run.pop(run_id, None)
 

@@ -40,7 +40,7 @@ def supervisor_router(
         message = delivery.message
         telemetry.announced(message.version)
         if isinstance(message, PolicyPublished):
-            versions.published(wire.target_of_published(message))
+            versions.note(wire.target_of_published(message))
         look_now()
 
     @router.ephemeral(RunSubmitted, RunFinished, model=settings.model, start=0)
@@ -48,9 +48,9 @@ def supervisor_router(
         """A run began or ended; evaluation runs may pin a version."""
         run = delivery.message
         if isinstance(run, RunFinished):
-            pins.finished(run.run_id)
+            pins.unpin(run.run_id)
         elif (version := wire.pinned_by(run)) is not None:
-            pins.submitted(run.run_id, version)
+            pins.pin(run.run_id, version)
         else:
             return
         look_now()

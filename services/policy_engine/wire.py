@@ -1,6 +1,6 @@
 """protobuf <-> domain."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -21,6 +21,7 @@ from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
+from upcycle.moments import moment_of, timestamp
 
 _STATES = {
     EngineState.STARTING: registry_pb2.ENGINE_STATE_STARTING,
@@ -45,19 +46,19 @@ def target_of_checkpoint(
     checkpoint: registry_pb2.Checkpoint, promoted_at: Timestamp | None = None
 ) -> EngineTarget:
     """A checkpoint of the registry. promoted_at: of head."""
-    at = None if promoted_at is None else promoted_at.ToDatetime(UTC)
+    at = None if promoted_at is None else moment_of(promoted_at)
     return EngineTarget(checkpoint.version, checkpoint.digest, blob_ref.from_wire(checkpoint.manifest), at)
 
 
 def target_of_version(published: registry_pb2.PublishedVersion) -> EngineTarget:
     """A published version of the registry."""
-    at = published.published_at.ToDatetime(UTC)
+    at = moment_of(published.published_at)
     return EngineTarget(published.version, published.digest, blob_ref.from_wire(published.manifest), at)
 
 
 def target_of_published(event: PolicyPublished) -> EngineTarget:
     """A version as the trainer announced it."""
-    at = event.published_at.ToDatetime(UTC) if event.HasField("published_at") else None
+    at = moment_of(event.published_at) if event.HasField("published_at") else None
     return EngineTarget(event.version, event.digest, blob_ref.from_wire(event.manifest), at)
 
 
@@ -103,7 +104,7 @@ def ready_event(who: EngineIdentity, serving: ServedPolicy, now: datetime) -> ev
         channel=who.channel,
         version=target.version,
         digest=target.digest,
-        ready_at=_stamp(now),
+        ready_at=timestamp(now),
     )
 
 
@@ -120,8 +121,8 @@ def reloaded_event(who: EngineIdentity, done: Reloaded, now: datetime) -> events
         canary_max_abs_diff=done.serving.canary_max_abs_diff,
         fetch_s=done.fetch_s,
         paused_s=done.paused_s,
-        announced_at=None if target.announced_at is None else _stamp(target.announced_at),
-        reloaded_at=_stamp(now),
+        announced_at=None if target.announced_at is None else timestamp(target.announced_at),
+        reloaded_at=timestamp(now),
     )
 
 
@@ -137,11 +138,5 @@ def failed_event(
         refused_version=version,
         kind=why.kind.value,
         detail=why.detail[:2000],
-        failed_at=_stamp(now),
+        failed_at=timestamp(now),
     )
-
-
-def _stamp(moment: datetime) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromDatetime(moment)
-    return stamp

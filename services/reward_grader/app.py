@@ -4,7 +4,7 @@ from blob_store import S3BlobStore
 from environment_client import EnvironmentClient, EnvironmentTimeouts
 from event_bus import BusTimings, EventBus
 from reward_grader.adapters.extra_graders import load_grader
-from reward_grader.adapters.transcripts import StoredTranscripts
+from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import ExtraGraders
 from reward_grader.handlers import trajectory_router
 from reward_grader.settings import GraderSettings
@@ -27,7 +27,7 @@ def build_app(settings: GraderSettings) -> Service:
         timeout_s=settings.extra_timeout_s,
     )
     grade = GradeTrajectory(
-        environments, StoredTranscripts(store), extras, gone_after_s=settings.gone_after_s, now=utc_now
+        environments, GraderTranscripts(store), extras, gone_after_s=settings.gone_after_s, now=utc_now
     )
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)

@@ -26,7 +26,7 @@ class GradingTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
+class GraderTranscript:
     """What an extra grader sees. messages: the conversation in the form of OpenAI's API."""
 
     trajectory_id: str
@@ -61,7 +61,7 @@ class ExtraGrader:
 
     name: str
     weight: float
-    score: Callable[[Transcript], Awaitable[float]]
+    score: Callable[[GraderTranscript], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)

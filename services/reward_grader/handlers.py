@@ -7,7 +7,7 @@ from typing import Final, assert_never
 
 from google.protobuf.message import Message
 
-from episodes import EpisodeFailure
+from episodes import EpisodeFailure, episode_failed
 from event_bus import CurrentDelivery, EventBus, EventRouter, EventTooLarge, PoisonMessage
 from event_bus.topology import REWARD_GRADER
 from identities import events
@@ -34,10 +34,7 @@ def trajectory_router(
     @router.subscriber(REWARD_GRADER, slots=slots)
     async def on_trajectory_recorded(event: TrajectoryRecorded, delivery: CurrentDelivery) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
-        try:
-            task = wire.task_from_wire(event, delivery.published_at)
-        except wire.MalformedEvent as error:
-            raise PoisonMessage(str(error)) from error
+        task = wire.task_from_wire(event, delivery.published_at)
         await grading.grade_and_publish(event, task, delivery.is_last_try)
 
     return router
@@ -112,7 +109,10 @@ class Grading:
                 "detail": failure.detail,
             },
         )
-        await self._publish(recorded, wire.failed_to_wire(recorded, failure, self._now()))
+        event = episode_failed(
+            recorded.episode, failure.kind, failure.detail, reported_by="reward_grader", at=self._now()
+        )
+        await self._publish(recorded, event)
 
     async def _publish(self, recorded: TrajectoryRecorded, event: Message) -> None:
         outcome_id = events.episode_outcome(recorded.episode.episode_id)

@@ -13,7 +13,7 @@ class ExtraGraderSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str = Field(pattern=r"^[\w.]+:\w+$")
-    """`package.module:function`; takes a reward_grader.domain.Transcript, gives 0..1, may be async."""
+    """`package.module:function`; takes a reward_grader.domain.GraderTranscript, gives 0..1, may be async."""
     weight: float = Field(gt=0, allow_inf_nan=False)
     name: str = ""
     """Name in the reward tree; empty: the function's."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from environment_client import EnvironmentClient, ReplicaUnreachable
 from episodes import EpisodeBroken, EpisodeFailure
 from reward_grader import wire
-from reward_grader.adapters.transcripts import StoredTranscripts
+from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import (
     CannotGrade,
     ExtraGrader,
@@ -19,9 +19,9 @@ from reward_grader.domain import (
     Grade,
     Graded,
     GradeOutcome,
+    GraderTranscript,
     GradingTask,
     Subscore,
-    Transcript,
     combined,
     why_invalid,
 )
@@ -36,7 +36,7 @@ class GradeTrajectory:
     def __init__(
         self,
         environments: EnvironmentClient,
-        transcripts: StoredTranscripts,
+        transcripts: GraderTranscripts,
         extras: ExtraGraders,
         *,
         gone_after_s: float,
@@ -78,7 +78,7 @@ class GradeTrajectory:
         scores = await asyncio.gather(*(self._score(grader, transcript) for grader in self._extras.graders))
         return _valid(combined(own, self._extras.environment_weight, scores))
 
-    async def _score(self, grader: ExtraGrader, transcript: Transcript) -> Subscore:
+    async def _score(self, grader: ExtraGrader, transcript: GraderTranscript) -> Subscore:
         """The score of one extra grader. One that raises has failed; it has not scored 0."""
         try:
             async with deadline(f"grader {grader.name}", self._extras.timeout_s):

@@ -1,38 +1,30 @@
 """protobuf <-> domain, nothing else."""
 
 from datetime import datetime
-from typing import Final
 
 from blob_store.ref import from_wire as blob_from_wire
 from environment_client import Lease
 from episodes import MalformedIdentity, identity_from_wire
-from reward_grader.domain import CannotGrade, Grade, GradingTask, Subscore, Transcript
+from event_bus import PoisonMessage
+from reward_grader.domain import Grade, GraderTranscript, GradingTask, Subscore
 from trajectory_body import body_messages
 from upcycle.api.environment.v1 import service_pb2 as environment_pb2
-from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
 from upcycle.moments import timestamp
 
-_MAX_DETAIL_CHARS: Final = 2000
-SERVICE: Final = "reward_grader"
-
-
-class MalformedEvent(ValueError):
-    """A fact that names no trajectory; the text says which field."""
-
 
 def task_from_wire(message: TrajectoryRecorded, published_at: datetime) -> GradingTask:
-    """Raises MalformedEvent."""
+    """Raises PoisonMessage."""
     for field in ("lease_id", "environment_address"):
         if not getattr(message, field):
-            raise MalformedEvent(f"TrajectoryRecorded.{field} is empty")
+            raise PoisonMessage(f"TrajectoryRecorded.{field} is empty")
     if not message.body.key:
-        raise MalformedEvent("TrajectoryRecorded.body has no key")
+        raise PoisonMessage("TrajectoryRecorded.body has no key")
     try:
         identity = identity_from_wire(message.episode)
     except MalformedIdentity as error:
-        raise MalformedEvent(f"TrajectoryRecorded.episode: {error}") from error
+        raise PoisonMessage(f"TrajectoryRecorded.episode: {error}") from error
     return GradingTask(
         identity=identity,
         body=blob_from_wire(message.body),
@@ -41,9 +33,9 @@ def task_from_wire(message: TrajectoryRecorded, published_at: datetime) -> Gradi
     )
 
 
-def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> Transcript:
+def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> GraderTranscript:
     """What extra graders see: the conversation, without tokens."""
-    return Transcript(
+    return GraderTranscript(
         trajectory_id=body.episode.trajectory_id,
         task_slug=body.episode.task_slug,
         answer=body.answer,
@@ -84,15 +76,4 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         num_turns=recorded.num_turns,
         num_sampled_tokens=recorded.num_sampled_tokens,
         graded_at=timestamp(at),
-    )
-
-
-def failed_to_wire(recorded: TrajectoryRecorded, failure: CannotGrade, at: datetime) -> EpisodeFailed:
-    """The fact that the episode will have no reward."""
-    return EpisodeFailed(
-        episode=recorded.episode,
-        kind=failure.kind,
-        detail=failure.detail[:_MAX_DETAIL_CHARS],
-        reported_by=SERVICE,
-        failed_at=timestamp(at),
     )

@@ -9,7 +9,7 @@ from event_bus import BusTimings, EventBus
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
 from grpc_edge import Peer
 from rollout_sampler.adapters.engines import LeasedEngines
-from rollout_sampler.adapters.leases import EngineLeases
+from rollout_sampler.adapters.leases import LeaseCache
 from rollout_sampler.adapters.policies import PolicyFiles
 from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import episode_router
@@ -26,7 +26,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
     """The use case, and the connections that the service closes. Needs a running event loop."""
     registry = Peer("registry", settings.peers.registry)
-    leases = EngineLeases(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
+    leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
     policies = PolicyFiles(store, settings.cache_dir)
     engines = LeasedEngines(leases, policies.weights_digest, turn_timeout_s=settings.turn_timeout_s)
     timeouts = EnvironmentTimeouts(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, assert_never
 
-from episodes import EpisodeFailure
-from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter, PoisonMessage
+from episodes import EpisodeFailure, episode_failed
+from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter
 from identities import events
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
@@ -35,10 +35,7 @@ def episode_router(
     @router.subscriber(spec, slots=slots)
     async def on_episode_requested(event: EpisodeRequested, delivery: CurrentDelivery) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
-        try:
-            task = wire.task_from_wire(event)
-        except wire.MalformedRequest as error:
-            raise PoisonMessage(str(error)) from error
+        task = wire.task_from_wire(event)
         with meter.playing():
             await episodes.play_and_publish(task, event, delivery)
 
@@ -98,7 +95,9 @@ class Episodes:
                 log.warning(
                     "episode_failed", extra={"episode_id": episode_id, "kind": kind, "detail": detail}
                 )
-                failed = wire.failed_to_wire(requested, outcome, self._now())
+                failed = episode_failed(
+                    requested.episode, kind, detail, reported_by="rollout_sampler", at=self._now()
+                )
                 outcome_id = events.episode_outcome(episode_id)
                 await self._bus.publish(failed, model=model, event_id=outcome_id)
             case NotWanted(why):

@@ -1,11 +1,10 @@
 """protobuf <-> domain, nothing else."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 import orjson
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import BlobRef
 from blob_store.ref import to_wire as blob_to_wire
@@ -13,52 +12,47 @@ from engine_client import Completion, FinishReason
 from environment_client import OpenedEnvironment
 from episodes import MalformedIdentity, identity_from_wire, identity_to_wire
 from episodes.identity import CHANNELS
-from rollout_sampler.domain import EpisodeTask, Failed, PolicyWanted
+from event_bus import PoisonMessage
+from rollout_sampler.domain import EpisodeTask, PolicyWanted
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
-from upcycle.moments import timestamp
+from upcycle.moments import moment_of, timestamp
 from upcycle.run_config import RunConfigInvalid, Sampling
 from upcycle.run_config.wire import sampling_from_wire
 
-_MAX_DETAIL_CHARS: Final = 2000
-SERVICE: Final = "rollout_sampler"
 _FINISH_REASONS: Final[Mapping[FinishReason, trajectory_pb2.FinishReason.ValueType]] = {
     FinishReason.STOP: trajectory_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: trajectory_pb2.FINISH_REASON_LENGTH,
 }
 
 
-class MalformedRequest(ValueError):
-    """A command that cannot be an episode; the text says which field."""
-
-
 def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
-    """Raises MalformedRequest."""
+    """Raises PoisonMessage."""
     try:
         identity = identity_from_wire(message.episode)
     except MalformedIdentity as error:
-        raise MalformedRequest(f"EpisodeRequested.episode: {error}") from error
+        raise PoisonMessage(f"EpisodeRequested.episode: {error}") from error
     return EpisodeTask(
         identity=identity,
         policy=_policy(message.policy),
         sampling=_sampling(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
-        deadline=_moment(message.deadline) if message.HasField("deadline") else None,
-        requested_at=_moment(message.requested_at) if message.HasField("requested_at") else None,
+        deadline=moment_of(message.deadline) if message.HasField("deadline") else None,
+        requested_at=moment_of(message.requested_at) if message.HasField("requested_at") else None,
     )
 
 
 def _policy(message: common_pb2.PolicySelector) -> PolicyWanted:
     if not message.model:
-        raise MalformedRequest("EpisodeRequested.policy.model is empty")
+        raise PoisonMessage("EpisodeRequested.policy.model is empty")
     if message.WhichOneof("at") == "pinned_version":
         return PolicyWanted(message.model, pinned_version=message.pinned_version)
     channel = CHANNELS.get(message.channel or common_pb2.CHANNEL_LATEST)
     if channel is None:
-        raise MalformedRequest(f"EpisodeRequested.policy.channel is {message.channel}, expected 0..3")
+        raise PoisonMessage(f"EpisodeRequested.policy.channel is {message.channel}, expected 0..3")
     return PolicyWanted(message.model, channel)
 
 
@@ -70,7 +64,7 @@ def _sampling(message: taskset_pb2.SamplingConfig) -> Sampling:
     try:
         return sampling_from_wire(unseeded)
     except RunConfigInvalid as error:
-        raise MalformedRequest(f"EpisodeRequested: {error}") from error
+        raise PoisonMessage(f"EpisodeRequested: {error}") from error
 
 
 def new_body(
@@ -134,20 +128,3 @@ def recorded_to_wire(
         recorded_at=body.ended_at,
         engine_id=body.engine_id,
     )
-
-
-def failed_to_wire(
-    requested: taskset_events.EpisodeRequested, failure: Failed, at: datetime
-) -> taskset_events.EpisodeFailed:
-    """The fact that the episode will have no reward."""
-    return taskset_events.EpisodeFailed(
-        episode=requested.episode,
-        kind=failure.kind,
-        detail=failure.detail[:_MAX_DETAIL_CHARS],
-        reported_by=SERVICE,
-        failed_at=timestamp(at),
-    )
-
-
-def _moment(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)

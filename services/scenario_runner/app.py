@@ -11,7 +11,7 @@ from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.sql_plan import SqlPlan
-from scenario_runner.adapters.stored_transcripts import StoredTranscripts
+from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.handlers import plan_router
@@ -53,7 +53,7 @@ def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None
     service.add(Closing("s3", bodies.stop))
     episodes = SqlPlannedEpisodes(database, now=utc_now)
     rules = LeaseRules(settings.max_environments, settings.lease_s)
-    leases = Leases(hosts, episodes, StoredTranscripts(bodies), rules, now=utc_now, new_id=new_id)
+    leases = Leases(hosts, episodes, ScenarioTranscripts(bodies), rules, now=utc_now, new_id=new_id)
     server = server or GrpcServer(settings.host, settings.grpc_port)
     if settings.role != "fleet":
         _add_planner(service, settings, database, hosts, leases, server)

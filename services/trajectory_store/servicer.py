@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from grpc_edge import StatusTable
+from service_kit.errors import InvalidRequest
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
 from trajectory_store.usecases import (
@@ -29,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 STATUS_OF: Final[StatusTable] = {
     UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
     BodyCorrupt: grpc.StatusCode.DATA_LOSS,
-    views.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
 }
 _DEFAULT_PAGE: Final = 100
 _MAX_PAGE: Final = 1000
@@ -68,7 +69,7 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
         """A page, newest first."""
         size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
         if size < 0:
-            raise views.MalformedRequest(f"page_size is {size}, expected 1..{_MAX_PAGE} or 0")
+            raise InvalidRequest(f"page_size is {size}, expected 1..{_MAX_PAGE} or 0")
         wanted, after = views.filter_from_wire(request.filter), views.page_key(request.page_token)
         page, following = await self._do.list(wanted, after, size)
         return pb.ListTrajectoriesResponse(
@@ -90,7 +91,7 @@ class TrajectoryServicer(service_pb2_grpc.TrajectoryServiceServicer):
     ) -> AsyncIterator[pb.ExportTrajectoriesResponse]:
         """JSON lines, in messages of about a megabyte."""
         if request.format not in _LINE_OF:
-            raise views.MalformedRequest("format is not set: choose TRIPLES or RECORDS")
+            raise InvalidRequest("format is not set: choose TRIPLES or RECORDS")
         async for chunk in self._do.export(views.filter_from_wire(request.filter)):
             for message in await asyncio.to_thread(_messages, chunk, request.format):
                 yield message

@@ -26,7 +26,7 @@ from upcycle.train.results import (
     optim_step_of,
     step_of,
 )
-from upcycle.train.running import TrainedRun, finished, run_ids_of, submitted
+from upcycle.train.running import TrainedRun, run_ids_of, submit, wait_until_finished
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -249,8 +249,8 @@ class TrainingClient:
 
         chosen = training_run(self.model, {**options, "no_sampling": not sampling})
         async with connected(self._runtime) as platform:
-            run_id = await submitted(platform, self.model, run_ids_of(runs), taskset, chosen)
-            return await finished(platform, run_id, timeout_s)
+            run_id = await submit(platform, self.model, run_ids_of(runs), taskset, chosen)
+            return await wait_until_finished(platform, run_id, timeout_s)
 
     async def available_losses(self) -> list[str]:
         """Built-in losses that the model can be trained with."""

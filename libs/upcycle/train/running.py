@@ -64,7 +64,7 @@ def run_ids_of(runs: "Sequence[Episode | str]") -> list[str]:
     return list(dict.fromkeys(found))
 
 
-async def submitted(
+async def submit(
     platform: "Platform",
     model: str,
     run_ids: Sequence[str],
@@ -120,7 +120,7 @@ async def train_tasksets(platform: "Platform") -> set[str]:
     return {plain_name(taskset.name) for taskset in listed.tasksets if taskset.split == SPLIT_TRAIN}
 
 
-async def finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:
+async def wait_until_finished(platform: "Platform", run_id: str, timeout_s: float) -> TrainedRun:
     """Wait until a training run is over. Raises TrainingFailed, and RemoteError for what is refused."""
     from upcycle.rpc import CallTimedOut
 

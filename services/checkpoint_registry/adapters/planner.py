@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from checkpoint_registry import wire
 from checkpoint_registry.domain.errors import PeerRefused
-from checkpoint_registry.domain.runs import EvaluationOrder, RunView, TasksetView
+from checkpoint_registry.domain.runs import EvaluationOrder, EvaluationRun, TasksetView
 from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
@@ -22,7 +22,7 @@ class GrpcTasksets:
     def __init__(self, peer: Peer) -> None:
         self._stub = TasksetServiceStub(peer.channel)
 
-    async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
+    async def run(self, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
         """A run with its results, if asked for; None: no such run."""
         request = service_pb2.GetRunRequest(run_id=run_id, include_results=include_results)
         try:

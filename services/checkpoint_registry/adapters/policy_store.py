@@ -10,14 +10,15 @@ from pathlib import Path
 
 import policy_files
 from blob_store import BlobRef, BlobStore
-from checkpoint_registry.domain.errors import InvalidRequest, ModelExists
+from checkpoint_registry.domain.errors import ModelExists
 from checkpoint_registry.ports import Clock
 from identities import objects
+from service_kit.errors import InvalidRequest
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.moments import timestamp
 
 
-class BlobPolicyStore:
+class PolicyUploads:
     """Published weights."""
 
     def __init__(self, store: BlobStore, *, staging_dir: Path, max_import_bytes: int, now: Clock) -> None:
@@ -88,12 +89,12 @@ class DirectoryUpload:
         self._finished.add(name)
         self._current = name
 
-    async def publish(self, model: str) -> tuple[BlobRef, str]:
+    async def finish(self, model: str) -> tuple[BlobRef, str]:
         """Store the files as version 0 of the model: manifest and digest. Raises InvalidRequest."""
         try:
             dtype = await asyncio.to_thread(_dtype, self._directory)
             facts = policy_files.PolicyFacts(model, 0, self._now(), dtype=dtype)
-            manifest = await policy_files.publish(self._store, self._directory, facts)
+            manifest = await policy_files.upload(self._store, self._directory, facts)
         except (policy_files.InvalidPolicyDir, policy_files.InvalidManifest) as error:
             raise InvalidRequest(self._without_paths(str(error))) from error
         except policy_files.VersionTaken as error:

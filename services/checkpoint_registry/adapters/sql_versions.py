@@ -26,7 +26,7 @@ class SqlVersionStore:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def publish(self, published: PublishedVersion) -> bool:
+    async def record(self, published: PublishedVersion) -> bool:
         """Record a version; False: it was recorded before. Raises UnknownModel, VersionConflict."""
 
         def work(connection: Connection) -> bool:

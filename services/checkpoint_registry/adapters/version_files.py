@@ -6,13 +6,13 @@ other manifest names, of any model: forks and later versions name files of older
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC
 
 import policy_files
 from blob_store import BlobError, BlobStore
 from checkpoint_registry.domain.retention import StoredVersion
 from identities import objects
 from upcycle.errors import Unavailable
+from upcycle.moments import moment_of
 
 Folder = tuple[str, int]
 """Model and version."""
@@ -98,7 +98,7 @@ class VersionFiles:
             if data is None:
                 return None
             manifest = policy_files.manifest_from_bytes(data)
-            created_at = manifest.created_at.ToDatetime(tzinfo=UTC)
+            created_at = moment_of(manifest.created_at)
             version = StoredVersion(*folder, created_at, manifest.checkpoint_id)
             self._read[key] = _Read(version, frozenset(file.blob.key for file in manifest.files))
         return self._read[key]

@@ -7,10 +7,6 @@ class RegistryError(Exception):
     """Base of the registry's own errors."""
 
 
-class InvalidRequest(RegistryError):
-    """The request can never succeed as it is; the message names field, value and limit."""
-
-
 class UnknownModel(RegistryError):
     """No model of that slug."""
 

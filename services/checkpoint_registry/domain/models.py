@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from blob_store import BlobRef
-from checkpoint_registry.domain.errors import InvalidRequest
+from service_kit.errors import InvalidRequest
 
 MAX_SLUG_CHARS = 64
 _SLUG = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")

@@ -32,7 +32,7 @@ class EpisodeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
+class EvaluationRun:
     """A run as its owner describes it."""
 
     run_id: str
@@ -81,7 +81,7 @@ def exact_name(taskset: str, revision: int) -> str:
     return taskset if revision == 0 or taskset.endswith(suffix) else taskset + suffix
 
 
-def version_measured(run: RunView) -> int | None:
+def version_measured(run: EvaluationRun) -> int | None:
     """The one version that a run measured; None when its episodes were sampled by several.
 
     For a pinned run it is the pinned one. A run that followed a channel counts only if one version sampled

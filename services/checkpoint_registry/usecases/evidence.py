@@ -19,8 +19,8 @@ from checkpoint_registry.domain.jobs import (
 from checkpoint_registry.domain.models import Checkpoint
 from checkpoint_registry.domain.runs import (
     EvaluationOrder,
+    EvaluationRun,
     RunOutcome,
-    RunView,
     exact_name,
     tally,
     version_measured,
@@ -140,7 +140,7 @@ class GatherEvidence:
         except PeerRefused as error:
             return "", RequestState.FAILED, str(error)
 
-    async def _read(self, run: RunView) -> tuple[Evaluation | None, str]:
+    async def _read(self, run: EvaluationRun) -> tuple[Evaluation | None, str]:
         if run.outcome is not RunOutcome.COMPLETED:
             return None, f"run {run.run_id} {run.outcome.value}: {run.failure or 'no reason given'}"
         taskset = await self._tasksets.taskset(exact_name(run.taskset, run.taskset_revision))
@@ -166,7 +166,7 @@ class GatherEvidence:
         )
         return evaluation, ""
 
-    async def _measured(self, run: RunView) -> Checkpoint | None:
+    async def _measured(self, run: EvaluationRun) -> Checkpoint | None:
         version = version_measured(run)
         if version is None:
             return None

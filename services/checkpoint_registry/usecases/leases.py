@@ -5,9 +5,9 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore
-from checkpoint_registry.domain.errors import InvalidRequest
 from checkpoint_registry.domain.models import MAX_LEASE_TTL_S, EngineLease, LeaseRequest, validate_slug
 from checkpoint_registry.ports import Clock
+from service_kit.errors import InvalidRequest
 
 
 class EngineLeases:

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from blob_store import BlobRef
-from checkpoint_registry.adapters.policy_store import BlobPolicyStore
+from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_models import SqlModelStore
-from checkpoint_registry.domain.errors import InvalidRequest, ModelExists, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import (
     Checkpoint,
     CheckpointState,
@@ -16,6 +16,7 @@ from checkpoint_registry.domain.models import (
 )
 from checkpoint_registry.ports import Clock
 from identities import entities
+from service_kit.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ManageModels:
     def __init__(
         self,
         store: SqlModelStore,
-        policies: BlobPolicyStore,
+        policies: PolicyUploads,
         wake_gate: Callable[[list[str]], None],
         *,
         now: Clock,
@@ -64,7 +65,7 @@ class ManageModels:
                 await upload.add(part.name, part.data)
             if not if_not_exists:
                 await self._refuse_existing(model)
-            manifest, digest = await upload.publish(model)
+            manifest, digest = await upload.finish(model)
         created = await self._store.create_model(self._base(model, manifest, digest, ""), forked_from="")
         return await self._imported(model, created)
 

@@ -37,7 +37,7 @@ class EngineMetrics:
         buckets = _LATENCY_BUCKETS_S
         return Histogram(name, text, ["model_name"], buckets=buckets, registry=self._registry)
 
-    def finished(self, name: str, sequence: Sequence, now_s: float) -> None:
+    def count_finished(self, name: str, sequence: Sequence, now_s: float) -> None:
         """Count an ended sequence."""
         key = (name, str(sequence.finish_reason))
         self._finished[key] = self._finished.get(key, 0) + 1

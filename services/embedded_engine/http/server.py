@@ -20,7 +20,7 @@ def build_server(engine: EmbeddedEngine, directory: Path) -> web.Application:
     """Routes over a running engine whose main policy lies in `directory`."""
     app = web.Application(middlewares=[envelope], client_max_size=_MAX_BODY_BYTES)
     metrics = EngineMetrics(engine)
-    app["serving"] = Serving(engine, directory, metrics.finished)
+    app["serving"] = Serving(engine, directory, metrics.count_finished)
     app.add_routes(
         [
             web.post("/v1/completions", completions),

@@ -45,7 +45,7 @@ class BusFacts:
         event, event_id = fact
         await self._bus.publish(event, model=model, event_id=event_id)
 
-    async def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+    async def publish_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """The end of a group."""
         await self._publish(spec.model, wire.group_settled(spec, settlement, self._now()))
 
@@ -61,11 +61,11 @@ class BusFacts:
         final_stop = any(isinstance(fact, RunStopping) and fact.is_final for fact in facts)
         return PublishedEndings(outcomes, final_stop=final_stop)
 
-    async def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+    async def publish_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step and what it consumed."""
         await self._publish(spec.model, wire.step_completed(spec, record))
 
-    async def published(
+    async def publish_policy(
         self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
     ) -> None:
         """A version is durable and latest."""
@@ -74,7 +74,7 @@ class BusFacts:
         )
         await self._publish(spec.model, fact)
 
-    async def saved(
+    async def publish_checkpoint(
         self,
         spec: TrainingSpec,
         record: StepRecord,
@@ -88,7 +88,7 @@ class BusFacts:
         )
         await self._publish(spec.model, fact)
 
-    async def failed(self, failure: Failure) -> None:
+    async def publish_failure(self, failure: Failure) -> None:
         """A session ended without success. Raises Unavailable; Unpublishable where no repeat can help."""
         try:
             await self._publish(failure.model, wire.session_failed(failure))

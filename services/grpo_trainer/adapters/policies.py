@@ -22,8 +22,8 @@ from policy_files import (
     load,
     manifest_from_bytes,
     manifest_ref,
-    publish,
     tokenizer_files,
+    upload,
 )
 from upcycle.api.registry.v1 import service_pb2 as registry_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -83,8 +83,8 @@ class RegistryPolicies:
         with object_store(f"base policy v{base.version}"):
             return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
 
-    async def publish(self, state: SessionState, directory: Path) -> PublishedPolicy:
-        """Publish the version of `state` from a HF directory; the same bytes again are success."""
+    async def upload(self, state: SessionState, directory: Path) -> PublishedPolicy:
+        """Store the version of `state` from a HF directory; the same bytes again are success."""
         with object_store(f"policy {state.spec.model} v{state.version}"):
             parent = await self._parent(state)
             record = state.last_step
@@ -100,7 +100,7 @@ class RegistryPolicies:
                 training_config_digest=state.spec.digest(),
                 checkpoint_id=checkpoint_id(state.spec.model, state.version) if is_checkpoint else "",
             )
-            return _published(await publish(self._store, directory, facts))
+            return _published(await upload(self._store, directory, facts))
 
     async def _parent(self, state: SessionState) -> PolicyManifest:
         """The base, for the version that repeats its weights or is trained from them; else the version

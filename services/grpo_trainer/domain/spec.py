@@ -41,11 +41,6 @@ class TrainingSpec(Training):
     """the run draws from a held-out taskset: everything it samples is refused."""
 
     @property
-    def has_limit(self) -> bool:
-        """Whether the run ends by itself; else it trains until it is stopped."""
-        return self.steps > 0
-
-    @property
     def schedule(self) -> Schedule:
         """The learning rate over the run's steps."""
         return Schedule(self.lr_schedule, self.steps, self.warmup_steps, self.min_lr_fraction)

@@ -18,7 +18,7 @@ from grpo_trainer.domain.steps import StepRecord
 SCHEMA_VERSION: Final = 2
 
 
-class Phase(StrEnum):
+class SessionPhase(StrEnum):
     """What a session is doing."""
 
     OPENING = "opening"

@@ -16,7 +16,7 @@ from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.state import Head
 from grpo_trainer.interactive.states_store import InteractiveStates
-from grpo_trainer.learner.protocol import AccumulatingLearner
+from grpo_trainer.learner.protocol import InteractiveLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class InteractiveDeps:
     """Dependencies of the interactive sessions. leases: shared with the runs. max_open: models that
     stay in memory between calls."""
 
-    new_learner: Callable[[], AccumulatingLearner]
+    new_learner: Callable[[], InteractiveLearner]
     trajectories: Trajectories
     claims: TaskClaims
     conversations: ChatConversations

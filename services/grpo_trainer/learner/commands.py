@@ -15,7 +15,7 @@ from grpo_trainer.learner.snapshots import HostSnapshot, WriterThread
 Result_co = TypeVar("Result_co", covariant=True)
 
 
-class Command(Protocol[Result_co]):
+class RankCommand(Protocol[Result_co]):
     """One call that all ranks make, each with its own part of the data."""
 
     def execute(self, cores: SessionCores) -> Result_co:

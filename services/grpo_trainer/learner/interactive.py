@@ -17,8 +17,8 @@ from grpo_math.objective import Objective
 from grpo_math.packing import TrainingRow, pack, row_cuts
 from grpo_trainer.domain.errors import InvalidInput, InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.learner.accumulator import Accumulator
 from grpo_trainer.learner.core import CANARY_ROWS, step_options
+from grpo_trainer.learner.gradient_sums import GradientSums
 from grpo_trainer.learner.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
 from grpo_trainer.learner.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.learner.packed_model import PackedModel
@@ -30,24 +30,24 @@ _AS_GIVEN: Final = Objective(CrossEntropy(), aggregation="sum")
 """-sum(weight * logprob): its gradient is the one that the client computed."""
 
 
-class InteractiveLearner(TorchLearner):
+class TorchInteractiveLearner(TorchLearner):
     """A learner whose gradients accumulate over calls. A failed call leaves the gradients as they were."""
 
     def __init__(self, thread: LearnerThread) -> None:
         super().__init__(thread)
-        self._gradients: Accumulator | None = None
+        self._gradients: GradientSums | None = None
 
     async def begin(self, spec: TrainingSpec, base: Path) -> None:
         """A fresh optimizer on the weights of a HF directory. Raises InvalidTrainingSpec, OutOfMemory."""
         self._refuse(spec)
         await super().begin(spec, base)
-        self._gradients = Accumulator(self._loaded()[1])
+        self._gradients = GradientSums(self._loaded()[1])
 
     async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
         """The learner as it was when `tensors` was saved. Raises BrokenArtifact, OutOfMemory."""
         self._refuse(spec)
         await super().resume(spec, base, tensors)
-        self._gradients = Accumulator(self._loaded()[1])
+        self._gradients = GradientSums(self._loaded()[1])
 
     def _refuse(self, spec: TrainingSpec) -> None:
         if not spec.schedule.is_flat:
@@ -80,13 +80,13 @@ class InteractiveLearner(TorchLearner):
 
     async def apply(self, adam: Adam) -> Mapping[str, float]:
         """One update with all accumulated gradients. Raises Diverged, with the weights untouched."""
-        return {"grad_norm": await self._thread.run(lambda: self._accumulated().apply(adam))}
+        return {"grad_norm": await self._thread.run(lambda: self._sums().apply(adam))}
 
     async def drop(self) -> None:
         """Forget the accumulated gradients."""
-        await self._thread.run(lambda: self._accumulated().drop())
+        await self._thread.run(lambda: self._sums().drop())
 
-    def _accumulated(self) -> Accumulator:
+    def _sums(self) -> GradientSums:
         if self._gradients is None:
             raise RuntimeError("the learner was not begun")
         return self._gradients
@@ -126,7 +126,7 @@ class InteractiveLearner(TorchLearner):
         longest = max(row.num_trained for row in rows)
         size = math.ceil(len(rows) / min(num_substeps, len(rows)))
         slices = [rows[first : first + size] for first in range(0, len(rows), size)]
-        parts = self._accumulated().of_tokens([_mean_pass(model, part, options, longest) for part in slices])
+        parts = self._sums().of_tokens([_mean_pass(model, part, options, longest) for part in slices])
         self._thread.group.core(self._session).canary_rows = rows[:CANARY_ROWS]
         return _measured(batch, credited, parts)
 
@@ -140,7 +140,7 @@ class InteractiveLearner(TorchLearner):
             for number, (one, values) in enumerate(zip(credited, weights, strict=True))
         ]
         options = replace(self._options(LossSpec()), objective=_AS_GIVEN)
-        part = self._accumulated().as_given(lambda: _gradient(model, rows, options))
+        part = self._sums().as_given(lambda: _gradient(model, rows, options))
         self._thread.group.core(self._session).canary_rows = [one.row for one in credited[:CANARY_ROWS]]
         measured = _measured(batch, credited, [part])
         # The sum of weighted log-probabilities is not the client's loss, so it is left out.

@@ -73,7 +73,7 @@ class Learner(Protocol):
         """Free the model's memory."""
 
 
-class AccumulatingLearner(Learner, Protocol):
+class InteractiveLearner(Learner, Protocol):
     """A learner of interactive training: gradients accumulate. A call that fails leaves them as they were."""
 
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from grpo_trainer.domain.errors import LostRank, RanksGone, TrainerError
-from grpo_trainer.learner.commands import CloseSession, Command
+from grpo_trainer.learner.commands import CloseSession, RankCommand
 from grpo_trainer.learner.core import LearnerCore, LearnerOptions, SessionCores
 from grpo_trainer.learner.ranks import ALONE, Ranks
 from service_kit.leash import leashed
@@ -52,7 +52,7 @@ class RankGroup:
         self._cores: SessionCores | None = None
         self._broken = ""
 
-    def execute(self, commands: Sequence[Command[Result]]) -> Result:
+    def execute(self, commands: Sequence[RankCommand[Result]]) -> Result:
         """Execute one command per rank, in the order of ranks; returns rank 0's result.
 
         Raises what a command raises on all ranks, and LostRank.

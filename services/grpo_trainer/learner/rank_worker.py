@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_trainer.domain.errors import TrainerError
-from grpo_trainer.learner.commands import Command
+from grpo_trainer.learner.commands import RankCommand
 from grpo_trainer.learner.core import LearnerOptions, SessionCores
 from grpo_trainer.learner.rank_group import START_S, join
 from grpo_trainer.learner.ranks import Ranks
@@ -41,7 +41,7 @@ def main() -> None:
 
 def _execute_all(connection: Connection, cores: SessionCores) -> None:
     while True:
-        command: Command[object] = _received(connection)
+        command: RankCommand[object] = _received(connection)
         try:
             command.execute(cores)
         except TrainerError:

@@ -55,7 +55,7 @@ async def announce(
     if record is not None:
         done = record
         await _settle(state, done, deps, retry)
-        await retry.until_available(lambda: facts.stepped(spec, done))
+        await retry.until_available(lambda: facts.publish_step(spec, done))
     marker = deps.states.marker_of(state)
     await announce_version(state, policy, marker, state.sources, facts, retry)
 
@@ -70,7 +70,7 @@ async def _settle(state: SessionState, record: StepRecord, deps: RunDeps, retry:
 
     async def attempt() -> None:
         await _confirm(state, deps)
-        await asyncio.gather(*(deps.facts.settled(state.spec, one) for one in record.settlements))
+        await asyncio.gather(*(deps.facts.publish_settled(state.spec, one) for one in record.settlements))
         await _confirm(state, deps)
 
     await retry.until_available(attempt)
@@ -86,5 +86,5 @@ async def announce_final(
     final = replace(record, saves_checkpoint=True, is_final=True)
     policy = await store_version(state, snapshot, deps.policies, deps.work_dir, retry)
     marker = deps.states.marker_of(state)
-    saved = partial(deps.facts.saved, state.spec, final, policy, marker, state.sources)
+    saved = partial(deps.facts.publish_checkpoint, state.spec, final, policy, marker, state.sources)
     await retry.until_available(saved)

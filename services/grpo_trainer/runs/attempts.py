@@ -23,7 +23,7 @@ from grpo_trainer.runs.deps import RunDeps
 log = logging.getLogger(__name__)
 
 
-class Attempts:
+class BatchAttempts:
     """The starts of one run's batches."""
 
     def __init__(self, spec: TrainingSpec, deps: RunDeps, retry: RetryUntilAvailable) -> None:

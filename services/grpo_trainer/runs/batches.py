@@ -61,12 +61,6 @@ class BatchCutter:
         """The group was trained or excluded."""
         self._ready = deque(group for group in self._ready if group.group_id != group_id)
 
-    def clear(self) -> tuple[CompleteGroup, ...]:
-        """Empties the queue; returns what was in it."""
-        left = tuple(self._ready)
-        self._ready.clear()
-        return left
-
     @property
     def waiting(self) -> tuple[CompleteGroup, ...]:
         """Complete groups in order of completion."""

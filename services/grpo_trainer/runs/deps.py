@@ -39,10 +39,10 @@ class Instruments(Protocol):
     ) -> AbstractContextManager[str]:
         """Span of one step, in the run's trace, linked to its trajectories; gives its traceparent."""
 
-    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+    def count_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """A step is durable."""
 
-    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+    def count_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """A group is over."""
 
 

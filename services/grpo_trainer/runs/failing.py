@@ -63,7 +63,9 @@ class Failures:
         run = self._runs[run_id]
         kept = run.failure
         if kept.model:  # without a model there is no folder and no subject, and no planner submits such a run
-            kept = await RetryUntilAvailable().until_available(lambda: self._deps.states.fail(run.failure))
+            kept = await RetryUntilAvailable().until_available(
+                lambda: self._deps.states.record_failure(run.failure)
+            )
         self._runs[run_id] = replace(self._runs[run_id], failure=kept)
         self._watermark.opened(run_id)
         return kept
@@ -86,7 +88,7 @@ class Failures:
 
         async def attempt() -> None:
             try:
-                await self._deps.facts.failed(failure)
+                await self._deps.facts.publish_failure(failure)
             except (Unpublishable, Unavailable):
                 raise
             except Exception as error:
@@ -105,6 +107,8 @@ class Failures:
         """Mark the run as closed: its old states are deleted, and no restart publishes its failure again."""
         run = self._runs[run_id]
         if run.failure.model:
-            await RetryUntilAvailable().until_available(lambda: self._deps.states.close_failed(run.failure))
+            await RetryUntilAvailable().until_available(
+                lambda: self._deps.states.record_failed_end(run.failure)
+            )
         self._runs[run_id] = replace(run, closed=True)
         log.info("failed_run_closed", extra={"run_id": run_id})

@@ -165,7 +165,7 @@ class GroupBuffer:
         """Announce an exclusion or a release, then remember it."""
         extra = {"group_id": settlement.group_id, "reason": settlement.reason.value}
         log.info(f"group_{settlement.outcome.value}", extra=extra)
-        await self.retry.until_available(lambda: self._facts.settled(self.spec, settlement))
+        await self.retry.until_available(lambda: self._facts.publish_settled(self.spec, settlement))
         self.remember(settlement)
 
     def remember(self, settlement: Settlement) -> None:
@@ -174,7 +174,7 @@ class GroupBuffer:
         self.cutter.remove(settlement.group_id)
         self._forget(settlement.group_id)
         self.counts[settlement.label] = self.counts.get(settlement.label, 0) + 1
-        self._instruments.settled(self.spec, settlement)
+        self._instruments.count_settled(self.spec, settlement)
 
     async def contents(self, group: CompleteGroup) -> BatchGroup:
         """The group with its tokens. Raises UnusableTrajectory for the first member that cannot be

@@ -96,7 +96,7 @@ class Persistence:
         await self._durable(durable)
         await announce(durable, deps, snapshot, self._retry)
         if durable.last_step is not None:
-            deps.instruments.stepped(state.spec, durable.last_step)
+            deps.instruments.count_step(state.spec, durable.last_step)
         timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
         log.info("state_durable", extra={"run_id": state.spec.run_id, "step": state.step, **timings})
         spec, newest = state.spec, deps.keep_states

@@ -82,7 +82,7 @@ def hand_over(before: TrainingSession, following: TrainingSession) -> None:
     following.history.extendleft(record for record in reversed(before.history) if record.step < step)
 
 
-def fed(following: TrainingSession, recalled: Sequence[Fact], interim: list[Fact]) -> None:
+def feed(following: TrainingSession, recalled: Sequence[Fact], interim: list[Fact]) -> None:
     """Give a session the replayed facts, then the live ones that are newer. Empties `interim`."""
     for fact in recalled:
         following.put(fact)

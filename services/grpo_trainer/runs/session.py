@@ -25,14 +25,14 @@ from grpo_trainer.domain.failures import ENDS_PROCESS, Failure
 from grpo_trainer.domain.model_leases import RunLease
 from grpo_trainer.domain.offers import unusable
 from grpo_trainer.domain.settled import SettledGroups
-from grpo_trainer.domain.states import Phase, SessionState
+from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.token_rows import row_counts
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, announce_final, confirm
-from grpo_trainer.runs.attempts import Attempts
+from grpo_trainer.runs.attempts import BatchAttempts
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.group_buffer import Fact, GroupBuffer
 from grpo_trainer.runs.opening import first_state, load_state
@@ -75,7 +75,7 @@ class TrainingSession:
         before the first version, released when the run is finished or failed."""
         self.spec = submission.spec
         self.state = state
-        self.phase = Phase.OPENING
+        self.phase = SessionPhase.OPENING
         self.failed: Failure | None = None
         self.lost_in_a_row = 0
         self.took_steps = False
@@ -96,7 +96,7 @@ class TrainingSession:
         self._persistence = Persistence(
             deps, self._retry, durable=self._became_durable, ended=self.buffer.changed
         )
-        self._attempts = Attempts(self.spec, deps, self._retry)
+        self._attempts = BatchAttempts(self.spec, deps, self._retry)
         self._stopping = False
         self._superseded = False
         self._diverged = 0
@@ -156,13 +156,13 @@ class TrainingSession:
     async def fail(self, failure: Failure) -> None:
         """Show the run as failed. The failure is durable, and Failures publishes it."""
         self.failed = failure
-        await self._enter(Phase.FAILED)
+        await self._enter(SessionPhase.FAILED)
 
     async def end(self, state: SessionState) -> None:
         """Another trainer finished the run, with this state."""
         self.state, self.buffer.retired = state, True
         self._watermark.opened(self.spec.run_id)
-        await self._enter(Phase.FINISHED)
+        await self._enter(SessionPhase.FINISHED)
 
     async def _begin(self) -> None:
         if self.state is None:
@@ -223,13 +223,13 @@ class TrainingSession:
         if state is not None and not self.spec.reached(state.step) and not self._superseded:
             await self._end_early(state)
         self.buffer.retired = True
-        await self._enter(Phase.FINISHED)
+        await self._enter(SessionPhase.FINISHED)
         while not (self.buffer.over or self._stopping):
             self.buffer.changed.clear()
             await self.buffer.changed.wait()
         if self.buffer.over and self.state is not None:
             closed = self.state.closed(self._cursor())
-            await self._retry.until_available(lambda: self._deps.states.close(closed))
+            await self._retry.until_available(lambda: self._deps.states.record_end(closed))
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
@@ -243,10 +243,10 @@ class TrainingSession:
             await self.buffer.changed.wait()
         if not self.buffer.stopping:
             return
-        await self._enter(Phase.PUBLISHING)
+        await self._enter(SessionPhase.PUBLISHING)
         stopped = replace(state, stopped=True)
         if not state.stopped:
-            await self._retry.until_available(lambda: self._deps.states.stop(stopped))
+            await self._retry.until_available(lambda: self._deps.states.record_stop(stopped))
             self.state = stopped
         if self.buffer.saves:
             await announce_final(stopped, self._deps, await self._learner.snapshot(), self._retry)
@@ -254,9 +254,9 @@ class TrainingSession:
             await self.buffer.settle(excluded(group, GroupReason.RUN_OVER))
         log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
 
-    async def _enter(self, phase: Phase) -> None:
+    async def _enter(self, phase: SessionPhase) -> None:
         self.phase = phase
-        if phase in (Phase.FINISHED, Phase.FAILED):
+        if phase in (SessionPhase.FINISHED, SessionPhase.FAILED):
             self._lease.release()
         async with self.changed:
             self.changed.notify_all()
@@ -264,7 +264,7 @@ class TrainingSession:
     async def _next_batch(self, version: int) -> _Batch | None:
         """The next groups to train, with their tokens; None when the run or this process is stopping."""
         began = time.monotonic()
-        await self._enter(Phase.WAITING)
+        await self._enter(SessionPhase.WAITING)
         while not (self.buffer.over or self.buffer.stopping or self._stopping):
             self.buffer.changed.clear()
             self._persistence.check()
@@ -301,7 +301,7 @@ class TrainingSession:
     async def _landed(self) -> None:
         """Wait until the state in flight, if there is one, is durable and announced."""
         if self._persistence.in_flight:
-            await self._enter(Phase.PUBLISHING)
+            await self._enter(SessionPhase.PUBLISHING)
         await self._persistence.landed()
 
     async def _one_step(self, state: SessionState, batch: _Batch) -> SessionState:
@@ -309,7 +309,7 @@ class TrainingSession:
         plan = self._plan(state, batch)
         members = [member for group in batch.groups for member in group.members]
         span = self._deps.instruments.step(self.spec, plan.step, state.trace_headers, members)
-        await self._enter(Phase.STEPPING)
+        await self._enter(SessionPhase.STEPPING)
         with span as traceparent:
             try:
                 async with self._attempts.at(plan.step, batch.groups):

@@ -18,13 +18,13 @@ from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, Unkn
 from grpo_trainer.domain.failures import ENDS_PROCESS, BrokenRun, FailedRun, Failure, detail_of, kind_of
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import Phase, SessionState
+from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.domain.trajectories import Submission
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import Fact, RunOver
-from grpo_trainer.runs.reopening import Interim, ReadAgain, fed, hand_over, may_go_on, newest_of
+from grpo_trainer.runs.reopening import Interim, ReadAgain, feed, hand_over, may_go_on, newest_of
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.stores import FoundStates
 from grpo_trainer.runs.watermark import ReplayWatermark
@@ -43,7 +43,7 @@ async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
     return ()
 
 
-class Sessions:
+class RunSessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
     def __init__(self, deps: RunDeps, *, leave_s: float = 15.0, leases: ModelLeases | None = None) -> None:
@@ -197,7 +197,7 @@ class Sessions:
         hand_over(session, following)
         with self._interim.keeping(session) as interim:
             recalled = await RetryUntilAvailable().until_available(lambda: self.read_again(spec, after))
-            fed(following, recalled, interim)
+            feed(following, recalled, interim)
             self._sessions[spec.run_id] = following
         step = 0 if newest is None else newest.step
         extra = {"run_id": spec.run_id, "step": step, "lost": following.lost_in_a_row, "error": str(error)}
@@ -242,7 +242,7 @@ class Sessions:
             session.stop()
         running = [task for task in self._tasks.values() if not task.done()]
         for run_id, session in self._sessions.items():
-            if session.phase is Phase.OPENING:
+            if session.phase is SessionPhase.OPENING:
                 self._tasks[run_id].cancel()
         if not running:
             return

@@ -123,12 +123,12 @@ class BlobStates(StepStates[SessionState]):
             detail = f"the run failed, and the record of its failure, {key}, cannot be read: {error}"
             return Failure(run_id, model, SessionFailure.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
 
-    async def stop(self, state: SessionState) -> None:
+    async def record_stop(self, state: SessionState) -> None:
         """Remember that the run ends early, with this state."""
         with object_store(f"the early end of {state.spec.run_id}"):
             await self._store.put(f"{_line_of(state)}/{_STOPPED}", json.dumps({"step": state.step}).encode())
 
-    async def fail(self, failure: Failure) -> Failure:
+    async def record_failure(self, failure: Failure) -> Failure:
         """Remember that the run failed; returns what is remembered, the first failure of the run."""
         line = training_run(failure.model, failure.run_id)
         data = json.dumps(failure.to_json(), sort_keys=True).encode()
@@ -136,15 +136,15 @@ class BlobStates(StepStates[SessionState]):
             written = await self._store.put_if_absent(f"{line}/{_FAILED}", data)
         return failure if written is not None else await self._failure(line)
 
-    async def close(self, state: SessionState) -> None:
+    async def record_end(self, state: SessionState) -> None:
         """Remember that the run is over; of its states, the newest and those that a checkpoint names stay."""
-        await self._close(state.spec.model, state.spec.run_id, state.seen)
+        await self._record_end(state.spec.model, state.spec.run_id, state.seen)
 
-    async def close_failed(self, failure: Failure) -> None:
-        """As `close`, of a run that failed, with or without a state."""
-        await self._close(failure.model, failure.run_id, failure.cursor)
+    async def record_failed_end(self, failure: Failure) -> None:
+        """As `record_end`, of a run that failed, with or without a state."""
+        await self._record_end(failure.model, failure.run_id, failure.cursor)
 
-    async def _close(self, model: str, run_id: str, seen: int) -> None:
+    async def _record_end(self, model: str, run_id: str, seen: int) -> None:
         line = training_run(model, run_id)
         with object_store(f"the end of {run_id}"):
             await self._store.put(f"{line}/{_CLOSED}", json.dumps({"seen": seen}).encode())

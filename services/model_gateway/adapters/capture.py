@@ -17,6 +17,7 @@ from model_gateway.domain.records import CapturedExchange
 from service_kit.loops import pause
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
 from upcycle.errors import Unavailable as StoreAway
+from upcycle.moments import timestamp
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +88,11 @@ def _body(sample: CapturedExchange) -> bytes:
 
 
 def _event(sample: CapturedExchange, ref: BlobRef) -> GatewaySampled:
-    event = GatewaySampled(
+    return GatewaySampled(
         request_id=sample.request_id,
         model=sample.model,
         version=sample.version,
         digest=sample.digest,
         body=blob_ref.to_wire(ref),
+        sampled_at=timestamp(sample.sampled_at),
     )
-    event.sampled_at.FromDatetime(sample.sampled_at)
-    return event

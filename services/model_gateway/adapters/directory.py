@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC
 from typing import Any
 
 from google.protobuf.message import Message
@@ -21,6 +20,7 @@ from upcycle.api.registry.v1 import events_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.errors import Unavailable
+from upcycle.moments import moment_of
 from upcycle.rpc import RemoteError, remote_errors
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class RegistryDirectory:
             self._digests[event.model, event.version] = event.digest
             self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
         if isinstance(event, events_pb2.CheckpointPromoted):
-            promoted_at = event.promoted_at.ToDatetime(UTC)
+            promoted_at = moment_of(event.promoted_at)
             self._on_promotion(Promotion(event.model, event.version, event.digest, promoted_at))
         self._look.set()
 

@@ -9,7 +9,7 @@ from identities.entities import checkpoint_id
 from model_gateway.domain.calls import ModelTarget
 
 
-class EngineState(StrEnum):
+class LeasedEngineState(StrEnum):
     """As its engine supervisor says."""
 
     STARTING = "starting"
@@ -19,7 +19,7 @@ class EngineState(StrEnum):
     STOPPING = "stopping"
 
 
-_USABLE = (EngineState.READY, EngineState.FAILED, EngineState.RELOADING)
+_USABLE = (LeasedEngineState.READY, LeasedEngineState.FAILED, LeasedEngineState.RELOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class EngineRoute:
     version: int
     digest: str
     held_versions: frozenset[int]
-    state: EngineState
+    state: LeasedEngineState
     renewal: str  # changes with each renewal, so that one after a failure clears the suspicion
 
 
@@ -64,7 +64,7 @@ class RoutingView:
     def is_settled(self, engine: EngineRoute) -> bool:
         """Whether the lease's version is certain: no reload is under way or due."""
         head = self.models.get(engine.model)
-        if engine.state is EngineState.RELOADING or head is None:
+        if engine.state is LeasedEngineState.RELOADING or head is None:
             return False
         return not engine.follows_head or engine.version == head.head_version
 
@@ -75,7 +75,7 @@ def served_name(engine: EngineRoute, target: ModelTarget) -> str | None:
         return target.model if engine.follows_head else None
     if target.version in engine.held_versions:
         return f"{target.model}@v{target.version}"
-    is_served = engine.version == target.version and engine.state is not EngineState.RELOADING
+    is_served = engine.version == target.version and engine.state is not LeasedEngineState.RELOADING
     return target.model if is_served else None
 
 
@@ -91,7 +91,7 @@ def choose(
         trusted,
         key=lambda engine: (
             engine.version != head_version,
-            engine.state is EngineState.RELOADING,
+            engine.state is LeasedEngineState.RELOADING,
             busy.get(engine.engine_id, 0),
             engine.engine_id,
         ),

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from policy_engine.adapters.engine_process import Command
+from policy_engine.adapters.engine_process import EngineCommand
 from policy_engine.adapters.vllm_files import keep_newest, untied
 from policy_engine.domain import FailureKind, Policy, VersionRefused
 from policy_files import InvalidPolicyDir, TensorInfo, tensors_of_directory
@@ -33,7 +33,7 @@ class EmbeddedKind:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
 
-    def command(self, directory: Path, host: str, port: int) -> Command:
+    def command(self, directory: Path, host: str, port: int) -> EngineCommand:
         """How to start it on a prepared directory."""
         options = self._options
         argv = [sys.executable, "-m", "embedded_engine.app", "--model", str(directory)]
@@ -42,7 +42,7 @@ class EmbeddedKind:
         if options.max_model_len:
             argv += ["--max-model-len", str(options.max_model_len)]
         env = {"OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        return Command(tuple(argv), env)
+        return EngineCommand(tuple(argv), env)
 
     def prepare(self, policy: Policy) -> Path:
         """The fetched directory itself."""
@@ -57,7 +57,7 @@ class VllmKind:
         self._is_cpu_build = _is_cpu_build(options.vllm_python)
         self._served: dict[str, TensorInfo] | None = None
 
-    def command(self, directory: Path, host: str, port: int) -> Command:
+    def command(self, directory: Path, host: str, port: int) -> EngineCommand:
         """How to start it on a prepared directory."""
         options = self._options
         argv = [str(options.vllm_python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
@@ -78,7 +78,7 @@ class VllmKind:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_CPU_KVCACHE_SPACE": str(options.vllm_kv_cache_gib),
             }
-        return Command((*argv, *options.vllm_arguments), env)
+        return EngineCommand((*argv, *options.vllm_arguments), env)
 
     def prepare(self, policy: Policy) -> Path:
         """Checked against what is served: a reload that fails half-way leaves vLLM without weights."""

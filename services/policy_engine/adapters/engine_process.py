@@ -26,7 +26,7 @@ _TAIL_BYTES = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class EngineCommand:
     """How to start an engine."""
 
     argv: tuple[str, ...]
@@ -36,7 +36,7 @@ class Command:
 class EngineKind(Protocol):
     """What differs between the engines that an engine supervisor can start."""
 
-    def command(self, directory: Path, host: str, port: int) -> Command:
+    def command(self, directory: Path, host: str, port: int) -> EngineCommand:
         """How to start it on a prepared directory."""
 
     def prepare(self, policy: Policy) -> Path:
@@ -164,7 +164,7 @@ class AttachedEngine(_Engine):
             await self._look()
 
 
-async def _spawn(command: Command, log_path: Path) -> asyncio.subprocess.Process:
+async def _spawn(command: EngineCommand, log_path: Path) -> asyncio.subprocess.Process:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("wb") as output:
         return await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ from upcycle.errors import Unavailable as StoreAway
 _KEPT_FOR_A_QUICK_RETURN = 4
 
 
-class BlobPolicyStore:
+class PolicyDownloads:
     """Fetches by manifest; every digest is checked on the way in."""
 
     def __init__(self, store: BlobStore, cache_dir: Path) -> None:

@@ -34,7 +34,7 @@ class ChannelVersions:
         self._pins = pins
         self._newest: EngineTarget | None = None
 
-    def published(self, target: EngineTarget) -> EngineTarget:
+    def note(self, target: EngineTarget) -> EngineTarget:
         """Take note of a published version; the newest so far."""
         if self._newest is None or target.version > self._newest.version:
             self._newest = target
@@ -78,7 +78,7 @@ class ChannelVersions:
     async def _ahead_of_head(self, model: registry_pb2.Model) -> list[EngineTarget]:
         """What the channel wants before head; of pinned versions the one of the longest waiting run."""
         if self._channel is Channel.LATEST:
-            return [self.published(wire.target_of_version(model.latest))]
+            return [self.note(wire.target_of_version(model.latest))]
         if self._channel is Channel.CANDIDATE:
             for version in self._pins.versions():
                 try:

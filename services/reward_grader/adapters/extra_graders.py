@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from reward_grader.domain import ExtraGrader, Transcript
+from reward_grader.domain import ExtraGrader, GraderTranscript
 
 
 class ExtraGraderInvalid(ValueError):
@@ -29,12 +29,12 @@ def load_grader(path: str, weight: float, name: str) -> ExtraGrader:
     return ExtraGrader(name or attribute, weight, _as_async(function))
 
 
-def _as_async(function: Callable[[Transcript], Any]) -> Callable[[Transcript], Awaitable[float]]:
+def _as_async(function: Callable[[GraderTranscript], Any]) -> Callable[[GraderTranscript], Awaitable[float]]:
     """A plain function runs in a thread, so that a slow one does not block the event loop."""
     if inspect.iscoroutinefunction(function):
         return function
 
-    async def in_thread(transcript: Transcript) -> float:
+    async def in_thread(transcript: GraderTranscript) -> float:
         return float(await asyncio.to_thread(function, transcript))
 
     return in_thread

@@ -5,17 +5,17 @@ import asyncio
 from blob_store import BlobStore, CorruptBlob, MissingBlob
 from episodes import EpisodeBroken, EpisodeFailure
 from reward_grader import wire
-from reward_grader.domain import GradingTask, Transcript
+from reward_grader.domain import GraderTranscript, GradingTask
 from trajectory_body import MalformedBody, unpack
 
 
-class StoredTranscripts:
+class GraderTranscripts:
     """The verified conversation of a recorded trajectory."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
 
-    async def read_body(self, task: GradingTask) -> Transcript:
+    async def read_body(self, task: GradingTask) -> GraderTranscript:
         """Raises EpisodeBroken(body_corrupt), Unavailable."""
         try:
             body = await asyncio.to_thread(unpack, await self._store.get(task.body))

@@ -16,7 +16,7 @@ from engine_client import (
     SamplingParams,
 )
 from episodes import EpisodeBroken, EpisodeFailure
-from rollout_sampler.adapters.leases import EngineChoice, EngineLeases, choices_among
+from rollout_sampler.adapters.leases import EngineChoice, LeaseCache, choices_among
 from rollout_sampler.domain import PolicyWanted
 from upcycle.errors import Unavailable
 
@@ -33,7 +33,7 @@ DigestOf = Callable[[str, int], Awaitable[str]]
 class LeasedEngines:
     """The first request connects, `stop` closes all connections."""
 
-    def __init__(self, leases: EngineLeases, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
+    def __init__(self, leases: LeaseCache, digest_of: DigestOf, *, turn_timeout_s: float) -> None:
         self._leases = leases
         self._digest_of = digest_of
         self._turn_timeout_s = turn_timeout_s

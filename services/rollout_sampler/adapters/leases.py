@@ -40,7 +40,7 @@ class EngineChoice:
         return _SERVING[self.lease.state]
 
 
-class EngineLeases:
+class LeaseCache:
     """The leases of each model, cached."""
 
     def __init__(self, registry: "RegistryServiceAsyncStub", *, max_age_s: float = 1.0) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from scenario_runner.adapters.channel_environment import ChannelEnvironment, description_from, loss_of
-from scenario_runner.adapters.zygotes import Forked, Zygote, ZygoteOptions, remove_leftovers
+from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOptions, remove_leftovers
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
@@ -31,7 +31,7 @@ class ForkedHost:
     def __init__(self, options: ZygoteOptions, timeouts: EpisodeTimeouts, *, max_forks: int = 8) -> None:
         self._options = options
         self._timeouts = timeouts
-        self._zygotes: dict[PythonEnvironment, asyncio.Task[Zygote]] = {}
+        self._zygotes: dict[PythonEnvironment, asyncio.Task[WarmEnvironment]] = {}
         self._forks = asyncio.Semaphore(max_forks)
         self._has_swept = False
 
@@ -68,7 +68,7 @@ class ForkedHost:
         zygote = await self.zygote(source)
         return description_from(zygote.description)
 
-    async def zygote(self, source: PythonEnvironment) -> Zygote:
+    async def zygote(self, source: PythonEnvironment) -> WarmEnvironment:
         """The running zygote of an environment; a dead one is replaced. Raises EnvironmentBroken."""
         task = self._zygotes.get(source)
         if task is not None and task.done() and _is_dead(task):
@@ -85,13 +85,13 @@ class ForkedHost:
         for task in tasks:
             task.cancel()
         zygotes = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(zygote.stop() for zygote in zygotes if isinstance(zygote, Zygote)))
+        await asyncio.gather(*(zygote.stop() for zygote in zygotes if isinstance(zygote, WarmEnvironment)))
 
-    async def _started(self, source: PythonEnvironment) -> Zygote:
+    async def _started(self, source: PythonEnvironment) -> WarmEnvironment:
         if not self._has_swept:
             self._has_swept = True
             await asyncio.to_thread(remove_leftovers)
-        zygote = Zygote(source, self._options)
+        zygote = WarmEnvironment(source, self._options)
         try:
             await zygote.start()
         except BaseException:
@@ -107,11 +107,11 @@ class ForkedHost:
         return zygote
 
 
-def _is_dead(task: "asyncio.Task[Zygote]") -> bool:
+def _is_dead(task: "asyncio.Task[WarmEnvironment]") -> bool:
     return task.cancelled() or task.exception() is not None or task.result().dead.done()
 
 
-def _explainer(zygote: Zygote, forked: Forked) -> Callable[[], Any]:
+def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
     async def explain() -> Exception:
         done, _ = await asyncio.wait([forked.ended], timeout=EXIT_WAIT_S)
         if not done:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from google.protobuf.message import Message
 from opentelemetry import context, propagate
 
-from episodes import Split
+from episodes import Split, episode_failed
 from identities import events as event_ids
 from scenario_runner.adapters.sql_tasksets import SqlTasksets
 from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord
@@ -52,7 +52,9 @@ class SqlAnnouncements(SqlTasksets):
         self._announce(run, published.run_finished(run, counts, self.now), event_ids.run_finished(run.run_id))
 
     def announce_failed(self, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
-        fact = published.episode_failed(self._identity(run, episode), failure, detail, self.now)
+        fact = episode_failed(
+            self._identity(run, episode), failure, detail, reported_by="scenario_runner", at=self.now
+        )
         self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
 
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:

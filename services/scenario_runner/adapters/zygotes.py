@@ -48,7 +48,7 @@ class Forked:
     ended: "asyncio.Future[int]"
 
 
-class Zygote:
+class WarmEnvironment:
     """One warm process of one environment. `start` once; `dead` resolves when it is gone."""
 
     def __init__(self, source: PythonEnvironment, options: ZygoteOptions) -> None:

@@ -133,7 +133,7 @@ class ToolOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
+class ScenarioTranscript:
     """What a scenario sees of an episode when it grades: the answer, and turns with text and tool calls."""
 
     episode_id: str

@@ -205,10 +205,6 @@ class EpisodeRow:
         return self.state in UNSETTLED
 
 
-class InvalidRequest(RunnerError):
-    """A field of the request is wrong; nothing was changed."""
-
-
 class NotFound(RunnerError):
     """No such taskset, run, model or version."""
 

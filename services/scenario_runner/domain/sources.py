@@ -25,7 +25,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferRules:
+class DrawRules:
     """What a group must be to be offered to one run. head_version: of a group of a source run, head when the
     training run is submitted; its members must be of one version, which is not newer. Whether a version is
     too old is decided by the trainer alone, which knows the ancestors of the version that it began from."""
@@ -37,12 +37,12 @@ class OfferRules:
     head_version: int | None = None
 
 
-def why_unfit(group: EndedGroup, rules: OfferRules) -> str:
+def why_unfit(group: EndedGroup, rules: DrawRules) -> str:
     """Why the group may not train; empty when it may."""
     return next((reason for reason, applies in _reasons(group, rules) if applies), "")
 
 
-def _reasons(group: EndedGroup, rules: OfferRules) -> Sequence[tuple[str, bool]]:
+def _reasons(group: EndedGroup, rules: DrawRules) -> Sequence[tuple[str, bool]]:
     size, batch = rules.group_size, rules.group_size * rules.prompts_per_step
     return (
         (GroupReason.HELD_OUT, rules.split is Split.HELD_OUT),

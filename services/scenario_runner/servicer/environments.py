@@ -5,9 +5,10 @@ from typing import Any
 
 import grpc.aio
 
+from blob_store import ref as blob_ref
 from scenario_runner import telemetry
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.wire.environments import body_ref_from_wire, grade_to_wire, opened_to_wire
+from scenario_runner.wire.environments import grade_to_wire, opened_to_wire
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceServicer
 
@@ -42,7 +43,7 @@ class EnvironmentServicer(EnvironmentServiceServicer):
     async def Grade(self, request: pb.GradeRequest, context: Context) -> pb.GradeResponse:
         """Grade a stored trajectory, once per lease."""
         with telemetry.CALL_S.labels("grade").time():
-            body = body_ref_from_wire(request.body)
+            body = blob_ref.from_wire(request.body)
             return grade_to_wire(await self._leases.grade(request.lease_id, body))
 
     async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:

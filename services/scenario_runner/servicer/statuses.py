@@ -19,7 +19,8 @@ from scenario_runner.domain.environments import (
     FleetFull,
     UnknownLease,
 )
-from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, NotFound, Refused
+from scenario_runner.domain.runs import AlreadyTaken, NotFound, Refused
+from service_kit.errors import InvalidRequest
 
 TASKSET_STATUSES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,

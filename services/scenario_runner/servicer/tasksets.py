@@ -10,13 +10,14 @@ import grpc.aio
 from opentelemetry import propagate, trace
 
 from scenario_runner.domain.explain import WaitReason
-from scenario_runner.domain.runs import FINAL_RUN_STATES, InvalidRequest, RunView
+from scenario_runner.domain.runs import FINAL_RUN_STATES, RunView
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
 from scenario_runner.usecases.task_claims import ClaimTasks
 from scenario_runner.usecases.views import INTERVAL_S
 from scenario_runner.wire import runs as wire
+from service_kit.errors import InvalidRequest
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer

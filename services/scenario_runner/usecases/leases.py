@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from blob_store import BlobRef
-from scenario_runner.adapters.stored_transcripts import StoredTranscripts
+from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.domain.environments import (
     BodyUnreadable,
     FleetFull,
     Grade,
     Opened,
+    ScenarioTranscript,
     ToolOutcome,
-    Transcript,
     UnknownLease,
 )
 from scenario_runner.ports import EnvironmentHost, LiveEnvironment, PlannedEpisodes
@@ -58,7 +58,7 @@ class Leases:
         self,
         host: EnvironmentHost,
         episodes: PlannedEpisodes,
-        transcripts: StoredTranscripts,
+        transcripts: ScenarioTranscripts,
         rules: LeaseRules,
         *,
         now: Callable[[], datetime],
@@ -175,7 +175,7 @@ class Leases:
             return ToolOutcome(f"{name}: arguments are not a JSON object", True, False, 0.0)
         return await self._ending_on_failure(lease, lease.environment.call_tool(name, arguments))
 
-    async def _grade(self, lease: _Lease, transcript: Transcript) -> Grade:
+    async def _grade(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
         try:
             return await lease.environment.grade(transcript.answer, transcript.trajectory)
         finally:

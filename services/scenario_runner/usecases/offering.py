@@ -15,8 +15,8 @@ from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.runs import GroupRow, RunRecord
 from scenario_runner.domain.source_groups import EndedGroup, SourceGroup, SourceGroupState
 from scenario_runner.domain.sources import (
+    DrawRules,
     Offer,
-    OfferRules,
     ended_group,
     may_train_on,
     rewarded,
@@ -86,11 +86,11 @@ def _offer_one(unit: PlanUnit, run: RunRecord, candidate: SourceGroup) -> str:
     return ""
 
 
-def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -> OfferRules:
+def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -> DrawRules:
     """What a group of an evaluation must be to train in a run, whatever its versions. split: of its task."""
     training = run.spec.training
     played, own = unit.taskset(source.spec.taskset), unit.taskset(run.spec.taskset)
-    return OfferRules(
+    return DrawRules(
         split=split,
         is_same_environment=(
             played is not None and own is not None and played.source.name == own.source.name

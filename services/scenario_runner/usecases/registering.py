@@ -15,10 +15,11 @@ from scenario_runner.domain.environments import (
     PythonEnvironment,
     TcpEnvironment,
 )
-from scenario_runner.domain.runs import InvalidRequest, NotFound
+from scenario_runner.domain.runs import NotFound
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
+from service_kit.errors import InvalidRequest
 from upcycle.errors import TasksetInvalid
 from upcycle.task_rows import MAX_ARGS_BYTES, MAX_NAME_CHARS, canonical_json, task_digest
 from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, taskset_digest

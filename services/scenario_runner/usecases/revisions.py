@@ -5,9 +5,10 @@ import logging
 from dataclasses import replace
 
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain.runs import AlreadyTaken, InvalidRequest, RunRecord
+from scenario_runner.domain.runs import AlreadyTaken, RunRecord
 from scenario_runner.domain.tasksets import RegisteredTaskset
 from scenario_runner.usecases.task_claims import claim_for
+from service_kit.errors import InvalidRequest
 from upcycle.task_rows import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     AlreadyTaken,
     EpisodeRow,
-    InvalidRequest,
     NotFound,
     Refused,
     RunRecord,
@@ -25,6 +24,7 @@ from scenario_runner.usecases.planning import pause, resume
 from scenario_runner.usecases.registering import known_tasksets
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.views import RunViews, find_run, view_of
+from service_kit.errors import InvalidRequest
 from upcycle.run_config import RunSpec, reasons_of
 
 MAX_REQUEST_ID_CHARS = 200

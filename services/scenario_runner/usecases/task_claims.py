@@ -9,8 +9,9 @@ from typing import Final
 
 from episodes import Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
-from scenario_runner.domain.runs import InvalidRequest, Refused
+from scenario_runner.domain.runs import Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
+from service_kit.errors import InvalidRequest
 from upcycle.task_rows import MAX_NAME_CHARS
 
 MAX_DIGESTS: Final = 10_000

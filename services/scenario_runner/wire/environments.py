@@ -4,16 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from blob_store import BlobRef
 from scenario_runner.domain.environments import (
     EpisodeFault,
     Grade,
     Message,
     Opened,
+    ScenarioTranscript,
     ToolDescription,
-    Transcript,
 )
-from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.moments import timestamp
@@ -41,14 +39,11 @@ def grade_to_wire(grade: Grade) -> pb.GradeResponse:
     )
 
 
-def body_ref_from_wire(message: common_pb2.BlobRef) -> BlobRef:
-    """Where the trajectory to grade is stored."""
-    return BlobRef(message.key, message.sha256, message.size_bytes)
-
-
-def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> Transcript:
+def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> ScenarioTranscript:
     """Of a stored trajectory only what a scenario reads: the answer, and per turn text and tool calls."""
-    return Transcript(body.episode.episode_id, body.answer, {"turns": [_turn(turn) for turn in body.turns]})
+    return ScenarioTranscript(
+        body.episode.episode_id, body.answer, {"turns": [_turn(turn) for turn in body.turns]}
+    )
 
 
 def _turn(turn: trajectory_pb2.Turn) -> dict[str, Any]:

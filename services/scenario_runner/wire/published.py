@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from episodes import EpisodeIdentity, GroupOutcome, GroupReason, identity_to_wire
 from episodes.identity import PURPOSE_NUMBERS, SPLIT_NUMBERS
 from identities.entities import trajectory_id
@@ -18,8 +20,6 @@ from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.moments import timestamp
 from upcycle.run_config import wire as run_config
-
-REPORTED_BY = "scenario_runner"
 
 
 def episode_identity(run: RunRecord, episode: EpisodeRow, task: RunnableTask) -> common_pb2.EpisodeIdentity:
@@ -104,7 +104,7 @@ def _offered(row: EpisodeRow) -> taskset_pb2.OfferedTrajectory:
         member=row.member,
         reward=row.reward,
         success=row.success,
-        body=common_pb2.BlobRef(key=row.body_key, sha256=row.body_sha256, size_bytes=row.body_size),
+        body=blob_ref.to_wire(BlobRef(row.body_key, row.body_sha256, row.body_size)),
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
         stop_reason=trajectory_pb2.StopReason.ValueType(row.stop_reason),
     )
@@ -138,15 +138,6 @@ def episode_requested(
         sampling=sampling,
         deadline=timestamp(now + timedelta(seconds=run.spec.episode_deadline_s)),
         requested_at=timestamp(now),
-    )
-
-
-def episode_failed(
-    identity: common_pb2.EpisodeIdentity, failure: str, detail: str, now: datetime
-) -> taskset_events.EpisodeFailed:
-    """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
-    return taskset_events.EpisodeFailed(
-        episode=identity, kind=failure, detail=detail, reported_by=REPORTED_BY, failed_at=timestamp(now)
     )
 
 

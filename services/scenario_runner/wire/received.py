@@ -3,6 +3,7 @@
 from google.protobuf.message import Message
 
 from blob_store import BlobRef
+from blob_store import ref as blob_ref
 from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -53,4 +54,4 @@ def _graded(message: trajectory_events.TrajectoryGraded) -> Graded:
 
 
 def _blob_ref(body: common_pb2.BlobRef) -> BlobRef | None:
-    return BlobRef(body.key, body.sha256, body.size_bytes) if body.key else None
+    return blob_ref.from_wire(body) if body.key else None

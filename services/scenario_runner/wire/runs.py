@@ -13,12 +13,12 @@ from scenario_runner.domain.runs import (
     Counts,
     EpisodeRow,
     EpisodeState,
-    InvalidRequest,
     RunState,
     RunView,
 )
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.moments import timestamp

@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from blob_store.ref import to_wire as blob_to_wire
 from episodes import EpisodeIdentity, identity_to_wire
 from episodes.identity import PURPOSES
+from service_kit.errors import InvalidRequest
 from trajectory_store.domain.facts import LedgerState, TrajectoryRecord
 from trajectory_store.domain.ledger import Episode, Ledger
 from trajectory_store.domain.queries import PageKey, TrajectoryFilter
@@ -19,10 +20,6 @@ from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import service_pb2, trajectory_pb2
 
 _US: Final = 1_000_000
-
-
-class MalformedRequest(ValueError):
-    """A request field that means nothing; the text says which."""
 
 
 def _whole_identity(episode: Episode) -> common_pb2.EpisodeIdentity:
@@ -94,12 +91,12 @@ def quarantined_to_wire(episode: Episode, reason: str) -> trajectory_events.Traj
 
 
 def filter_from_wire(message: service_pb2.TrajectoryFilter) -> TrajectoryFilter:
-    """The filter of a request. Raises MalformedRequest."""
+    """The filter of a request. Raises InvalidRequest."""
     known = trajectory_pb2.LedgerState.values()
     if message.state not in known:
-        raise MalformedRequest(f"filter.state is {message.state}, expected one of {known}")
+        raise InvalidRequest(f"filter.state is {message.state}, expected one of {known}")
     if message.purpose and message.purpose not in PURPOSES:
-        raise MalformedRequest(f"filter.purpose is {message.purpose}, expected one of {sorted(PURPOSES)}")
+        raise InvalidRequest(f"filter.purpose is {message.purpose}, expected one of {sorted(PURPOSES)}")
     return TrajectoryFilter(
         run_id=message.run_id,
         model=message.model,
@@ -120,14 +117,14 @@ def page_token(key: PageKey | None) -> str:
 
 
 def page_key(token: str) -> PageKey | None:
-    """What `page_token` made. Raises MalformedRequest."""
+    """What `page_token` made. Raises InvalidRequest."""
     if not token:
         return None
     try:
         recorded_us, episode_id = json.loads(base64.urlsafe_b64decode(token.encode()))
         return PageKey(int(recorded_us), str(episode_id))
     except (ValueError, TypeError) as error:
-        raise MalformedRequest(
+        raise InvalidRequest(
             f"page_token {token[:40]!r} is not one of ours: pass next_page_token unchanged"
         ) from error
 

@@ -75,27 +75,6 @@ def test_batch_divides_by_the_spread_of_raw_rewards() -> None:
     assert found[1].tolist() == [0.0] * 4
 
 
-def test_normalize_then_sum_keeps_a_reward_of_small_variance_alive() -> None:
-    loud, quiet = [100.0, 0.0, 100.0, 0.0], [0.01, 0.01, 0.0, 0.0]
-    stacked = torch.tensor([[loud], [quiet]], dtype=torch.float64)
-    found = adv.normalize_then_sum(stacked, torch.tensor([1.0, 1.0]))[0]
-    assert found[0] > found[2] > 0 > found[1] > found[3] or found[0] > found[1] >= found[2] > found[3]
-    assert math.isclose(float(found[0]), -float(found[3]), rel_tol=1e-2)
-
-
-def test_self_play_compares_solvers_within_a_task_and_proposers_with_each_other() -> None:
-    solver, proposer = adv.hierarchical(rewards([1, 0], [1, 1]), torch.tensor([0.5, 0.0]))
-    assert solver.tolist() == [[0.5, -0.5], [0.0, 0.0]]
-    assert proposer.tolist() == [0.25, -0.25]
-
-
-def test_batch_whitened_weighs_rows_by_their_tokens() -> None:
-    found = adv.batch_whitened(rewards([1, 0]), num_tokens=torch.tensor([[3, 1]]))
-    mean = (3 * 0.5 - 0.5) / 4
-    deviation = math.sqrt((3 * (0.5 - mean) ** 2 + (-0.5 - mean) ** 2) / 3)
-    assert close(found, [[(0.5 - mean) / deviation, (-0.5 - mean) / deviation]])
-
-
 @pytest.mark.parametrize("name", sorted(adv.ADVANTAGES))
 @given(value=st.floats(0, 1), size=st.integers(1, 8))
 def test_a_tied_group_is_exactly_zero(name: str, value: float, size: int) -> None:

@@ -11,8 +11,8 @@ from checkpoint_registry.domain.jobs import GateSpec
 from checkpoint_registry.domain.runs import (
     EpisodeOutcome,
     EvaluationOrder,
+    EvaluationRun,
     RunOutcome,
-    RunView,
     TasksetView,
 )
 from upcycle.errors import Unavailable
@@ -31,12 +31,12 @@ class PlannerDouble:
     """Revisions that are no longer the newest of their name."""
     asked: list[str] = field(default_factory=list)
     """Names of tasksets, in the order in which they were asked for."""
-    runs: dict[str, RunView] = field(default_factory=dict)
+    runs: dict[str, EvaluationRun] = field(default_factory=dict)
     orders: dict[str, EvaluationOrder] = field(default_factory=dict)
     is_away: bool = False
     refusal: str = ""
 
-    async def run(self, run_id: str, *, include_results: bool = False) -> RunView | None:
+    async def run(self, run_id: str, *, include_results: bool = False) -> EvaluationRun | None:
         self._answer()
         run = self.runs.get(run_id)
         return run if run is None or include_results else replace(run, results=())
@@ -94,8 +94,8 @@ class PlannerDouble:
 
 def evaluation_run(
     run_id: str, model: str, version: int | None, profile: SamplingProfile, taskset: TasksetView = HELD_OUT
-) -> RunView:
-    return RunView(
+) -> EvaluationRun:
+    return EvaluationRun(
         run_id=run_id,
         model=model,
         is_evaluation=True,

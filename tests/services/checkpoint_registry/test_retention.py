@@ -19,7 +19,7 @@ from tests.services.checkpoint_registry.running_registry import Stack, policy, u
 
 import policy_files
 from blob_store import BlobStore, MemoryBlobStore, S3BlobStore
-from checkpoint_registry.adapters.policy_store import BlobPolicyStore
+from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.errors import VersionRemoved
 from checkpoint_registry.domain.models import EngineLease, PublishedVersion
@@ -99,7 +99,7 @@ async def publish(
         canary=(CanaryRow(token_ids=[1, 2], logprobs=[-1.0]),),
         checkpoint_id=checkpoint_id,
     )
-    return await policy_files.publish(store, folder, facts)
+    return await policy_files.upload(store, folder, facts)
 
 
 @dataclasses.dataclass
@@ -141,7 +141,7 @@ async def filled_shelf(harness: RegistryHarness, tmp_path: Path) -> Shelf:
         if number > 0:
             digest, ref = parent.digest, policy_files.manifest_ref(parent)
             fact = PublishedVersion(MODEL, number, digest, ref, "run-train", number, START)
-            assert await harness.versions.publish(fact)
+            assert await harness.versions.record(fact)
     for number in (5, 10):
         await harness.save(number, digest=manifests[number].digest)
     harness.clock.forward(7200)
@@ -166,7 +166,7 @@ async def test_a_sweep_leaves_tree_engines_runs_and_the_newest_and_all_of_them_w
     await lease(harness, 8, ttl_s=-60)  # lapsed a moment ago
     await lease(harness, 2, ttl_s=-3600)
     harness.planner.runs["run-eval"] = evaluation_run("run-eval", MODEL, 9, PROFILE)
-    policies = BlobPolicyStore(
+    policies = PolicyUploads(
         shelf.store, staging_dir=shelf.folder, max_import_bytes=1, now=shelf.harness.clock
     )
     await policies.fork(policy_files.manifest_ref(shelf.manifests[5]), "forked")
@@ -191,7 +191,7 @@ async def test_a_removed_version_is_neither_latest_nor_found_again_when_its_fact
     with pytest.raises(VersionRemoved, match="version 12 of model 'incident' was removed at"):
         await versions.version(MODEL, 12)
     ref, digest = policy_files.manifest_ref(shelf.manifests[12]), shelf.manifests[12].digest
-    assert not await versions.publish(PublishedVersion(MODEL, 12, digest, ref, "run-train", 12, START))
+    assert not await versions.record(PublishedVersion(MODEL, 12, digest, ref, "run-train", 12, START))
     with pytest.raises(VersionRemoved):
         await versions.version(MODEL, 12)
     assert (await shelf.harness.models.model(MODEL)).latest.version == NEWEST

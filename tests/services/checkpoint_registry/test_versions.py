@@ -34,21 +34,21 @@ async def test_a_model_that_was_just_imported_has_its_base_as_latest(harness: Re
 
 async def test_facts_out_of_order_leave_the_highest_version_as_latest(harness: RegistryHarness) -> None:
     for version in (3, 1, 2):
-        assert await harness.versions.publish(published(version))
+        assert await harness.versions.record(published(version))
     assert await latest(harness) == published(3)
     assert await harness.versions.version(MODEL, 1) == published(1)
 
 
 async def test_a_redelivered_fact_changes_nothing(harness: RegistryHarness) -> None:
-    assert await harness.versions.publish(published(1))
-    assert not await harness.versions.publish(replace(published(1), run_id="another"))
+    assert await harness.versions.record(published(1))
+    assert not await harness.versions.record(replace(published(1), run_id="another"))
     assert await harness.versions.version(MODEL, 1) == published(1)
 
 
 async def test_a_version_with_other_weights_is_refused(harness: RegistryHarness) -> None:
-    await harness.versions.publish(published(1))
+    await harness.versions.record(published(1))
     with pytest.raises(VersionConflict, match="versions are never reused"):
-        await harness.versions.publish(replace(published(1), digest="f" * 64))
+        await harness.versions.record(replace(published(1), digest="f" * 64))
     with pytest.raises(VersionConflict):
         await harness.save(1, digest="f" * 64)
     assert (await latest(harness)).digest == published(1).digest
@@ -59,14 +59,14 @@ async def test_a_checkpoint_whose_publication_was_missed_is_a_published_version(
 ) -> None:
     await harness.save(4)
     assert (await latest(harness)).version == 4
-    assert not await harness.versions.publish(replace(published(4), manifest=checkpoint(4).manifest))
+    assert not await harness.versions.record(replace(published(4), manifest=checkpoint(4).manifest))
 
 
 async def test_what_was_never_published_is_unknown(harness: RegistryHarness) -> None:
     with pytest.raises(UnknownVersion, match="no version 7 of model 'incident'"):
         await harness.versions.version(MODEL, 7)
     with pytest.raises(UnknownModel):
-        await harness.versions.publish(replace(published(1), model="other"))
+        await harness.versions.record(replace(published(1), model="other"))
 
 
 async def test_head_says_when_it_moved(harness: RegistryHarness) -> None:

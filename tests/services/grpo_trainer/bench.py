@@ -31,10 +31,10 @@ from grpo_trainer.handlers import FactReader
 from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.runs.deps import RunDeps
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from identities.objects import trajectory_body as body_key
-from policy_files import PolicyFacts, fetch, load, manifest_ref, publish
+from policy_files import PolicyFacts, fetch, load, manifest_ref, upload
 from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -85,7 +85,7 @@ class World:
         """Publish random weights and make them head."""
         directory = tiny_policy(self.folder / f"{model}-{version}-{seed}", seed=seed)
         facts = PolicyFacts(model=model, version=version, created_at=START)
-        ref = manifest_ref(await publish(self.store, directory, facts))
+        ref = manifest_ref(await upload(self.store, directory, facts))
         identity = f"ckpt-{model}-v{version:08d}"
         self.heads[model] = BasePolicy(version, identity, BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
@@ -141,7 +141,7 @@ class Trainer:
         leases: ModelLeases | None = None,
     ) -> None:
         self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
-        self.sessions = Sessions(change(world.deps(self._thread)), leases=leases)
+        self.sessions = RunSessions(change(world.deps(self._thread)), leases=leases)
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

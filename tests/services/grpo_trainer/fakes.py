@@ -120,10 +120,10 @@ class Instruments:
     ) -> Iterator[str]:
         yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 
-    def stepped(self, spec: TrainingSpec, record: StepRecord) -> None:
+    def count_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """Nothing."""
 
-    def settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
+    def count_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
         """Nothing."""
 
 

@@ -85,7 +85,7 @@ def test_an_alarm_is_a_gauge_and_one_log_line_when_it_is_raised_and_when_it_clea
     for step, kl in enumerate([0.2] * 10 + [0.05], start=1):
         now = {"mismatch_kl": kl, "idle_fraction": 0.25, "tokens_per_s": 10.0}
         before = now | watched(before, now, step=step, target_steps=100)
-        instruments.stepped(spec, record(step, before))
+        instruments.count_step(spec, record(step, before))
         seen.append(REGISTRY.get_sample_value("upcycle_trainer_alarm", labels))
     assert seen == [0.0] * 7 + [1.0] * 3 + [0.0]
     said = [entry.message for entry in caplog.records if entry.message.startswith("alarm_")]
@@ -111,7 +111,7 @@ def test_the_idle_share_is_of_the_last_minute_not_of_the_last_step(monkeypatch: 
 
 def test_staleness_is_a_histogram_of_trajectories() -> None:
     before = REGISTRY.get_sample_value("upcycle_trainer_staleness_versions_bucket", {"le": "1.0"}) or 0.0
-    telemetry.TrainerInstruments().stepped(TrainingSpec("run-1", "m-stale", 8), record(1, {}))
+    telemetry.TrainerInstruments().count_step(TrainingSpec("run-1", "m-stale", 8), record(1, {}))
     after = REGISTRY.get_sample_value("upcycle_trainer_staleness_versions_bucket", {"le": "1.0"})
     assert after == before + 4  # of six trajectories two are three versions old
 

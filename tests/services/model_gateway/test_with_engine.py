@@ -27,7 +27,7 @@ from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
 from policy_engine.app import build_app as build_supervisor
 from policy_engine.settings import PolicyEngineSettings
-from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
+from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, upload
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from upcycle.api.common.v1 import common_pb2
@@ -73,7 +73,7 @@ class Serving:
         directory = make_policy(self.folder / f"v{version}", seed=version)
         rows = tuple(CanaryRow(token_ids=ids, logprobs=lps) for ids, lps in canary_rows(directory))
         facts = PolicyFacts(MODEL, version, datetime.now(UTC), parent=parent, canary=rows)
-        manifest = await publish(self.store, directory, facts)
+        manifest = await upload(self.store, directory, facts)
         ref = manifest_ref(manifest)
         event = CheckpointSaved(
             checkpoint_id=checkpoint_id(MODEL, version),

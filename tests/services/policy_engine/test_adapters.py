@@ -1,4 +1,4 @@
-"""Command lines, untied directories and settings."""
+"""EngineCommand lines, untied directories and settings."""
 
 import json
 from pathlib import Path

@@ -162,7 +162,7 @@ async def test_a_pin_that_failed_for_the_engines_sake_is_tried_again() -> None:
     async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.host.engine.fails["hold"] = EngineUnavailable("busy")
-        bench.requests.submitted("run-a", 3)
+        bench.requests.pin("run-a", 3)
         await bench.until("failed 3 engine_error")
         bench.host.engine.fails.clear()
         await _until_held(bench, (3,))
@@ -171,13 +171,13 @@ async def test_a_pin_that_failed_for_the_engines_sake_is_tried_again() -> None:
 async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:
     async with SupervisorBench(max_held=2) as bench:
         await bench.until("ready 0")
-        bench.requests.submitted("run-a", 3)
+        bench.requests.pin("run-a", 3)
         bench.supervisor.look_now()
         await _until_held(bench, (3,))
-        bench.requests.finished("run-a")
-        bench.requests.submitted("run-b", 4)
+        bench.requests.unpin("run-a")
+        bench.requests.pin("run-b", 4)
         await _until_held(bench, (3, 4))
-        bench.requests.submitted("run-c", 5)
+        bench.requests.pin("run-c", 5)
         await _until_held(bench, (4, 5))
         assert "drop m@v3" in bench.host.engine.orders
         assert bench.version() == 0
@@ -186,12 +186,12 @@ async def test_pins_are_held_while_runs_need_them_and_a_little_longer() -> None:
 async def test_more_pins_than_places_are_served_in_their_order() -> None:
     async with SupervisorBench(max_held=1) as bench:
         await bench.until("ready 0")
-        bench.requests.submitted("run-a", 3)
-        bench.requests.submitted("run-b", 4)
+        bench.requests.pin("run-a", 3)
+        bench.requests.pin("run-b", 4)
         await _until_held(bench, (3,))
         await bench.rounds(5)
         assert bench.facts().held_versions == (3,), "a run in progress keeps its version"
-        bench.requests.finished("run-a")
+        bench.requests.unpin("run-a")
         await _until_held(bench, (4,))
 
 
@@ -199,7 +199,7 @@ async def test_a_pin_that_cannot_be_proven_is_not_held() -> None:
     async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.platform.logprobs[3] = (-9.0, -9.0)
-        bench.requests.submitted("run-a", 3)
+        bench.requests.pin("run-a", 3)
         bench.supervisor.look_now()
         await bench.until("failed 3 canary_mismatch")
         assert bench.host.engine.orders[-2:] == ["hold m@v3", "drop m@v3"]
@@ -209,7 +209,7 @@ async def test_a_pin_that_cannot_be_proven_is_not_held() -> None:
 async def test_a_restarted_engine_gets_its_pins_again() -> None:
     async with SupervisorBench() as bench:
         await bench.until("ready 0")
-        bench.requests.submitted("run-a", 3)
+        bench.requests.pin("run-a", 3)
         bench.supervisor.look_now()
         await _until_held(bench, (3,))
         bench.host.dead = "killed"
@@ -222,8 +222,8 @@ async def test_a_pin_on_a_removed_version_is_refused_once_and_the_others_are_ser
     async with SupervisorBench() as bench:
         await bench.until("ready 0")
         bench.platform.removed.add(3)
-        bench.requests.submitted("run-a", 3)
-        bench.requests.submitted("run-b", 4)
+        bench.requests.pin("run-a", 3)
+        bench.requests.pin("run-b", 4)
         await _until_held(bench, (4,))
         await bench.rounds(5)
         assert bench.platform.facts.count("failed 3 version_removed") == 1

@@ -30,7 +30,7 @@ from identities.events import policy_published, run_finished, run_submitted
 from identities.subjects import fact
 from policy_engine.app import build_app
 from policy_engine.settings import PolicyEngineSettings
-from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, publish
+from policy_files import PolicyFacts, manifest_from_bytes, manifest_ref, upload
 from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from service_kit.service import Service
@@ -96,7 +96,7 @@ class Platform:
             step=version,
             canary=rows,
         )
-        manifest = await publish(self.store, directory, facts)
+        manifest = await upload(self.store, directory, facts)
         self.newest = manifest
         if announce:
             await self.announce(manifest)

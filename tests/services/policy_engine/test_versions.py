@@ -90,7 +90,7 @@ async def test_latest_comes_from_the_registry_with_head_and_base_to_fall_back_to
 async def test_a_fact_that_is_newer_than_the_registrys_answer_is_followed() -> None:
     registry = RegistryDouble(latest=7, head=4)
     versions = of_channel(Channel.LATEST, registry)
-    versions.published(target(8))
+    versions.note(target(8))
     assert await wanted(versions) == [8, 4, 0]
     registry.latest = 9
     assert await wanted(versions) == [9, 4, 0]
@@ -99,9 +99,9 @@ async def test_a_fact_that_is_newer_than_the_registrys_answer_is_followed() -> N
 async def test_a_late_event_does_not_move_the_engine_back() -> None:
     registry = RegistryDouble(latest=7)
     versions = of_channel(Channel.LATEST, registry)
-    versions.published(target(6))
+    versions.note(target(6))
     assert await wanted(versions) == [7, 0]
-    versions.published(target(5))
+    versions.note(target(5))
     registry.error = Unavailable("the registry")
     assert await wanted(versions) == [7]
 
@@ -111,7 +111,7 @@ async def test_while_the_registry_is_down_engines_follow_the_facts() -> None:
     versions = of_channel(Channel.LATEST, registry)
     with pytest.raises(Unavailable, match="registry"):
         await versions.current()
-    versions.published(target(3))
+    versions.note(target(3))
     assert await wanted(versions) == [3]
     registry.error = None
     registry.latest = 3
@@ -120,14 +120,14 @@ async def test_while_the_registry_is_down_engines_follow_the_facts() -> None:
 
 async def test_an_unknown_model_is_waited_for_even_if_a_version_was_published() -> None:
     versions = of_channel(Channel.LATEST, RegistryDouble(error=_remote(RemoteNotFound, "no such model")))
-    versions.published(target(3))
+    versions.note(target(3))
     with pytest.raises(Unavailable, match="to be imported"):
         await versions.current()
 
 
 async def test_head_comes_with_the_time_of_its_promotion_and_ignores_what_is_published() -> None:
     versions = of_channel(Channel.HEAD, RegistryDouble(latest=7, head=4))
-    versions.published(target(8))
+    versions.note(target(8))
     assert await wanted(versions) == [4, 0]
     head = (await versions.current())[0]
     assert head.announced_at is not None
@@ -146,7 +146,7 @@ async def test_a_pin_on_a_removed_version_is_refused_for_good() -> None:
 
 async def test_a_candidate_engine_passes_over_pins_on_removed_versions() -> None:
     pins = PinRequests()
-    pins.submitted("run-a", 3)
-    pins.submitted("run-b", 5)
+    pins.pin("run-a", 3)
+    pins.pin("run-b", 5)
     versions = of_channel(Channel.CANDIDATE, RegistryDouble(latest=7, head=4, removed={3}), pins)
     assert await wanted(versions) == [5, 4, 0]

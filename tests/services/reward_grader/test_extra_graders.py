@@ -4,28 +4,28 @@ import pytest
 from tests.services.reward_grader.conftest import Testbed, tree
 
 from reward_grader.adapters.extra_graders import ExtraGraderInvalid, load_grader
-from reward_grader.domain import Transcript
+from reward_grader.domain import GraderTranscript
 from reward_grader.settings import ExtraGraderSettings
 from upcycle.api.environment.v1.service_pb2 import GradeResponse
 
 HERE = "tests.services.reward_grader.test_extra_graders"
 
 
-def brief(transcript: Transcript) -> float:
+def brief(transcript: GraderTranscript) -> float:
     """An operator's grader: short conversations are good."""
     assert transcript.messages[1]["tool_calls"][0]["function"]["name"] == "search_logs"
     return 1.0 if len(transcript.messages) <= 4 else 0.0
 
 
-async def polite(transcript: Transcript) -> float:
+async def polite(transcript: GraderTranscript) -> float:
     return 0.0 if "please" not in transcript.answer else 1.0
 
 
-def broken(_: Transcript) -> float:
+def broken(_: GraderTranscript) -> float:
     raise RuntimeError("no model here")
 
 
-def silly(_: Transcript) -> float:
+def silly(_: GraderTranscript) -> float:
     return 7.0
 
 

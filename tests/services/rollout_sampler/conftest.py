@@ -31,7 +31,7 @@ from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
 from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
 from identities import entities
-from policy_files import PolicyFacts, publish
+from policy_files import PolicyFacts, upload
 from rollout_sampler.app import build_app
 from rollout_sampler.settings import SamplerSettings
 from service_kit.groups import PeerSettings, S3Settings
@@ -182,7 +182,7 @@ async def bed(
         blobs = await _started(resources, S3BlobStore(s3_settings))
         for version, folder in zip((3, 4), policy_dirs, strict=True):
             moment = datetime(2026, 1, version, tzinfo=UTC)
-            await publish(blobs, folder, PolicyFacts(model=MODEL, version=version, created_at=moment))
+            await upload(blobs, folder, PolicyFacts(model=MODEL, version=version, created_at=moment))
         environments = await _started(resources, EnvironmentDouble())
         registry = await _started(resources, RegistryDouble())
         settings = _settings(server.url, s3_settings, environments, registry, tmp_path)

@@ -18,7 +18,7 @@ from scenario_runner.domain.source_groups import (
     SourceReport,
     SourceTally,
 )
-from scenario_runner.domain.sources import OfferRules, why_unfit
+from scenario_runner.domain.sources import DrawRules, why_unfit
 from upcycle.run_config import PolicyChoice, RunSpec, Sampling, Training
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -102,7 +102,7 @@ def test_a_run_is_of_the_taskset_that_its_spec_names_unless_another_is_given() -
 # Groups of evaluations.
 
 GROUP = EndedGroup("g", NOW, "evaluated", 2, 0, 4, 4)
-RULES = OfferRules(Split.TRAIN, True, 2, 16, head_version=4)
+RULES = DrawRules(Split.TRAIN, True, 2, 16, head_version=4)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ RULES = OfferRules(Split.TRAIN, True, 2, 16, head_version=4)
         (replace(GROUP, num_without_body=2), RULES, "no_tokens"),
     ],
 )
-def test_why_a_group_may_not_train(group: EndedGroup, rules: OfferRules, reason: str) -> None:
+def test_why_a_group_may_not_train(group: EndedGroup, rules: DrawRules, reason: str) -> None:
     assert why_unfit(group, rules) == reason
 
 

@@ -18,7 +18,7 @@ from identities.entities import trajectory_id
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
-from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES, StoredTranscripts
+from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES, ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import (
@@ -82,7 +82,7 @@ class Fleet:
         self.leases = Leases(
             hosts,
             self.episodes,
-            StoredTranscripts(self.store),
+            ScenarioTranscripts(self.store),
             LeaseRules(capacity, 60.0),
             now=self.clock,
             new_id=lambda prefix: f"{prefix}-{next(self._ids)}",

@@ -31,7 +31,6 @@ from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.runs import (
     AlreadyTaken,
     EpisodeState,
-    InvalidRequest,
     RunRecord,
     RunState,
 )
@@ -39,6 +38,7 @@ from scenario_runner.domain.tasksets import RegisteredTaskset
 from scenario_runner.usecases.planning import plan_more
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.submitting import Runs
+from service_kit.errors import InvalidRequest
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import service_pb2
 from upcycle.run_config import RunSpec

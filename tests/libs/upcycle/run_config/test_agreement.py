@@ -24,8 +24,8 @@ from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.learner.core import LearnerOptions, new_optimizer, step_options
 from grpo_trainer.learner.rate_schedule import RateSchedule
-from scenario_runner.domain.runs import InvalidRequest
 from scenario_runner.wire import runs as planner_wire
+from service_kit.errors import InvalidRequest
 from upcycle import run_config
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2 as ts

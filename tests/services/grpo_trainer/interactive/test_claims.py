@@ -13,6 +13,7 @@ from tests.services.grpo_trainer.interactive.trainers import inline, passing, tr
 
 from episodes.identity import Split
 from grpc_edge import GrpcServer, Peer
+from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.domain.errors import (
     HeldOutInput,
     InvalidInput,
@@ -20,7 +21,6 @@ from grpo_trainer.domain.errors import (
     PartialGroup,
     UnknownTrajectory,
 )
-from grpo_trainer.interactive.claiming import PlannerClaims
 from grpo_trainer.interactive.inputs import StoredInput
 from grpo_trainer.interactive.stored_trajectories import PlatformTrajectories
 from upcycle import TrainingClient

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 
 from grpo_trainer.domain.errors import ModelBusy
 from grpo_trainer.domain.model_leases import ModelLeases
-from grpo_trainer.domain.states import Phase
+from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.interactive.inputs import StoredInput, TrainingInput
 from grpo_trainer.interactive.state import Update
 from identities import events as event_ids
@@ -47,7 +47,7 @@ async def one_step(world: World, run_id: str = RUN) -> None:
     await Episodes(world, run_id=run_id).group(0, (1.0, 0.0, 0.0, 1.0))
 
 
-async def phase_of(trainer: Trainer, run_id: str) -> Phase:
+async def phase_of(trainer: Trainer, run_id: str) -> SessionPhase:
     await until(lambda: any(one.spec.run_id == run_id for one in trainer.sessions.all), timeout_s=20)
     return trainer.sessions.get(run_id).phase
 
@@ -56,7 +56,7 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
     leases = ModelLeases()
     async with trainer_on(world, leases=leases) as interactive, Trainer(world, leases=leases) as trainer:
         await interactive.forward_backward("a", batch())
-        gate = Gate(interactive.deps.policies, "publish")
+        gate = Gate(interactive.deps.policies, "upload")
         stepping = asyncio.create_task(interactive.optim_step("b"))
         await asyncio.wait_for(gate.reached.wait(), 20)
         await one_step(world)
@@ -65,7 +65,7 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
             lambda: "the interactive call about" in (trainer.sessions.waiting_for() or ""),
             timeout_s=20,
         )
-        assert await phase_of(trainer, RUN) is Phase.OPENING
+        assert await phase_of(trainer, RUN) is SessionPhase.OPENING
         gate.open.set()
         assert (await stepping).version == 1
         with pytest.raises(ModelBusy, match=RUN):
@@ -107,7 +107,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
         await world.published(event_ids.policy_published(MODEL, 1))
-        await until(lambda: trainer.sessions.get(SECOND).phase is Phase.FINISHED, timeout_s=20)
+        await until(lambda: trainer.sessions.get(SECOND).phase is SessionPhase.FINISHED, timeout_s=20)
         world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     versions = {one.run_id: one.version for one in world.recorder.of(events.StepCompleted)}
     assert versions == {RUN: 1, SECOND: 3}

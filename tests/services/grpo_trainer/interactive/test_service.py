@@ -14,7 +14,7 @@ from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer,
 from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
-from grpo_trainer.runs.sessions import Sessions
+from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.servicer import TrainingServicer
 from identities import objects
 from upcycle import TrainingClient, UpcycleError
@@ -37,7 +37,7 @@ LOCAL = "127.0.0.1"
 @asynccontextmanager
 async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[Addresses]:
     """The service of `trainer`."""
-    sessions = Sessions.__new__(Sessions)  # nothing here asks for the runs
+    sessions = RunSessions.__new__(RunSessions)  # nothing here asks for the runs
     server = GrpcServer(LOCAL, port).add(
         add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions)
     )

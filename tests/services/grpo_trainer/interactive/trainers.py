@@ -33,7 +33,7 @@ from grpo_trainer.interactive.inputs import (
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
-from grpo_trainer.learner.interactive import InteractiveLearner
+from grpo_trainer.learner.interactive import TorchInteractiveLearner
 from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from identities import entities
@@ -222,7 +222,7 @@ async def trainer_on(world: World, **changes: Any) -> Any:
     work = world.folder / "work"
     work.mkdir(exist_ok=True)
     deps = InteractiveDeps(
-        new_learner=lambda: InteractiveLearner(thread),
+        new_learner=lambda: TorchInteractiveLearner(thread),
         trajectories=library,
         claims=claims,
         conversations=ChatConversations(),

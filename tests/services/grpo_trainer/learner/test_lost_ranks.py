@@ -72,7 +72,7 @@ async def test_a_rank_without_memory_is_a_lost_rank(tmp_path: Path, monkeypatch:
         learner = TorchLearner(thread)
         await learner.begin(spec(), policy(tmp_path / "base"))
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise MemoryError("no room")
 
         monkeypatch.setattr("grpo_trainer.learner.optimization.accumulate", fail)

@@ -20,7 +20,7 @@ from grpo_trainer import views, wire
 from grpo_trainer.domain.errors import Diverged, InvalidTrainingSpec
 from grpo_trainer.domain.schedules import Schedule
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
-from grpo_trainer.learner.interactive import InteractiveLearner
+from grpo_trainer.learner.interactive import TorchInteractiveLearner
 from grpo_trainer.learner.tensor_files import read_tensors
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner
 from upcycle.api.training.v1 import events_pb2 as events
@@ -112,7 +112,7 @@ def test_a_schedule_comes_with_the_run_and_is_part_of_its_digest() -> None:
 
 
 async def test_interactive_updates_bring_their_own_rates(thread: LearnerThread, tmp_path: Path) -> None:
-    learner = InteractiveLearner(thread)
+    learner = TorchInteractiveLearner(thread)
     with pytest.raises(InvalidTrainingSpec, match="give each optim_step its learning_rate"):
         await learner.begin(spec(lr_schedule="linear"), policy(tmp_path / "base"))
 

@@ -29,7 +29,7 @@ from event_bus.provision import provision
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import Phase
+from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
@@ -154,7 +154,7 @@ async def test_a_step_under_way_is_trained_and_nothing_asks_to_be_judged(world: 
         left = await world.settled(f"{RUN}-g00002")
         world.stream.append(over())
         await until_closed(world)
-        assert trainer.sessions.get(RUN).phase is Phase.FINISHED
+        assert trainer.sessions.get(RUN).phase is SessionPhase.FINISHED
     assert (left.outcome, left.reason) == ("excluded", "run_over")
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
     trained = [one for one in world.recorder.of(events.GroupSettled) if one.outcome == "trained"]

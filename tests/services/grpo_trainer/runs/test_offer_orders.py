@@ -24,7 +24,7 @@ from tests.services.grpo_trainer.fakes import Recorder
 from tests.support.waiting import until
 
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import Phase
+from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.common.v1 import common_pb2 as common
@@ -146,8 +146,8 @@ class Play:
         if not trainer.sessions.all or trainer.sessions.watermark.handled < len(self.world.stream.facts):
             return False
         session = trainer.sessions.get(RUN)
-        waits = session.phase is Phase.WAITING and session.buffer.is_drained
-        return session.phase is Phase.FINISHED or (waits and session.buffer.cutter.num_ready < 2)
+        waits = session.phase is SessionPhase.WAITING and session.buffer.is_drained
+        return session.phase is SessionPhase.FINISHED or (waits and session.buffer.cutter.num_ready < 2)
 
     async def _own(self, number: int) -> None:
         for fact in await Episodes(self.world, RUN, 2).facts(100 + number, (1.0, 0.0)):
@@ -172,7 +172,7 @@ class Play:
 
 async def finished(trainer: Trainer) -> None:
     await until(
-        lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is Phase.FINISHED,
+        lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is SessionPhase.FINISHED,
         timeout_s=20,
     )
 

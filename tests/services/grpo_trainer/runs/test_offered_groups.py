@@ -26,11 +26,11 @@ from blob_store import BlobRef
 from episodes import GroupOutcome, GroupReason
 from grpo_trainer import views
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.states import BasePolicy, Phase
+from grpo_trainer.domain.states import BasePolicy, SessionPhase
 from grpo_trainer.domain.trajectories import Settlement
 from grpo_trainer.telemetry import TrainerInstruments
 from identities.objects import trajectory_body as body_key
-from policy_files import PolicyFacts, load, manifest_ref, publish
+from policy_files import PolicyFacts, load, manifest_ref, upload
 from trajectory_body import pack
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -60,7 +60,7 @@ async def publish_child(world: World, version: int, parent: int, *, tokenizer: s
     canary = (CanaryRow(token_ids=[1, 2], logprobs=[-1.0]),)
     before = await load(world.store, MODEL, parent)
     facts = PolicyFacts(model=MODEL, version=version, created_at=START, parent=before, canary=canary)
-    ref = manifest_ref(await publish(world.store, folder, facts))
+    ref = manifest_ref(await upload(world.store, folder, facts))
     identity = f"ckpt-{MODEL}-v{version:08d}"
     world.heads[MODEL] = BasePolicy(version, identity, BlobRef(ref.key, ref.sha256, ref.size_bytes))
 
@@ -215,7 +215,7 @@ async def test_the_line_of_versions_is_the_same_after_a_restart_though_manifests
     world.stream.append(submission(steps=1, prompts_per_step=2))
     async with Trainer(world) as trainer:
         await until(
-            lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is not Phase.OPENING,
+            lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is not SessionPhase.OPENING,
             timeout_s=20,
         )
     for key in [key for key in world.store.objects if key.startswith(f"default/policies/{MODEL}/v00000000/")]:
@@ -253,7 +253,7 @@ async def test_a_run_that_took_its_last_step_answers_no_offer(world: World) -> N
     await evaluation.offered(0)
     async with Trainer(world) as trainer:
         await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
-        await until(lambda: trainer.sessions.get(RUN).phase is Phase.FINISHED, timeout_s=20)
+        await until(lambda: trainer.sessions.get(RUN).phase is SessionPhase.FINISHED, timeout_s=20)
         late = [await evaluation.offered(1), await evaluation.offered(2, (1.0,) * 8)]
         world.stream.append(over())
         await until_closed(world)
@@ -320,5 +320,5 @@ async def test_a_settlement_of_the_same_group_by_another_run_does_not_void_a_ste
 def test_released_groups_are_counted_by_outcome_and_reason() -> None:
     labels = {"model": "counted", "outcome": "released", "reason": "zero_spread"}
     settlement = Settlement("g", GroupOutcome.RELEASED, GroupReason.ZERO_SPREAD, (), source_run_id=EVALUATION)
-    TrainerInstruments().settled(TrainingSpec(RUN, "counted", 4), settlement)
+    TrainerInstruments().count_settled(TrainingSpec(RUN, "counted", 4), settlement)
     assert REGISTRY.get_sample_value("upcycle_trainer_groups_total", labels) == 1.0

@@ -24,7 +24,7 @@ from tests.services.grpo_trainer.crashes import trained_once
 from tests.support.waiting import until
 
 from grpo_trainer.domain.errors import LineageTaken
-from grpo_trainer.domain.states import Phase, SessionState
+from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
@@ -150,7 +150,7 @@ async def test_after_three_losses_in_a_row_the_run_ends(tmp_path: Path) -> None:
     await Episodes(world).groups(range(STEPS))
     async with Trainer(world, change=change) as trainer:
         fact = await world.published(FAILED)
-        assert trainer.sessions.get(RUN).phase is Phase.FAILED
+        assert trainer.sessions.get(RUN).phase is SessionPhase.FAILED
     assert (fact.kind, fact.step, tries) == ("lineage_taken", 1, 4)
     assert world.recorder.order[-1] == FAILED
 
@@ -182,7 +182,7 @@ async def test_a_trainer_that_wakes_up_after_the_run_is_over_does_no_harm(
                 await until(lambda: f"default/training/{MODEL}/{RUN}/closed.json" in world.store.objects)
         said = list(world.recorder.order)
         sleeper.wake.set()
-        await until(lambda: left.sessions.get(RUN).phase is Phase.FINISHED)
+        await until(lambda: left.sessions.get(RUN).phase is SessionPhase.FINISHED)
         await refused(world, "run-after")
     assert set(world.recorder.order) == {*said, "session.failed/run-after"}
     assert not [key for key in world.store.objects if key.endswith(f"/{RUN}/failed.json")]
@@ -214,6 +214,6 @@ async def test_a_trainer_that_wakes_up_after_the_run_failed_elsewhere_adopts_the
         marker = f"default/training/{MODEL}/{RUN}/step-00000001/state.json"
         world.store.objects[marker] = b"{}"  # as another trainer may leave it
         sleeper.wake.set()
-        await until(lambda: left.sessions.get(RUN).phase is Phase.FAILED)
+        await until(lambda: left.sessions.get(RUN).phase is SessionPhase.FAILED)
         assert left.sessions.get(RUN).failure == fact.detail
     assert not world.recorder.of(events.StepCompleted)

@@ -12,7 +12,7 @@ from tests.services.grpo_trainer.crashes import Recording, outcomes, trained_onc
 from tests.support.waiting import until
 
 from grpo_trainer import views
-from grpo_trainer.domain.states import Phase
+from grpo_trainer.domain.states import SessionPhase
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
@@ -66,7 +66,7 @@ async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settle
     async with Trainer(world) as trainer:
         half = await world.settled(group_id(5))
         whole = await world.settled(group_id(4))
-        assert trainer.sessions.get(RUN).phase in (Phase.PUBLISHING, Phase.FINISHED)
+        assert trainer.sessions.get(RUN).phase in (SessionPhase.PUBLISHING, SessionPhase.FINISHED)
         assert views.find(trainer.sessions, RUN).stopping
         world.stream.append(over())
         await closed(world)
@@ -112,7 +112,7 @@ async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:
     async with Trainer(world) as trainer:
         await episodes.groups(range(2))
         async with asyncio.timeout(20):
-            while not any(session.phase is Phase.STEPPING for session in trainer.sessions.all):
+            while not any(session.phase is SessionPhase.STEPPING for session in trainer.sessions.all):
                 await asyncio.sleep(0)
         world.stream.append(stopping())
         saved = await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")

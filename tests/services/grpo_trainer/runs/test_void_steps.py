@@ -44,14 +44,14 @@ async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world
     gate = Gate()
 
     def slow_upload(deps: RunDeps) -> RunDeps:
-        upload = deps.policies.publish
+        stored = deps.policies.upload
 
-        async def publish(state: SessionState, directory: Path) -> PublishedPolicy:
+        async def upload(state: SessionState, directory: Path) -> PublishedPolicy:
             if state.last_step is not None:
                 await gate.passed()
-            return await upload(state, directory)
+            return await stored(state, directory)
 
-        vars(deps.policies)["publish"] = publish
+        vars(deps.policies)["upload"] = upload
         return deps
 
     world.stream.append(submission(steps=3, checkpoint_every_steps=1))

@@ -25,7 +25,7 @@ from policy_files import (
     manifest_ref,
     policy_digest,
     prune,
-    publish,
+    upload,
     verify,
 )
 from service_kit.groups import S3Settings
@@ -69,7 +69,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 async def test_what_is_published_comes_back_byte_for_byte(
     store: BlobStore, base: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    manifest = await publish(store, base, facts(request, 0))
+    manifest = await upload(store, base, facts(request, 0))
     directory = await fetch(store, manifest, tmp_path / "cache")
     assert contents(directory) == contents(base)
     await verify(directory, manifest)
@@ -79,11 +79,11 @@ async def test_what_is_published_comes_back_byte_for_byte(
 async def test_the_digest_names_the_files_and_nothing_else(
     store: BlobStore, base: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    first = await publish(store, base, facts(request, 0))
-    again = await publish(MemoryBlobStore(), base, replace(facts(request, 9), model="other", step=3))
+    first = await upload(store, base, facts(request, 0))
+    again = await upload(MemoryBlobStore(), base, replace(facts(request, 9), model="other", step=3))
     assert first.digest == again.digest
     (base / "chat_template.jinja").write_text("changed")
-    assert (await publish(MemoryBlobStore(), base, facts(request, 0))).digest != first.digest
+    assert (await upload(MemoryBlobStore(), base, facts(request, 0))).digest != first.digest
 
 
 def test_the_digest_is_that_of_sorted_lines() -> None:
@@ -95,8 +95,8 @@ def test_the_digest_is_that_of_sorted_lines() -> None:
 async def test_files_that_did_not_change_are_referenced_not_stored_again(
     store: BlobStore, base: Path, trained: Path, request: pytest.FixtureRequest
 ) -> None:
-    parent = await publish(store, base, facts(request, 0))
-    child = await publish(store, trained, replace(facts(request, 1), parent=parent, canary=CANARY))
+    parent = await upload(store, base, facts(request, 0))
+    child = await upload(store, trained, replace(facts(request, 1), parent=parent, canary=CANARY))
     of_parent = {file.name: file.blob.key for file in parent.files}
     of_child = {file.name: file.blob.key for file in child.files}
     changed = {name for name in of_child if of_child[name] != of_parent[name]}
@@ -107,11 +107,11 @@ async def test_files_that_did_not_change_are_referenced_not_stored_again(
 async def test_publishing_again_is_the_same_and_other_bytes_are_refused(
     store: BlobStore, base: Path, trained: Path, request: pytest.FixtureRequest
 ) -> None:
-    first = await publish(store, base, facts(request, 0))
+    first = await upload(store, base, facts(request, 0))
     later = replace(facts(request, 0), created_at=NOW.replace(hour=9), step=7)
-    assert await publish(store, base, later) == first, "first writer wins"
+    assert await upload(store, base, later) == first, "first writer wins"
     with pytest.raises(VersionTaken, match="versions are never reused"):
-        await publish(store, trained, facts(request, 0))
+        await upload(store, trained, facts(request, 0))
     assert await load(store, first.model, 0) == first
 
 
@@ -119,22 +119,22 @@ async def test_racing_publishers_of_one_version_agree(
     store: BlobStore, base: Path, request: pytest.FixtureRequest
 ) -> None:
     wanted = [replace(facts(request, 0), step=step) for step in range(6)]
-    published = await asyncio.gather(*(publish(store, base, one) for one in wanted))
+    published = await asyncio.gather(*(upload(store, base, one) for one in wanted))
     assert len({manifest_bytes(manifest) for manifest in published}) == 1
 
 
 async def test_a_version_with_a_parent_needs_a_canary(
     store: BlobStore, base: Path, trained: Path, request: pytest.FixtureRequest
 ) -> None:
-    parent = await publish(store, base, facts(request, 0))
+    parent = await upload(store, base, facts(request, 0))
     with pytest.raises(InvalidManifest, match="canary"):
-        await publish(store, trained, replace(facts(request, 1), parent=parent))
+        await upload(store, trained, replace(facts(request, 1), parent=parent))
 
 
 async def test_the_reference_of_a_manifest_is_its_stored_bytes(
     store: BlobStore, base: Path, request: pytest.FixtureRequest
 ) -> None:
-    manifest = await publish(store, base, facts(request, 0))
+    manifest = await upload(store, base, facts(request, 0))
     assert manifest_from_bytes(await store.get(manifest_ref(manifest))) == manifest
     with pytest.raises(UnknownPolicy, match="v4"):
         await load(store, manifest.model, 4)
@@ -143,7 +143,7 @@ async def test_the_reference_of_a_manifest_is_its_stored_bytes(
 async def test_hurt_bytes_are_not_fetched(
     store: BlobStore, base: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    manifest = await publish(store, base, facts(request, 0))
+    manifest = await upload(store, base, facts(request, 0))
     weights = next(file for file in manifest.files if file.name == "model.safetensors")
     data = bytearray((base / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -158,7 +158,7 @@ async def test_hurt_bytes_are_not_fetched(
 
 async def test_a_hurt_cache_mends_itself(base: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     store = MemoryBlobStore()
-    manifest = await publish(store, base, facts(request, 0))
+    manifest = await upload(store, base, facts(request, 0))
     directory = await fetch(store, manifest, tmp_path / "cache")
     victim = directory / "config.json"
     victim.unlink()
@@ -174,7 +174,7 @@ async def test_many_fetchers_share_one_cache(
     base: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     store = MemoryBlobStore()
-    manifest = await publish(store, base, facts(request, 0))
+    manifest = await upload(store, base, facts(request, 0))
     found = await asyncio.gather(*(fetch(store, manifest, tmp_path / "cache") for _ in range(8)))
     assert len(set(found)) == 1
     await verify(found[0], manifest)
@@ -187,7 +187,7 @@ async def test_pruning_keeps_what_is_asked_for(tmp_path: Path, request: pytest.F
     manifests = []
     for version in range(4):
         directory = make_policy(tmp_path / f"p{version}", seed=version)
-        manifests.append(await publish(store, directory, facts(request, version)))
+        manifests.append(await upload(store, directory, facts(request, version)))
         await fetch(store, manifests[-1], tmp_path / "cache")
         await asyncio.sleep(0.02)
     removed = await prune(tmp_path / "cache", keep={manifests[0].digest}, newest=1)
@@ -207,17 +207,17 @@ def _weights(manifest: PolicyManifest) -> str:
 async def test_directories_that_are_no_policies_are_refused(tmp_path: Path, base: Path) -> None:
     store, wanted = MemoryBlobStore(), PolicyFacts("m", 0, NOW)
     with pytest.raises(InvalidPolicyDir):
-        await publish(store, tmp_path / "nowhere", wanted)
+        await upload(store, tmp_path / "nowhere", wanted)
     weights = base / "model.safetensors"
     whole = weights.read_bytes()
     for hurt in (whole[:-8], whole[:4], b"\xff" * 64, whole + b"\0" * 8, b""):
         weights.write_bytes(hurt)
         with pytest.raises(InvalidPolicyDir, match="safetensors"):
-            await publish(store, base, wanted)
+            await upload(store, base, wanted)
     weights.write_bytes(whole)
     (base / "tokenizer.json").unlink()
     with pytest.raises(InvalidManifest, match=r"tokenizer\.json"):
-        await publish(store, base, wanted)
+        await upload(store, base, wanted)
     assert await store.read(policy_manifest("m", 0)) is None, "a refused policy leaves no version behind"
 
 

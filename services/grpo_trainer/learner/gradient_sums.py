@@ -19,7 +19,7 @@ from grpo_trainer.learner.prepared import Adam
 T = TypeVar("T")
 
 
-class Accumulator:
+class GradientSums:
     """Gradients of one session's trained parameters; a pass that fails leaves them as they were."""
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -1,6 +1,6 @@
 """Publishing a policy directory: files first, the manifest last, so a version exists whole or not at all.
 
-Guarantees: a version is never overwritten; publishing the same bytes again is success and changes nothing;
+Guarantees: a version is never overwritten; uploading the same bytes again is success and changes nothing;
 files that the parent already stored are referenced, not stored twice.
 """
 
@@ -46,16 +46,16 @@ class PolicyFacts:
     """Of the weights: float32 or bfloat16; it sets the tolerance of the canary."""
 
 
-async def publish(store: BlobStore, directory: Path, facts: PolicyFacts) -> PolicyManifest:
+async def upload(store: BlobStore, directory: Path, facts: PolicyFacts) -> PolicyManifest:
     """Store every file of a HF directory, then its manifest; returns the manifest that is stored.
 
-    Published before with the same digest: returns the stored manifest, first writer wins.
+    Uploaded before with the same digest: returns the stored manifest, first writer wins.
     Raises InvalidPolicyDir, InvalidManifest, VersionTaken, and the store's errors.
     """
     shas = await asyncio.to_thread(_hash_directory, directory)
     manifest = _manifest(facts, policy_digest(shas))
-    if (published := await _already_published(store, manifest)) is not None:
-        return published
+    if (uploaded := await _already_uploaded(store, manifest)) is not None:
+        return uploaded
     known = {} if facts.parent is None else {file.blob.sha256: file.blob for file in facts.parent.files}
     for name, sha256 in sorted(shas.items()):
         blob = known.get(sha256) or await _store_file(store, directory / name, manifest, name, sha256)
@@ -91,18 +91,18 @@ async def load(store: BlobStore, model: str, version: int) -> PolicyManifest:
     key = objects.policy_manifest(model, version)
     data = await store.read(key)
     if data is None:
-        raise UnknownPolicy(f"no policy {model!r} v{version} is published ({key})")
+        raise UnknownPolicy(f"no policy {model!r} v{version} is uploaded ({key})")
     return manifest_from_bytes(data)
 
 
 async def _store_file(
     store: BlobStore, path: Path, manifest: PolicyManifest, name: str, sha256: str
 ) -> BlobRefMessage:
-    # The content is in the key: a half-published attempt with other bytes cannot clobber this one.
+    # The content is in the key: a half-uploaded attempt with other bytes cannot clobber this one.
     key = f"{objects.policy_version(manifest.model, manifest.version)}/{sha256[:16]}/{name}"
     ref = await store.put_file(key, path)
     if ref.sha256 != sha256:
-        raise InvalidPolicyDir(f"{path} changed while it was being published")
+        raise InvalidPolicyDir(f"{path} changed while it was being uploaded")
     return BlobRefMessage(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes)
 
 
@@ -111,23 +111,23 @@ async def _commit(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest:
     ref: BlobRef | None = await store.put_if_absent(key, manifest_bytes(manifest))
     if ref is not None:
         return manifest
-    published = await _already_published(store, manifest)
-    if published is None:
-        raise UnknownPolicy(f"{key} was deleted while it was being published; publish again")
-    return published
+    uploaded = await _already_uploaded(store, manifest)
+    if uploaded is None:
+        raise UnknownPolicy(f"{key} was deleted while it was being uploaded; upload again")
+    return uploaded
 
 
-async def _already_published(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest | None:
+async def _already_uploaded(store: BlobStore, manifest: PolicyManifest) -> PolicyManifest | None:
     data = await store.read(objects.policy_manifest(manifest.model, manifest.version))
     if data is None:
         return None
-    published = manifest_from_bytes(data)
-    if published.digest != manifest.digest:
+    uploaded = manifest_from_bytes(data)
+    if uploaded.digest != manifest.digest:
         raise VersionTaken(
-            f"{manifest.model!r} v{manifest.version} is published with digest {published.digest}, "
-            f"not {manifest.digest}; versions are never reused, publish as a newer one"
+            f"{manifest.model!r} v{manifest.version} is uploaded with digest {uploaded.digest}, "
+            f"not {manifest.digest}; versions are never reused, upload as a newer one"
         )
-    return published
+    return uploaded
 
 
 def _hash_directory(directory: Path) -> Mapping[str, str]:

@@ -1,0 +1,39 @@
+"""Claims tasks as training data at the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from grpc_edge import Peer
+from grpo_trainer.domain.errors import HeldOutInput, InvalidInput
+from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
+from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
+from upcycle.rpc import RemoteError, remote_errors
+
+_MAX_DIGESTS: Final = 10_000
+
+
+class PlannerClaims:
+    """Claims tasks at the planner."""
+
+    IDEMPOTENT = ("ClaimTasks",)
+
+    def __init__(self, tasksets: Peer) -> None:
+        self._stub = TasksetServiceStub(tasksets.channel)
+        self._address = tasksets.address
+
+    async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
+        """Claim tasks for good; safe to repeat. Raises HeldOutInput if the planner holds one of them out;
+        InvalidInput; Unavailable."""
+        for at in range(0, len(digests), _MAX_DIGESTS):
+            part = digests[at : at + _MAX_DIGESTS]
+            request = taskset_pb2.ClaimTasksRequest(task_digests=part, claimed_by=claimed_by)
+            try:
+                with remote_errors(f"the planner at {self._address}"):
+                    await self._stub.ClaimTasks(request)
+            except RemoteError as error:
+                is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION
+                raise (HeldOutInput if is_held_out else InvalidInput)(str(error)) from error

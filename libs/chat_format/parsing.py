@@ -26,7 +26,7 @@ class AssistantTurn:
     parse_error: str | None = None
 
 
-class _Malformed(ValueError):
+class _Malformed(Exception):
     """A tool call that cannot be used; its message goes back to the policy."""
 
 

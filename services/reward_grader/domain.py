@@ -98,7 +98,7 @@ def why_invalid(grade: Grade) -> str | None:
     for path, subscore, depth in _walk(grade.subscores):
         if depth > _MAX_DEPTH:
             return f"reward tree is deeper than {_MAX_DEPTH} levels at {path[:100]!r}"
-        if not (math.isfinite(subscore.value) and 0.0 <= subscore.value <= 1.0):
+        if not 0.0 <= subscore.value <= 1.0:
             return f"subscore {path!r} has value {subscore.value}, expected 0..1"
         if not math.isfinite(subscore.weight):
             return f"subscore {path!r} has weight {subscore.weight}, expected a finite number"
@@ -110,8 +110,7 @@ def _walk(subscores: Sequence[Subscore]) -> Iterator[tuple[str, Subscore, int]]:
     while todo:
         path, subscore, depth = todo.pop()
         yield path, subscore, depth
-        if depth <= _MAX_DEPTH:
-            todo += [(f"{path}/{child.name}", child, depth + 1) for child in reversed(subscore.children)]
+        todo += [(f"{path}/{child.name}", child, depth + 1) for child in reversed(subscore.children)]
 
 
 def combined(environment: Grade, environment_weight: float, scores: Sequence[Subscore]) -> Grade:

@@ -40,12 +40,9 @@ MODULES = {
         ("trajectory_store/domain/ledger.py", "trajectory_store/domain/facts.py"),
         ("services/trajectory_store/test_ledger_fold.py", "services/trajectory_store/test_ledger_rows.py"),
     ),
-    "groups": Module(
-        ("grpo_trainer/runs/groups.py",), (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py")
-    ),
+    "groups": Module(("grpo_trainer/runs/groups.py",), (f"{_TRAINER}/test_groups.py",)),
     "batches": Module(
-        ("grpo_trainer/runs/batches.py", "grpo_trainer/domain/steps.py"),
-        (f"{_TRAINER}/test_assembly.py", f"{_TRAINER}/test_offers.py"),
+        ("grpo_trainer/runs/batches.py", "grpo_trainer/domain/steps.py"), (f"{_TRAINER}/test_batches.py",)
     ),
     "settlement": Module(
         (
@@ -58,8 +55,8 @@ MODULES = {
     "retention": Module(("checkpoint_registry/domain/retention.py",), (f"{_REGISTRY}/test_retention.py",)),
     "gate": Module(
         ("checkpoint_registry/domain/gate.py", "checkpoint_registry/domain/evidence.py"),
-        (f"{_REGISTRY}/test_gate.py",),
+        (f"{_REGISTRY}/test_gate_verdicts.py", f"{_REGISTRY}/test_evidence.py"),
     ),
-    "reward_parsing": Module(("reward_grader/domain.py",), ("services/reward_grader/test_extra_graders.py",)),
-    "chat_parsing": Module(("chat_format/parsing.py",), ("libs/chat_format/test_parse.py",)),
+    "reward_parsing": Module(("reward_grader/domain.py",), ("services/reward_grader/test_rewards.py",)),
+    "chat_parsing": Module(("chat_format/parsing.py",), ("libs/chat_format/test_parse_turn.py",)),
 }

@@ -37,11 +37,10 @@ def unneeded(
     newest = sorted(one.version for one in published if one.created_at is not None)[-policy.keep_newest :]
     if not newest:
         return []
-    stay = {*needed, *newest}
     return sorted(
         one.version
         for one in published
-        if one.version not in stay
+        if one.version not in needed
         and one.version < newest[0]
         and not one.checkpoint_id
         and (one.created_at is None or now - one.created_at >= policy.min_age)

@@ -52,6 +52,16 @@ def test_worked_example() -> None:
     assert unneeded([version(3, age_h=None)], set(), POLICY, START) == []
 
 
+def test_a_version_of_exactly_the_least_age_may_go_and_a_younger_one_stays() -> None:
+    newest = [version(number) for number in (6, 7, 8, 9)]
+    assert unneeded([version(4, age_h=1.0), version(5, age_h=0.999), *newest], set(), POLICY, START) == [4]
+
+
+def test_a_publication_that_may_still_be_under_way_among_the_newest_stays() -> None:
+    published = [version(number, age_h=None if number == 5 else 2.0) for number in range(3, 9)]
+    assert unneeded(published, set(), POLICY, START) == [3], "4, 6, 7 and 8 are the four newest"
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

@@ -7,7 +7,7 @@ from reward_grader.adapters.extra_graders import load_grader
 from reward_grader.adapters.transcripts import GraderTranscripts
 from reward_grader.domain import ExtraGraders
 from reward_grader.handlers import trajectory_router
-from reward_grader.settings import GraderSettings
+from reward_grader.settings import RewardGraderSettings
 from reward_grader.usecases import GradeTrajectory
 from service_kit.clock import utc_now
 from service_kit.component import Closing
@@ -15,7 +15,7 @@ from service_kit.main import run_main
 from service_kit.service import Service
 
 
-def build_app(settings: GraderSettings) -> Service:
+def build_app(settings: RewardGraderSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("reward_grader", settings)
     store = service.add(S3BlobStore(settings.s3))
@@ -39,7 +39,7 @@ def build_app(settings: GraderSettings) -> Service:
 
 def main() -> None:
     """Entry point of `upcycle-reward-grader`."""
-    run_main("reward_grader", GraderSettings, build_app)
+    run_main("reward_grader", RewardGraderSettings, build_app)
 
 
 if __name__ == "__main__":

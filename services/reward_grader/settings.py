@@ -19,7 +19,7 @@ class ExtraGraderSettings(BaseModel):
     """Name in the reward tree; empty: the function's."""
 
 
-class GraderSettings(ServiceSettings):
+class RewardGraderSettings(ServiceSettings):
     """Has each recorded trajectory graded by its own environment, once, and publishes the reward."""
 
     model_config = SettingsConfigDict(env_prefix="REWARD_GRADER_")

@@ -13,7 +13,7 @@ from rollout_sampler.adapters.leases import LeaseCache
 from rollout_sampler.adapters.policies import PolicyFiles
 from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import episode_router
-from rollout_sampler.settings import SamplerSettings
+from rollout_sampler.settings import RolloutSamplerSettings
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
 from service_kit.clock import utc_now
@@ -23,7 +23,7 @@ from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 
-def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
+def build_play(settings: RolloutSamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
     """The use case, and the connections that the service closes. Needs a running event loop."""
     registry = Peer("registry", settings.peers.registry)
     leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
@@ -40,7 +40,7 @@ def build_play(settings: SamplerSettings, store: BlobStore) -> tuple[PlayEpisode
     return play, (registry, Closing("engines", engines.stop), Closing("environments", environments.stop))
 
 
-def build_app(settings: SamplerSettings) -> Service:
+def build_app(settings: RolloutSamplerSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("rollout_sampler", settings)
     store = service.add(S3BlobStore(settings.s3))
@@ -58,7 +58,7 @@ def build_app(settings: SamplerSettings) -> Service:
     return service
 
 
-def _limits(settings: SamplerSettings) -> PlayLimits:
+def _limits(settings: RolloutSamplerSettings) -> PlayLimits:
     return PlayLimits(
         episode_s=settings.episode_timeout_s,
         late_start_s=settings.late_start_s,
@@ -70,7 +70,7 @@ def _limits(settings: SamplerSettings) -> PlayLimits:
 
 def main() -> None:
     """Entry point of `upcycle-rollout-sampler`."""
-    run_main("rollout_sampler", SamplerSettings, build_app)
+    run_main("rollout_sampler", RolloutSamplerSettings, build_app)
 
 
 if __name__ == "__main__":

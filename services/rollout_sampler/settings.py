@@ -10,7 +10,7 @@ from service_kit.groups import BusSettings, PeerSettings, S3Settings
 from service_kit.settings import ServiceSettings
 
 
-class SamplerSettings(ServiceSettings):
+class RolloutSamplerSettings(ServiceSettings):
     """Plays episodes: opens the environment, lets the policy act in it turn by turn, stores what happened."""
 
     model_config = SettingsConfigDict(env_prefix="ROLLOUT_SAMPLER_")

@@ -14,9 +14,9 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
+from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.handlers import plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop
-from scenario_runner.ports import EpisodeTimeouts
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer

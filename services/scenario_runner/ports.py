@@ -1,7 +1,8 @@
-"""Seams, each with a second implementation in tests: environments, planned episodes, the model registry."""
+"""Seams. Environments have two implementations (forked here, or behind tcp); planned episodes and the model
+registry have one, and a double in tests.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scenario_runner.domain.environments import (
@@ -14,16 +15,6 @@ from scenario_runner.domain.environments import (
     ToolOutcome,
 )
 from upcycle.run_config import PolicyChoice
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeTimeouts:
-    """How long an environment's own code may take, in seconds, and how much a tool may return, in bytes."""
-
-    start_s: float = 30.0
-    tool_s: float = 30.0
-    grade_s: float = 60.0
-    tool_result_bytes: int = 256 * 1024
 
 
 class LiveEnvironment(Protocol):

@@ -13,7 +13,7 @@ from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.stored_bodies import StoredBodies
 from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import STATUS_OF, TrajectoryServicer, UseCases
-from trajectory_store.settings import StoreSettings
+from trajectory_store.settings import TrajectoryStoreSettings
 from trajectory_store.usecases import (
     CheckBodies,
     ExportTrajectories,
@@ -25,7 +25,7 @@ from trajectory_store.usecases import (
 from upcycle.api.trajectory.v1.service_pb2_grpc import add_TrajectoryServiceServicer_to_server
 
 
-def build_app(settings: StoreSettings) -> Service:
+def build_app(settings: TrajectoryStoreSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("trajectory_store", settings)
     db = service.add(MigratedDatabase(settings.sql.url_for("trajectory_store"), "trajectory_store"))
@@ -56,7 +56,7 @@ def build_app(settings: StoreSettings) -> Service:
 
 def main() -> None:
     """Entry point of `upcycle-trajectory-store`."""
-    run_main("trajectory_store", StoreSettings, build_app)
+    run_main("trajectory_store", TrajectoryStoreSettings, build_app)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from service_kit.groups import BusSettings, S3Settings, SqlSettings
 from service_kit.settings import ServiceSettings
 
 
-class StoreSettings(ServiceSettings):
+class TrajectoryStoreSettings(ServiceSettings):
     """Keeps the index of everything that was sampled, and the ledger of where each episode ended."""
 
     model_config = SettingsConfigDict(env_prefix="TRAJECTORY_STORE_")

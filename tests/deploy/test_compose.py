@@ -24,9 +24,9 @@ OURS = {
 }
 SETTINGS = {
     "upcycle-scenario-runner": ("scenario_runner", "ScenarioRunnerSettings"),
-    "upcycle-rollout-sampler": ("rollout_sampler", "SamplerSettings"),
-    "upcycle-reward-grader": ("reward_grader", "GraderSettings"),
-    "upcycle-trajectory-store": ("trajectory_store", "StoreSettings"),
+    "upcycle-rollout-sampler": ("rollout_sampler", "RolloutSamplerSettings"),
+    "upcycle-reward-grader": ("reward_grader", "RewardGraderSettings"),
+    "upcycle-trajectory-store": ("trajectory_store", "TrajectoryStoreSettings"),
     "upcycle-grpo-trainer": ("grpo_trainer", "GrpoTrainerSettings"),
     "upcycle-checkpoint-registry": ("checkpoint_registry", "CheckpointRegistrySettings"),
     "upcycle-policy-engine": ("policy_engine", "PolicyEngineSettings"),

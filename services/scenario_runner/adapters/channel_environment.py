@@ -9,12 +9,12 @@ from scenario_runner.domain.environments import (
     EnvironmentLost,
     EpisodeFault,
     EpisodeTimeout,
+    EpisodeTimeouts,
     Grade,
     Message,
     ToolDescription,
     ToolOutcome,
 )
-from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.tools import ToolResult, ToolSpec

@@ -13,10 +13,10 @@ from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
     EpisodeFault,
+    EpisodeTimeouts,
     EpisodeToPlay,
     PythonEnvironment,
 )
-from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ControlChannel
 
 # How long the exit status may come after the end of the channel.

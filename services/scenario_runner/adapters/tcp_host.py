@@ -15,10 +15,10 @@ from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentLost,
     EpisodeFault,
+    EpisodeTimeouts,
     EpisodeToPlay,
     TcpEnvironment,
 )
-from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.tunnels import Forwarder

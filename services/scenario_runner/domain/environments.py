@@ -8,6 +8,16 @@ from typing import Any
 from episodes import EpisodeFailure
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeTimeouts:
+    """How long an environment's own code may take, in seconds, and how much a tool may return, in bytes."""
+
+    start_s: float = 30.0
+    tool_s: float = 30.0
+    grade_s: float = 60.0
+    tool_result_bytes: int = 256 * 1024
+
+
 class RunnerError(Exception):
     """Base of this service's errors."""
 

@@ -21,7 +21,7 @@ from event_bus.provision import provision
 from event_bus.topology import REWARD_GRADER
 from identities import entities, events, objects
 from reward_grader.app import build_app
-from reward_grader.settings import GraderSettings
+from reward_grader.settings import RewardGraderSettings
 from service_kit.groups import S3Settings
 from service_kit.service import Service
 from trajectory_body import pack
@@ -40,7 +40,7 @@ class Testbed:
     bus: EventBus
     blobs: S3BlobStore
     environments: EnvironmentDouble
-    settings: GraderSettings
+    settings: RewardGraderSettings
     run_id: str
     resources: AsyncExitStack
     events: list[Delivery[Any]] = field(default_factory=list)
@@ -127,7 +127,7 @@ async def bed(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterato
     async with AsyncExitStack() as resources:
         server = nats_server()
         await provision(server.url)
-        settings = GraderSettings(
+        settings = RewardGraderSettings(
             http_port=0,
             slots=8,
             drain_s=5,

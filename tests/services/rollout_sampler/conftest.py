@@ -33,7 +33,7 @@ from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
 from identities import entities
 from policy_files import PolicyFacts, upload
 from rollout_sampler.app import build_app
-from rollout_sampler.settings import SamplerSettings
+from rollout_sampler.settings import RolloutSamplerSettings
 from service_kit.groups import PeerSettings, S3Settings
 from service_kit.service import Service
 from trajectory_body import unpack
@@ -67,7 +67,7 @@ class Testbed:
     chat: ChatFormat
     environments: EnvironmentDouble
     registry: RegistryDouble
-    settings: SamplerSettings
+    settings: RolloutSamplerSettings
     run_id: str
     resources: AsyncExitStack
     events: list[Delivery[Any]] = field(default_factory=list)
@@ -153,8 +153,8 @@ def policy_dirs(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 
 def _settings(
     nats_url: str, s3: S3Settings, environments: EnvironmentDouble, registry: RegistryDouble, folder: Path
-) -> SamplerSettings:
-    return SamplerSettings(
+) -> RolloutSamplerSettings:
+    return RolloutSamplerSettings(
         http_port=0,
         train_slots=8,
         eval_slots=4,

@@ -27,13 +27,13 @@ from scenario_runner.domain.environments import (
     EnvironmentLost,
     EpisodeFault,
     EpisodeTimeout,
+    EpisodeTimeouts,
     EpisodeToPlay,
     FleetFull,
     Opened,
     PythonEnvironment,
     UnknownLease,
 )
-from scenario_runner.ports import EpisodeTimeouts
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from trajectory_body import pack
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity

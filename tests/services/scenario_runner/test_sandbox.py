@@ -15,8 +15,7 @@ from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
-from scenario_runner.domain.environments import EpisodeTimeout
-from scenario_runner.ports import EpisodeTimeouts
+from scenario_runner.domain.environments import EpisodeTimeout, EpisodeTimeouts
 
 UNPRIVILEGED_UID = 65534
 TIMEOUTS = EpisodeTimeouts(start_s=20, tool_s=20, grade_s=20)

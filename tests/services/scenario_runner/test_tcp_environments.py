@@ -25,10 +25,10 @@ from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentLost,
     EpisodeFault,
+    EpisodeTimeouts,
     EpisodeToPlay,
     TcpEnvironment,
 )
-from scenario_runner.ports import EpisodeTimeouts
 from upcycle.environment.channel import client as channel_client
 
 TIMEOUTS = EpisodeTimeouts(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)

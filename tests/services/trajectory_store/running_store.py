@@ -16,7 +16,7 @@ from service_kit.groups import S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from trajectory_body import pack
 from trajectory_store.app import build_app
-from trajectory_store.settings import StoreSettings
+from trajectory_store.settings import TrajectoryStoreSettings
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
@@ -76,7 +76,7 @@ async def running(
     nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True
 ) -> AsyncIterator[Store]:
     grpc_port, http_port = free_ports(2)
-    settings = StoreSettings(
+    settings = TrajectoryStoreSettings(
         grpc_port=grpc_port,
         http_port=http_port,
         check_idle_s=0.05,

@@ -225,7 +225,8 @@ def build_objective(
     parameters: the loss's own, and of the objective: kl_coefficient, kl_bias_correction (0 or 1),
     entropy_bonus, off_policy_row_limit, top_entropy; proximal_anchor (0 or 1), and with it a sampler weight:
     sampler_weight_high (TIS: truncate there), _low, _drop (1: drop outside instead, MIS), _rows (1: product
-    over the row). Anything else is an error that names the nearest valid parameter.
+    over the row). Anything else is an error that names the nearest valid parameter. What a run may ask for is
+    decided by `upcycle.run_config.loss_refusals`, before; these checks hold for callers without a run.
     """
     given = dict(parameters or {})
     own: dict[str, float] = {key: float(given.pop(key)) for key in _OBJECTIVE_KEYS if key in given}

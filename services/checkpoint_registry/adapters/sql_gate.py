@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from checkpoint_registry import telemetry, wire
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.events import caused_by, emit
-from checkpoint_registry.adapters.once import insert_once
+from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import (
     evaluation_of,
     evaluation_values,

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, upd
 
 from checkpoint_registry import telemetry, wire
 from checkpoint_registry.adapters import tables
-from checkpoint_registry.adapters.once import insert_once
+from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import (
     checkpoint_of,
     checkpoint_values,

@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import Connection, RowMapping, func, select, update
 
 from checkpoint_registry.adapters import tables
-from checkpoint_registry.adapters.once import insert_once
+from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import version_of
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict, VersionRemoved
 from checkpoint_registry.domain.models import PublishedVersion

@@ -14,7 +14,7 @@ from blob_store.ref import from_wire as blob_from_wire
 from chat_format import ChatFormat, InvalidModelDir
 from episodes import EpisodeBroken, EpisodeFailure
 from policy_files import PolicyFilesError, UnknownPolicy, load
-from rollout_sampler.adapters.once import Once
+from rollout_sampler.adapters.shared_results import SharedResults
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.errors import Unavailable
 
@@ -39,8 +39,8 @@ class PolicyFiles:
     def __init__(self, store: BlobStore, cache_dir: Path) -> None:
         self._store = store
         self._cache_dir = cache_dir
-        self._manifests: Once[tuple[str, int], PolicyManifest] = Once(_KEPT_MANIFESTS)
-        self._formats: Once[str, PolicyFormat] = Once(_KEPT_FORMATS)
+        self._manifests: SharedResults[tuple[str, int], PolicyManifest] = SharedResults(_KEPT_MANIFESTS)
+        self._formats: SharedResults[str, PolicyFormat] = SharedResults(_KEPT_FORMATS)
 
     async def chat_format(self, model: str, version: int) -> PolicyFormat:
         """Tokenizer and template of a version; versions with the same files share one."""

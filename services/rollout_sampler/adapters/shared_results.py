@@ -8,7 +8,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Once(Generic[K, V]):
+class SharedResults(Generic[K, V]):
     """Remembers the newest `max_kept` results. A failure reaches those who wait now and is forgotten."""
 
     def __init__(self, max_kept: int) -> None:

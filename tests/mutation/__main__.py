@@ -94,7 +94,7 @@ def main() -> int:
         tree = Path(folder)
         plant(tree, MODULES[name])
         os.chdir(tree)
-        mutmut = Path(sys.executable).parent / "mutmut"
+        mutmut = str(Path(sys.executable).parent / "mutmut")
         run = subprocess.run(
             [mutmut, "run", "--max-children", "1"], capture_output=True, text=True, check=False
         )

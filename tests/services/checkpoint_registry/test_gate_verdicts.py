@@ -105,7 +105,7 @@ def test_a_family_that_lost_exactly_its_budget_passes() -> None:
     assert [family.lower_bound for family in verdict.families] == [-0.5, 1.0]
 
 
-def test_a_family_whose_mean_is_its_budget_may_have_lost_more_and_no_sample_will_tell() -> None:
+def test_a_family_whose_mean_is_its_budget_may_have_lost_more_and_no_sample_shows_it() -> None:
     pairs = tasks("a", 2, (0, 1), (1, 1)) | tasks("a", 6, (1, 1), (1, 1), 2)
     pairs |= tasks("b", 40, (1, 1), (0, 1), 8)
     verdict = judge(*both(pairs), GateRule(regression_margin=0.25))

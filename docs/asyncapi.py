@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import yaml
 from faststream.specification.asyncapi.v3_0_0.schema import (
@@ -25,9 +26,14 @@ from google.protobuf import message as protobuf
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from episodes import Channel as PolicyChannel
 from event_bus import codec
 from event_bus.topology import OWNERS, TASKS, UPCYCLE, Topology
+from grpo_trainer import handlers as trainer
+from grpo_trainer.adapters.bus_facts import ENDINGS
 from identities import subjects
+from model_gateway.handlers import directory_router
+from policy_engine.handlers import supervisor_router
 
 ROOT: Final = Path(__file__).parents[1]
 _STRINGS: Final[Mapping[int, str]] = {  # protobuf's canonical JSON writes 64-bit integers as strings
@@ -70,13 +76,32 @@ def document(topology: Topology = UPCYCLE) -> str:
 
 def events_page(topology: Topology = UPCYCLE) -> str:
     """The same as a table for people."""
-    comments, readers = proto_comments(), _readers(topology)
-    rows = ["| kind | published by | durables that read it | meaning |", "|---|---|---|---|"]
+    comments, readers, followers = proto_comments(), _readers(topology), readers_without_durable()
+    rows = [
+        "| kind | published by | durables that read it | read without a durable by | meaning |",
+        "|---|---|---|---|---|",
+    ]
     for name, event, _ in _kinds(topology):
         owners, durables = ", ".join(OWNERS[event]), ", ".join(f"`{one}`" for one in readers.get(name, []))
+        others = ", ".join(service for service, events in followers.items() if event in events)
         meaning = comments.get(event.DESCRIPTOR.full_name, "").replace("|", "\\|")
-        rows.append(f"| `{name}` | {owners} | {durables} | {meaning} |")
+        rows.append(f"| `{name}` | {owners} | {durables} | {others} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def readers_without_durable() -> dict[str, set[type[protobuf.Message]]]:
+    """Service -> the facts that it follows, or replays from its own cursor, as its handlers declare them."""
+    followed = {
+        "policy_engine": [
+            supervisor_router(Mock(channel=channel, model="m"), Mock(), Mock(), Mock(), Mock())
+            for channel in PolicyChannel
+        ],
+        "model_gateway": [directory_router(Mock())],
+    }
+    return {"grpo_trainer": {*trainer.EVENTS, *ENDINGS}} | {
+        service: {event for router in routers for one in router.ephemerals for event in one.handlers.events}
+        for service, routers in followed.items()
+    }
 
 
 def _kinds(topology: Topology) -> Iterator[tuple[str, type[protobuf.Message], str]]:

@@ -18,7 +18,7 @@ from event_bus.errors import (
 )
 from event_bus.faststream_ext.filters import Carries
 from event_bus.middlewares.decoding import CurrentDelivery
-from event_bus.router import EventRouter
+from event_bus.router import EventHandlers, EventRouter
 from event_bus.topology import EVENT_SUBJECTS, UPCYCLE, ConsumerSpec, StreamSpec, Topology
 from service_kit.groups import BusSettings
 
@@ -36,6 +36,7 @@ __all__ = [
     "Delivery",
     "Encoded",
     "EventBus",
+    "EventHandlers",
     "EventRouter",
     "EventTooLarge",
     "MalformedEvent",

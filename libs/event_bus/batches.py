@@ -18,8 +18,8 @@ from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import Delivery
 from event_bus.deps import ConsumerDeps
-from event_bus.errors import BusError, MalformedEvent, PoisonMessage
-from event_bus.incoming import Decoder, heartbeats, retry_after_s, retry_delay_s
+from event_bus.errors import MalformedEvent, PoisonMessage
+from event_bus.incoming import Decoder, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec
 from upcycle.errors import Unavailable
@@ -106,44 +106,30 @@ class BatchConsumer:
         return pause_s
 
     async def _handle(self, raws: Sequence[Msg]) -> float:
-        try:
-            pairs = await self._decoded(raws)
-        except (BusError, Unavailable) as error:  # no dead letter was stored: nothing may pass
-            _LOG.error("dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)})
-            return await self._failed(raws)
-        return await self._run(pairs) if pairs else 0.0
-
-    async def _decoded(self, raws: Sequence[Msg]) -> list[Pair]:
         pairs: list[Pair] = []
         for raw in raws:
             try:
                 pairs.append((raw, self._decoder.delivery(raw)))
             except MalformedEvent as error:
-                await self._dead_letter(raw, str(error))
-        return pairs
+                if not await self._dead_letter(raw, str(error)):
+                    return await self._failed(raws)  # nothing may pass it
+        return await self._run(pairs) if pairs else 0.0
 
     async def _run(self, pairs: Sequence[Pair]) -> float:
         raws = [raw for raw, _ in pairs]
         durable = self._spec.durable
-        metrics.DELIVERED.labels(durable).inc(len(pairs))
         try:
             with (
-                metrics.IN_FLIGHT.labels(durable).track_inprogress(),
-                metrics.HANDLED_S.labels(durable).time(),
+                metrics.handling(durable, len(pairs)),
                 tracing.processing_batch(durable, [raw.headers or {} for raw in raws]),
             ):
-                async with (
-                    heartbeats(raws, self._spec.ack_wait_s),
-                    asyncio.timeout(self._spec.handler_timeout_s),
-                ):
+                async with in_work(raws, self._spec):
                     await self._handler([delivery for _, delivery in pairs])
         except Unavailable as unavailable:
-            metrics.POSTPONED.labels(durable).inc()
             return await self._nack(raws, retry_after_s(unavailable, self._deps.timings))
         except PoisonMessage as poison:
             return await self._isolate(pairs, poison)
         except Exception as error:
-            metrics.FAILED.labels(durable, type(error).__name__).inc()
             _LOG.error("batch_failed", exc_info=error, extra={"consumer": durable, "size": len(raws)})
             return await self._failed(raws)
         self._failures = 0
@@ -154,14 +140,8 @@ class BatchConsumer:
     async def _isolate(self, pairs: Sequence[Pair], poison: PoisonMessage) -> float:
         """One message of the batch is poison: the handler gets each alone, in order, to say which."""
         if len(pairs) == 1:
-            try:
-                await self._dead_letter(pairs[0][0], poison.reason)
-            except (BusError, Unavailable) as error:
-                _LOG.error(
-                    "dead_letter_not_stored", extra={"consumer": self._spec.durable, "error": str(error)}
-                )
-                return await self._failed([pairs[0][0]])
-            return 0.0
+            raw = pairs[0][0]
+            return 0.0 if await self._dead_letter(raw, poison.reason) else await self._failed([raw])
         for index in range(len(pairs)):
             if pause_s := await self._run(pairs[index : index + 1]):
                 await self._nack([raw for raw, _ in pairs[index + 1 :]], pause_s)
@@ -174,13 +154,7 @@ class BatchConsumer:
 
     async def _nack(self, raws: Sequence[Msg], delay_s: float) -> float:
         for raw in raws:
-            if not raw._ackd:
-                try:
-                    await raw.nak(delay=delay_s or None)
-                except NatsError as error:  # then it is redelivered after ack_wait
-                    _LOG.warning(
-                        "nack_not_sent", extra={"consumer": self._spec.durable, "error": repr(error)}
-                    )
+            await nack(raw, self._spec.durable, delay_s)
         return delay_s
 
     async def _ack(self, raw: Msg) -> None:
@@ -189,9 +163,9 @@ class BatchConsumer:
         except NatsError as error:  # then it is redelivered, and projections are idempotent
             _LOG.warning("ack_not_sent", extra={"consumer": self._spec.durable, "error": repr(error)})
 
-    async def _dead_letter(self, raw: Msg, reason: str) -> None:
-        _LOG.error(
-            "dead_lettered", extra={"consumer": self._spec.durable, "subject": raw.subject, "reason": reason}
-        )
-        await dead_letters.store(self._deps.publisher, raw, consumer=self._spec.durable, reason=reason)
+    async def _dead_letter(self, raw: Msg, reason: str) -> bool:
+        durable = self._spec.durable
+        if not await dead_letters.stored(self._deps.publisher, raw, consumer=durable, reason=reason):
+            return False
         await raw.term()
+        return True

@@ -169,13 +169,13 @@ class EventBus:
         self._bind(projection.spec)
         decoder = Decoder.of(self._topology, projection.spec)
         consumer = BatchConsumer(
-            projection.spec, decoder, projection.handler, self._deps, batch_size=projection.batch_size
+            projection.spec, decoder, projection.handle, self._deps, batch_size=projection.batch_size
         )
         self._loops.append((projection.spec.durable, lambda: consumer.run(self._connection)))
 
     def _add_ephemeral(self, ephemeral: Ephemeral) -> None:
-        reading = self._reading(ephemeral.events, ephemeral.model)
-        follower = replays.Follower(reading.reader, ephemeral.handler, self._deps)
+        reading = self._reading(ephemeral.handlers.events, ephemeral.model)
+        follower = replays.Follower(reading.reader, ephemeral.handlers.handle, self._deps)
 
         async def loop() -> None:
             after = self._newest if ephemeral.start == "new" else ephemeral.start

@@ -66,11 +66,14 @@ def delivery_of(raw: Msg, message: Message, failures: int = 0) -> Delivery[Any]:
 
 
 @asynccontextmanager
-async def heartbeats(raws: Sequence[Msg], ack_wait_s: float) -> AsyncIterator[None]:
-    """While the body runs, tell the server every ack_wait/3 that the messages are in work."""
-    beating = asyncio.create_task(_beat(raws, ack_wait_s / _BEATS_PER_ACK_WAIT))
+async def in_work(raws: Sequence[Msg], spec: ConsumerSpec) -> AsyncIterator[None]:
+    """While the body runs, tell the server every ack_wait/3 that the messages are in work. Raises
+    TimeoutError when it takes longer than handler_timeout_s.
+    """
+    beating = asyncio.create_task(_beat(raws, spec.ack_wait_s / _BEATS_PER_ACK_WAIT))
     try:
-        yield
+        async with asyncio.timeout(spec.handler_timeout_s):
+            yield
     finally:
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
@@ -84,6 +87,16 @@ async def _beat(raws: Sequence[Msg], every_s: float) -> None:
                 await raw.in_progress()
             except NatsError as error:  # a missed beat costs a duplicate delivery, never the work
                 _LOG.warning("heartbeat_missed", extra={"subject": raw.subject, "error": repr(error)})
+
+
+async def nack(raw: Msg, consumer: str, delay_s: float = 0.0) -> None:
+    """Have a message redelivered after a delay, unless it was answered."""
+    if raw._ackd:
+        return
+    try:
+        await raw.nak(delay=delay_s or None)
+    except NatsError as error:  # then it is redelivered after ack_wait
+        _LOG.warning("nack_not_sent", extra={"consumer": consumer, "error": repr(error)})
 
 
 def retry_delay_s(failures: int, timings: BusTimings) -> float:

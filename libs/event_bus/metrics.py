@@ -2,9 +2,14 @@
 ids.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from event_bus.errors import PoisonMessage
+from upcycle.errors import Unavailable
 
 DELIVERED: Final = Counter("upcycle_bus_delivered", "Messages given to a handler.", ["consumer"])
 REDELIVERED: Final = Counter("upcycle_bus_redelivered", "Messages given to a handler again.", ["consumer"])
@@ -31,3 +36,20 @@ PUBLISH_FAILED: Final = Counter(
     "upcycle_bus_publish_failed", "Publishes that were refused or ran out of time.", ["subject", "error"]
 )
 RECONNECTED: Final = Counter("upcycle_bus_reconnected", "Connections to NATS that were made again.")
+
+
+@contextmanager
+def handling(consumer: str, count: int = 1) -> Iterator[None]:
+    """Count messages that a handler gets, the time in it, and how it ended."""
+    DELIVERED.labels(consumer).inc(count)
+    try:
+        with IN_FLIGHT.labels(consumer).track_inprogress(), HANDLED_S.labels(consumer).time():
+            yield
+    except PoisonMessage:
+        raise
+    except Unavailable:
+        POSTPONED.labels(consumer).inc()
+        raise
+    except Exception as error:
+        FAILED.labels(consumer, type(error).__name__).inc()
+        raise

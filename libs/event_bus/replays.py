@@ -22,7 +22,7 @@ from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery
 from event_bus.deps import ConsumerDeps
-from event_bus.errors import BusError, CursorBeyondStream, MalformedEvent, PoisonMessage
+from event_bus.errors import CursorBeyondStream, MalformedEvent, PoisonMessage
 from event_bus.incoming import Decoder, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
@@ -69,11 +69,8 @@ async def replay(
             try:
                 delivery = reading.decoder.delivery(raw)
             except MalformedEvent as error:
-                _LOG.error(
-                    "malformed_in_replay",
-                    extra={"reader": reading.reader, "sequence": cursor, "reason": str(error)},
-                )
-                await _keep_dead(publisher, raw, reading.reader, str(error))
+                consumer = f"replay-{reading.reader}"  # the fact itself stays in its stream
+                await dead_letters.stored(publisher, raw, consumer=consumer, reason=str(error))
                 continue
             yield delivery
         await asyncio.sleep(_PAUSE_S)
@@ -97,13 +94,6 @@ async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
             extra={"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS},
         )
     return True
-
-
-async def _keep_dead(publisher: Publisher, raw: Msg, reader: str, reason: str) -> None:
-    try:
-        await dead_letters.store(publisher, raw, consumer=f"replay-{reader}", reason=reason)
-    except (BusError, Unavailable) as error:  # the fact itself stays in its stream
-        _LOG.error("dead_letter_not_stored", extra={"reader": reader, "error": str(error)})
 
 
 async def _one_consumer(
@@ -223,9 +213,9 @@ class Follower:
 
     async def _tried(self, delivery: Delivery[Any]) -> float | None:
         """Seconds until the next attempt, None when the delivery is done with."""
-        metrics.DELIVERED.labels(self._reader).inc()
         try:
             with (
+                metrics.handling(self._reader),
                 tracing.processing(
                     delivery.subject,
                     delivery.headers,
@@ -238,13 +228,11 @@ class Follower:
                 # A task of its own, so that a stop can wait for it.
                 await self._in_flight.run(self._handled(delivery), self._reader)
         except Unavailable as unavailable:
-            metrics.POSTPONED.labels(self._reader).inc()
             return retry_after_s(unavailable, self._timings)
         except PoisonMessage as poison:
             self._skip(delivery, poison.reason)
         except Exception as error:
             self._failures += 1
-            metrics.FAILED.labels(self._reader, type(error).__name__).inc()
             _LOG.error(
                 "handler_failed",
                 exc_info=error,

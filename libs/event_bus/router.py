@@ -12,24 +12,61 @@ Where a durable reads several types, each has its function, chosen by FastStream
     @sub(filter=Carries(RunFinished))
     async def on_run_finished(event: RunFinished) -> None: ...
 
-Projections and ephemeral readers need stream order. They are declared here too, and read by nats-py.
+Projections and ephemeral readers need stream order. They are declared here too, and read by nats-py; see
+`EventHandlers` for their functions.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from faststream.nats import NatsRouter
 from faststream.nats.broker.registrator import NatsRegistrator
 from google.protobuf.message import Message
 
-from event_bus.batches import BatchHandler
 from event_bus.delivery import Delivery
+from event_bus.errors import BusError, UnknownEvent
 from event_bus.faststream_ext.subscriber import DurableSubscriber
 from event_bus.topology import UPCYCLE, ConsumerSpec, Topology
 
-EphemeralHandler = Callable[[Delivery[Any]], Awaitable[None]]
+E = TypeVar("E", bound=Message)
+R = TypeVar("R")
+Handler = Callable[[E, Delivery[Any]], R]
+Fold = Callable[[Sequence[tuple[Delivery[Any], R]]], Awaitable[None]]
 Start = Literal["new"] | int
+
+
+class EventHandlers(Generic[R]):
+    """Which typed function gets which event where FastStream does not dispatch; each returns an R.
+
+    facts = router.ephemeral(model="incident")
+
+    @facts(PolicyPublished)
+    async def on_policy_published(event: PolicyPublished, delivery: Delivery[Any]) -> None: ...
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[type[Message], Handler[Any, R]] = {}
+
+    def __call__(self, event: type[E]) -> Callable[[Handler[E, R]], Handler[E, R]]:
+        """Decorates the function that gets the events of one type. Raises UnknownEvent for a second one."""
+
+        def declared(function: Handler[E, R]) -> Handler[E, R]:
+            if event in self._functions:
+                raise UnknownEvent(f"two functions handle {event.__name__}: leave one")
+            self._functions[event] = function
+            return function
+
+        return declared
+
+    @property
+    def events(self) -> tuple[type[Message], ...]:
+        """The types that have a function, in the order of the code."""
+        return tuple(self._functions)
+
+    def handle(self, delivery: Delivery[Any]) -> R:
+        """What the function of the event returns."""
+        return self._functions[type(delivery.message)](delivery.message, delivery)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +74,20 @@ class Projection:
     """A declared projection."""
 
     spec: ConsumerSpec
-    handler: BatchHandler
+    handlers: EventHandlers[Any]
+    fold: Fold[Any]
     batch_size: int
+
+    async def handle(self, deliveries: Sequence[Delivery[Any]]) -> None:
+        """One batch."""
+        await self.fold([(delivery, self.handlers.handle(delivery)) for delivery in deliveries])
 
 
 @dataclass(frozen=True, slots=True)
 class Ephemeral:
     """A declared ephemeral reader."""
 
-    events: Sequence[type[Message]]
-    handler: EphemeralHandler
+    handlers: EventHandlers[Awaitable[None]]
     model: str | None
     start: Start
 
@@ -78,32 +119,30 @@ class EventRouter(NatsRouter):
         return subscriber
 
     def projection(
-        self, spec: ConsumerSpec, *, batch_size: int = 100
-    ) -> Callable[[BatchHandler], BatchHandler]:
-        """Decorates what folds the messages of a durable in stream order, up to `batch_size` at a time.
+        self, spec: ConsumerSpec, handlers: EventHandlers[R], *, batch_size: int = 100
+    ) -> Callable[[Fold[R]], Fold[R]]:
+        """Decorates what folds the messages of a durable in stream order, up to `batch_size` at a time: each
+        with what `handlers` make of it. Raises BusError when a type that the durable reads has no function.
 
         An exception nacks the whole batch, with a delay; nothing newer is read before it. After
-        `PoisonMessage` the handler gets the messages one by one; the one that raises it is a dead letter.
+        `PoisonMessage` the messages are folded one by one; the one that raises it is a dead letter.
         """
+        if missing := sorted(event.__name__ for event in spec.events if event not in handlers.events):
+            raise BusError(f"durable {spec.durable} reads {missing}, which no handler takes")
 
-        def declared(handler: BatchHandler) -> BatchHandler:
-            self.projections.append(Projection(spec, handler, batch_size))
-            return handler
+        def declared(fold: Fold[R]) -> Fold[R]:
+            self.projections.append(Projection(spec, handlers, fold, batch_size))
+            return fold
 
         return declared
 
-    def ephemeral(
-        self, *events: type[Message], model: str | None = None, start: Start = "new"
-    ) -> Callable[[EphemeralHandler], EphemeralHandler]:
-        """Decorates what gets each fact of these types in stream order, in this process only.
+    def ephemeral(self, *, model: str | None = None, start: Start = "new") -> EventHandlers[Awaitable[None]]:
+        """Decorates, once per type, what gets each fact of that type in stream order, in this process only.
 
         `start`: "new" begins with what is stored after the bus started, a number with the first fact after
         that sequence. Nothing is missed across reconnects; a restart begins again. A delivery that keeps
         failing is skipped after a few attempts, with an error in the log.
         """
-
-        def declared(handler: EphemeralHandler) -> EphemeralHandler:
-            self.ephemerals.append(Ephemeral(events, handler, model, start))
-            return handler
-
-        return declared
+        handlers = EventHandlers[Awaitable[None]]()
+        self.ephemerals.append(Ephemeral(handlers, model, start))
+        return handlers

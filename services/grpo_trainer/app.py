@@ -10,7 +10,7 @@ from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, Registr
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
-from grpo_trainer.handlers import FactReader
+from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads
@@ -129,7 +129,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     bus = EventBus(settings.bus, client_name=NAME)
     tools = _run_tools(settings, thread, blobs, bus, peers)
     leases = ModelLeases()
-    sessions = RunSessions(tools, leave_s=settings.spot_grace_s / 2, leases=leases)
+    sessions = RunSessions(tools, stored_facts(bus), leave_s=settings.spot_grace_s / 2, leases=leases)
     reader = FactReader(bus, sessions)
     interactive_deps = _interactive_deps(settings, tools, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)

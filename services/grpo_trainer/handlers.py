@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from event_bus import CursorBeyondStream, Delivery
+from event_bus import CursorBeyondStream, Delivery, EventHandlers
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
+from grpo_trainer.runs.reopening import ReadAgain
 from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.taskset.v1 import events_pb2 as taskset
 from upcycle.api.taskset.v1 import taskset_pb2
@@ -21,15 +22,38 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 log = logging.getLogger(__name__)
 
-EVENTS: Final[tuple[type[Message], ...]] = (
-    taskset.RunSubmitted,
-    taskset.RunStopping,
-    taskset.RunFinished,
-    taskset.GroupShortened,
-    taskset.GroupOffered,
-    TrajectoryGraded,
-)
-"""The events that the trainer reads."""
+RUN_FACTS: Final = EventHandlers[tuple[str, Fact]]()
+"""Events about a run: its id, and what the domain makes of them."""
+
+
+@RUN_FACTS(TrajectoryGraded)
+def on_trajectory_graded(event: TrajectoryGraded, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    return event.episode.run_id, wire.graded_from_wire(event, delivery.sequence, delivery.headers)
+
+
+@RUN_FACTS(taskset.GroupShortened)
+def on_group_shortened(event: taskset.GroupShortened, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    return event.run_id, GroupShortened(event.group_id, event.expected_members, delivery.sequence)
+
+
+@RUN_FACTS(taskset.GroupOffered)
+def on_group_offered(event: taskset.GroupOffered, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    return event.run_id, wire.offer_from_wire(event, delivery.sequence, delivery.headers)
+
+
+@RUN_FACTS(taskset.RunStopping)
+def on_run_stopping(event: taskset.RunStopping, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
+    return event.run_id, RunStopping(delivery.sequence, saves)
+
+
+@RUN_FACTS(taskset.RunFinished)
+def on_run_finished(event: taskset.RunFinished, delivery: Delivery[Any]) -> tuple[str, Fact]:
+    return event.run_id, RunOver(delivery.sequence)
+
+
+EVENTS: Final[tuple[type[Message], ...]] = (taskset.RunSubmitted, *RUN_FACTS.events)
+"""What the trainer replays; `FactReader.on_run_submitted` gets the first."""
 
 
 class Stream(Protocol):
@@ -51,7 +75,6 @@ class FactReader:
         self._bus = bus
         self._sessions = sessions
         self._reading = False
-        sessions.read_again = self.read_again
 
     async def run(self, stop: asyncio.Event) -> None:
         """Resume, then read until `stop`; steps under way end durable."""
@@ -82,29 +105,16 @@ class FactReader:
         async for delivery in self._bus.replay(EVENTS, after_sequence=after):
             self.on_fact(delivery)
 
-    async def read_again(self, spec: TrainingSpec, after: int) -> list[Fact]:
-        """The facts about a run that the stream holds after a sequence, in order. Raises Unavailable."""
-        kinds = [kind for kind in EVENTS if kind is not taskset.RunSubmitted]
-        stored = await self._bus.stored(kinds, after_sequence=after, model=spec.model)
-        facts: list[Fact] = []
-
-        def keep(run_id: str, fact: Fact) -> None:
-            if run_id == spec.run_id:
-                facts.append(fact)
-
-        for delivery in stored:
-            _route(delivery, keep)
-        return facts
-
     def on_fact(self, delivery: Delivery[Any]) -> None:
         """One fact. A repeat is harmless."""
         if isinstance(delivery.message, taskset.RunSubmitted):
-            self._submitted(delivery.message, delivery)
+            self.on_run_submitted(delivery.message, delivery)
         else:
-            _route(delivery, self._sessions.put)
+            self._sessions.put(*RUN_FACTS.handle(delivery))
         self._sessions.handled(delivery.sequence)
 
-    def _submitted(self, event: taskset.RunSubmitted, delivery: Delivery[Any]) -> None:
+    def on_run_submitted(self, event: taskset.RunSubmitted, delivery: Delivery[Any]) -> None:
+        """Begin a training run, or say why it is refused."""
         if not wire.is_training(event):
             return
         try:
@@ -121,20 +131,11 @@ class FactReader:
         return self._sessions.waiting_for()
 
 
-def _route(delivery: Delivery[Any], put: Callable[[str, Fact], None]) -> None:
-    """Give a fact about a run to `put`, as the domain sees it."""
-    event, sequence = delivery.message, delivery.sequence
-    match event:
-        case TrajectoryGraded():
-            put(event.episode.run_id, wire.graded_from_wire(event, sequence, delivery.headers))
-        case taskset.GroupShortened():
-            put(event.run_id, GroupShortened(event.group_id, event.expected_members, sequence))
-        case taskset.GroupOffered():
-            put(event.run_id, wire.offer_from_wire(event, sequence, delivery.headers))
-        case taskset.RunStopping():
-            saves = event.ending in (taskset_pb2.RUN_STATE_UNSPECIFIED, taskset_pb2.RUN_STATE_COMPLETED)
-            put(event.run_id, RunStopping(sequence, saves))
-        case taskset.RunFinished():
-            put(event.run_id, RunOver(sequence))
-        case _:
-            raise TypeError(f"{type(event).__name__} was not asked for")
+def stored_facts(bus: Stream) -> ReadAgain:
+    """Reads the facts about a run that the stream holds."""
+
+    async def read_again(spec: TrainingSpec, after: int) -> list[Fact]:
+        stored = await bus.stored(RUN_FACTS.events, after_sequence=after, model=spec.model)
+        return [fact for run_id, fact in map(RUN_FACTS.handle, stored) if run_id == spec.run_id]
+
+    return read_again

@@ -3,19 +3,19 @@
 import sys
 
 from blob_store import S3BlobStore
-from event_bus import EventBus, EventRouter
+from event_bus import EventBus
 from grpc_edge import Peer
 from model_gateway import telemetry
 from model_gateway.adapters.capture import BlobCapture
 from model_gateway.adapters.database import GatewayDatabase
-from model_gateway.adapters.directory import EVENTS, IDEMPOTENT, RegistryDirectory
+from model_gateway.adapters.directory import IDEMPOTENT, RegistryDirectory
 from model_gateway.adapters.engine_http import AiohttpEngines
 from model_gateway.adapters.sql_keys import SqlKeyStore
 from model_gateway.adapters.sql_usage import SqlUsageSink
 from model_gateway.cli import COMMANDS, run_command
 from model_gateway.domain.calls import CallLimits
 from model_gateway.domain.routing import Promotion
-from model_gateway.handlers import GatewayDeps, HttpLimits, OpenAiHandlers
+from model_gateway.handlers import GatewayDeps, HttpLimits, OpenAiHandlers, directory_router
 from model_gateway.public_http import PublicHttp
 from model_gateway.settings import ModelGatewaySettings
 from model_gateway.usecases.access import KeyAccess
@@ -40,9 +40,7 @@ def build_app(settings: ModelGatewaySettings) -> Service:
     registry = Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT)
     promotions = Promotions(now=utc_now, on_first_token=_record_promotion)
     directory = RegistryDirectory(registry, poll_s=settings.poll_s, on_promotion=promotions.moved)
-    router = EventRouter()
-    router.ephemeral(*EVENTS)(directory.on_event)
-    bus.include_router(router)
+    bus.include_router(directory_router(directory))
     engines = AiohttpEngines(idle_timeout_s=settings.idle_timeout_s)
     blobs = S3BlobStore(settings.s3)
     capture = BlobCapture(blobs, bus, fraction=settings.capture_fraction)

@@ -1,4 +1,4 @@
-"""The HTTP edge: OpenAI's routes. Decode, use case, encode."""
+"""The edges: OpenAI's routes over HTTP, and the registry's facts. Decode, use case, encode."""
 
 import asyncio
 import itertools
@@ -12,8 +12,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from event_bus import EventRouter
 from model_gateway import telemetry
 from model_gateway.adapters.capture import BlobCapture
+from model_gateway.adapters.directory import RegistryDirectory
 from model_gateway.adapters.sql_usage import SqlUsageSink
 from model_gateway.domain.calls import ApiRoute, CallLimits, CompletionCall, read_call, read_target
 from model_gateway.domain.errors import (
@@ -32,11 +34,23 @@ from model_gateway.usecases.access import KeyAccess
 from model_gateway.usecases.models import ListModels
 from model_gateway.usecases.promotions import Promotions
 from model_gateway.usecases.relay import EngineAnswer, EngineRelay, OpenStream
+from upcycle.api.registry.v1 import events_pb2 as registry
 
 log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _CLIENT_CLOSED = 499
+
+
+def directory_router(directory: RegistryDirectory) -> EventRouter:
+    """Facts after which the directory is out of date."""
+    router = EventRouter()
+    facts = router.ephemeral()
+    facts(registry.CheckpointPromoted)(directory.on_promoted)
+    facts(registry.CheckpointRolledBack)(directory.on_rolled_back)
+    facts(registry.EngineReady)(directory.on_engine)
+    facts(registry.EngineReloaded)(directory.on_engine)
+    return router
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import Message
-
 from episodes import Channel
 from event_bus import Delivery, EventRouter
 from policy_engine import wire
@@ -17,13 +15,6 @@ from upcycle.api.taskset.v1.events_pb2 import RunFinished, RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 
 
-def moving_events(channel: Channel) -> tuple[type[Message], ...]:
-    """Facts after which the channel may want another version."""
-    if channel is Channel.LATEST:
-        return (PolicyPublished,)
-    return (CheckpointPromoted, CheckpointRolledBack)
-
-
 def supervisor_router(
     settings: PolicyEngineSettings,
     versions: ChannelVersions,
@@ -33,26 +24,40 @@ def supervisor_router(
 ) -> EventRouter:
     """Wakes the supervisor, which asks for the version itself; a published one it takes from the fact."""
     router = EventRouter()
+    channel = router.ephemeral(model=settings.model)
+    runs = router.ephemeral(model=settings.model, start=0)
 
-    @router.ephemeral(*moving_events(settings.channel), model=settings.model)
-    async def on_moved(delivery: Delivery[Any]) -> None:
-        """The channel moved."""
-        message = delivery.message
-        telemetry.announced(message.version)
-        if isinstance(message, PolicyPublished):
-            versions.note(wire.target_of_published(message))
-        look_now()
+    if settings.channel is Channel.LATEST:
 
-    @router.ephemeral(RunSubmitted, RunFinished, model=settings.model, start=0)
-    async def on_run(delivery: Delivery[Any]) -> None:
-        """A run began or ended; evaluation runs may pin a version."""
-        run = delivery.message
-        if isinstance(run, RunFinished):
-            pins.unpin(run.run_id)
-        elif (version := wire.pinned_by(run)) is not None:
-            pins.pin(run.run_id, version)
-        else:
-            return
+        @channel(PolicyPublished)
+        async def on_policy_published(event: PolicyPublished, _: Delivery[Any]) -> None:
+            telemetry.announced(event.version)
+            versions.note(wire.target_of_published(event))
+            look_now()
+
+    else:
+
+        @channel(CheckpointPromoted)
+        async def on_checkpoint_promoted(event: CheckpointPromoted, _: Delivery[Any]) -> None:
+            telemetry.announced(event.version)
+            look_now()
+
+        @channel(CheckpointRolledBack)
+        async def on_checkpoint_rolled_back(event: CheckpointRolledBack, _: Delivery[Any]) -> None:
+            telemetry.announced(event.version)
+            look_now()
+
+    @runs(RunSubmitted)
+    async def on_run_submitted(event: RunSubmitted, _: Delivery[Any]) -> None:
+        """An evaluation may pin a version."""
+        if (version := wire.pinned_by(event)) is not None:
+            pins.pin(event.run_id, version)
+            look_now()
+
+    @runs(RunFinished)
+    async def on_run_finished(event: RunFinished, _: Delivery[Any]) -> None:
+        """Its pin is not needed any more."""
+        pins.unpin(event.run_id)
         look_now()
 
     return router

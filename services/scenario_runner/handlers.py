@@ -1,26 +1,38 @@
 """The planner's subscription: a batch of facts from the stream, in stream order, becomes one transaction."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from google.protobuf.message import Message
-
-from event_bus import Delivery, EventRouter
+from event_bus import Delivery, EventHandlers, EventRouter
 from event_bus.topology import SCENARIO_RUNNER_PLAN
 from scenario_runner import telemetry
 from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.domain.facts import Fact
 from scenario_runner.usecases.planning import apply_facts
-from scenario_runner.wire.received import fact_from
+from scenario_runner.wire import received
+from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, RunStopping
+from upcycle.api.training.v1.events_pb2 import GroupSettled, PolicyPublished, SessionFailed, StepCompleted
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
+
+FACTS: Final = EventHandlers[Fact | None]()
+"""What each event says to the plan; None for one that says nothing."""
+FACTS(TrajectoryGraded)(received.graded)
+FACTS(EpisodeFailed)(received.failed)
+FACTS(RunStopping)(received.stopping)
+FACTS(GroupSettled)(received.group_settled)
+FACTS(StepCompleted)(received.advanced)
+FACTS(PolicyPublished)(received.advanced)
+FACTS(SessionFailed)(received.session_failed)
 
 
 def plan_router(plan: SqlPlan, *, wake: Callable[[], None]) -> EventRouter:
     """Applies facts to the plan. wake: called afterwards, because a slot may have become free."""
     router = EventRouter()
 
-    @router.projection(SCENARIO_RUNNER_PLAN)
-    async def apply(deliveries: Sequence[Delivery[Message]]) -> None:
+    @router.projection(SCENARIO_RUNNER_PLAN, FACTS)
+    async def apply(batch: Sequence[tuple[Delivery[Any], Fact | None]]) -> None:
         """One batch, one transaction. A fact that is delivered again changes nothing."""
-        found = [fact_from(delivery.message) for delivery in deliveries]
-        facts = [fact for fact in found if fact is not None]
+        facts = [fact for _, fact in batch if fact is not None]
         with telemetry.PLAN_S.labels("facts").time():
             await plan.transact(lambda unit: apply_facts(unit, facts))
         wake()

@@ -75,6 +75,22 @@ def test_every_durable_reads_what_the_topology_says(document: dict[str, Any]) ->
     assert reads == wanted
 
 
+def test_the_page_names_every_service_that_reads_without_a_durable() -> None:
+    reads = re.compile(r"router\.ephemeral\(|\.replay\(|bus\.stored\(")
+    code = {path.parent.name: path for path in (ROOT / "services").glob("*/app.py")}
+    followers = {
+        name
+        for name, app in code.items()
+        if any(reads.search(path.read_text()) for path in app.parent.rglob("*.py"))
+    }
+    assert followers == set(asyncapi.readers_without_durable())
+    rows = {line.split("|")[1].strip(): line.split("|")[4] for line in asyncapi.events_page().splitlines()}
+    assert rows["`checkpoint.promoted`"] == " policy_engine, model_gateway "
+    assert rows["`group.offered`"] == rows["`group.shortened`"] == " grpo_trainer "
+    assert rows["`engine.ready`"] == " model_gateway "
+    assert rows["`checkpoint.held`"] == "  "
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -26,7 +26,7 @@ from nats.js.api import ConsumerConfig
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError
 from event_bus.faststream_ext.filters import Carries
-from event_bus.incoming import Decoder
+from event_bus.incoming import Decoder, nack
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec, Topology
 
@@ -111,12 +111,7 @@ class DurableSubscriber(PullStreamSubscriber):
     async def _process(self, raw: Msg) -> None:
         """Every message is answered, also one that arrives while the subscriber stops."""
         await self.consume(raw)
-        if raw._ackd:
-            return
-        try:
-            await raw.nak()
-        except NatsError as error:  # then it is redelivered after ack_wait
-            _LOG.warning("nack_not_sent", extra={"consumer": self.spec.durable, "error": repr(error)})
+        await nack(raw, self.spec.durable)
 
     async def _decoded(self, message: StreamMessage[Msg]) -> Message:
         raw = message.raw_message

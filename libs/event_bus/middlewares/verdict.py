@@ -12,9 +12,8 @@ from typing import Final
 from faststream.exceptions import NackMessage, RejectMessage, SubscriberNotFound
 
 from event_bus import dead_letters
-from event_bus.errors import BusError, MalformedEvent, PoisonMessage
+from event_bus.errors import MalformedEvent, PoisonMessage
 from event_bus.middlewares.base import EventMiddleware
-from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 BUS_TROUBLE_DELAY_S: Final = 2.0
@@ -48,12 +47,9 @@ class VerdictMiddleware(EventMiddleware):
 
     async def _dead_letter(self, reason: str) -> None:
         """Store the message as a dead letter. Raises NackMessage when that fails: then it is redelivered."""
-        _LOG.error("dead_lettered", extra={**self._where(), "reason": reason})
-        try:
-            await dead_letters.store(self.deps.publisher, self.msg, consumer=self.spec.durable, reason=reason)
-        except (BusError, Unavailable) as error:
-            _LOG.error("dead_letter_not_stored", extra={**self._where(), "error": str(error)})
-            raise NackMessage(delay=BUS_TROUBLE_DELAY_S) from error
+        durable = self.spec.durable
+        if not await dead_letters.stored(self.deps.publisher, self.msg, consumer=durable, reason=reason):
+            raise NackMessage(delay=BUS_TROUBLE_DELAY_S)
 
     def _where(self) -> dict[str, object]:
         sequence = self.msg.metadata.sequence.stream

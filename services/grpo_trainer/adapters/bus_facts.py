@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -20,6 +20,9 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
 from upcycle.api.taskset.v1.events_pb2 import RunStopping
 from upcycle.api.training.v1.events_pb2 import GroupSettled
+
+ENDINGS: Final = (GroupSettled, RunStopping)
+"""What the trainer looks up in the stream before it publishes a step."""
 
 
 class Bus(Protocol):
@@ -51,8 +54,7 @@ class BusFacts:
 
     async def endings_since(self, spec: TrainingSpec, sequence: int) -> PublishedEndings:
         """What the stream holds after `sequence` about the end of the run and of its groups."""
-        kinds = (GroupSettled, RunStopping)
-        found = await self._bus.stored(kinds, after_sequence=sequence, model=spec.model)
+        found = await self._bus.stored(ENDINGS, after_sequence=sequence, model=spec.model)
         facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
         outcomes: dict[str, str] = {}
         for fact in facts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from episodes import SessionFailure
@@ -38,24 +38,26 @@ _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
 """
 
 
-async def _nothing(spec: TrainingSpec, sequence: int) -> Sequence[Fact]:
-    """No facts: there is no stream yet."""
-    return ()
-
-
 class RunSessions:
     """Routes each fact to its run. Runs that this trainer does not train are ignored."""
 
-    def __init__(self, deps: RunDeps, *, leave_s: float = 15.0, leases: ModelLeases | None = None) -> None:
-        """leave_s: how long `stop` waits for steps under way to become durable; then they are abandoned.
-        leases: shared with interactive training, if there is any."""
+    def __init__(
+        self,
+        deps: RunDeps,
+        read_again: ReadAgain,
+        *,
+        leave_s: float = 15.0,
+        leases: ModelLeases | None = None,
+    ) -> None:
+        """read_again: for runs that are opened again. leave_s: how long `stop` waits for steps under way to
+        become durable; then they are abandoned. leases: shared with interactive training, if there is any."""
         self._deps = deps
         self._leave_s = leave_s
         self._leases = leases or ModelLeases()
         self._stopping = False
         self.watermark = ReplayWatermark()
         self.retry = RetryUntilAvailable()
-        self.read_again: ReadAgain = _nothing
+        self.read_again = read_again
         self.failures = Failures(deps, self.watermark, self._spawn)
         self._interim = Interim()
         self._sessions: dict[str, TrainingSession] = {}
@@ -255,7 +257,7 @@ class RunSessions:
 
     @property
     def all(self) -> list[TrainingSession]:
-        """Sessions of this process, in the order in which they began."""
+        """RunSessions of this process, in the order in which they began."""
         return list(self._sessions.values())
 
     @property

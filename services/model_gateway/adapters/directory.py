@@ -25,12 +25,6 @@ from upcycle.rpc import RemoteError, remote_errors
 
 log = logging.getLogger(__name__)
 
-EVENTS: tuple[type[Message], ...] = (
-    events_pb2.CheckpointPromoted,
-    events_pb2.CheckpointRolledBack,
-    events_pb2.EngineReady,
-    events_pb2.EngineReloaded,
-)
 IDEMPOTENT = ("ListModels", "ListEngines", "GetVersion")
 _CALL_S = 2.0
 _DIGEST_S = 1.0
@@ -90,15 +84,22 @@ class RegistryDirectory:
         self._digests[model, version] = found.version.digest
         return found.version.digest
 
-    async def on_event(self, delivery: Delivery[Any]) -> None:
-        """A new head is known here and now; engines are asked for at once."""
-        event = delivery.message
-        if isinstance(event, events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack):
-            self._digests[event.model, event.version] = event.digest
-            self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
-        if isinstance(event, events_pb2.CheckpointPromoted):
-            promoted_at = moment_of(event.promoted_at)
-            self._on_promotion(Promotion(event.model, event.version, event.digest, promoted_at))
+    async def on_promoted(self, event: events_pb2.CheckpointPromoted, delivery: Delivery[Any]) -> None:
+        """A new head is known at once, and the registry is asked."""
+        await self.on_rolled_back(event, delivery)
+        promoted_at = moment_of(event.promoted_at)
+        self._on_promotion(Promotion(event.model, event.version, event.digest, promoted_at))
+
+    async def on_rolled_back(
+        self, event: events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack, _: Delivery[Any]
+    ) -> None:
+        """As for a promotion."""
+        self._digests[event.model, event.version] = event.digest
+        self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
+        self._look.set()
+
+    async def on_engine(self, _: Message, __: Delivery[Any]) -> None:
+        """Ask the registry now rather than at the next poll."""
         self._look.set()
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,56 +1,59 @@
 """Facts that the planner reads from the stream, from protobuf to domain."""
 
-from google.protobuf.message import Message
+from typing import Any
 
 from blob_store import BlobRef
 from blob_store import ref as blob_ref
-from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
+from event_bus import Delivery
+from scenario_runner.domain.facts import Advanced, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from upcycle.api.common.v1 import common_pb2
-from upcycle.api.taskset.v1 import events_pb2 as taskset_events
-from upcycle.api.training.v1 import events_pb2 as training_events
-from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.api.taskset.v1 import events_pb2 as taskset
+from upcycle.api.training.v1 import events_pb2 as training
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
 
-def fact_from(message: Message) -> Fact | None:
-    """The fact in a message; None for a message that changes nothing in the plan."""
-    match message:
-        case trajectory_events.TrajectoryGraded():
-            return _graded(message)
-        case taskset_events.EpisodeFailed():
-            return Failed(message.episode.episode_id, message.episode.run_id, message.kind, message.detail)
-        case training_events.GroupSettled():
-            return GroupSettled(
-                message.group_id,
-                message.run_id,
-                message.outcome,
-                message.reason,
-                message.step,
-                tuple(message.episode_ids),
-                message.source_run_id,
-            )
-        case taskset_events.RunStopping():
-            return Stopping(message.run_id, message.is_final)
-        case training_events.SessionFailed():
-            return SessionFailed(message.run_id, message.kind, message.detail)
-        case training_events.StepCompleted() | training_events.PolicyPublished():
-            return Advanced(message.run_id, message.step, message.version) if message.run_id else None
-        case _:
-            return None
-
-
-def _graded(message: trajectory_events.TrajectoryGraded) -> Graded:
-    span = message.sampled_by
+def graded(event: TrajectoryGraded, _: Delivery[Any]) -> Graded:
+    """The reward of an episode."""
+    span = event.sampled_by
     return Graded(
-        message.episode.episode_id,
-        message.episode.run_id,
-        message.reward,
-        message.success,
-        message.num_turns,
+        event.episode.episode_id,
+        event.episode.run_id,
+        event.reward,
+        event.success,
+        event.num_turns,
         span.oldest,
         span.newest,
-        _blob_ref(message.body),
-        message.stop_reason,
+        _blob_ref(event.body),
+        event.stop_reason,
     )
+
+
+def failed(event: taskset.EpisodeFailed, _: Delivery[Any]) -> Failed:
+    """An episode without a reward."""
+    return Failed(event.episode.episode_id, event.episode.run_id, event.kind, event.detail)
+
+
+def stopping(event: taskset.RunStopping, _: Delivery[Any]) -> Stopping:
+    """The planner's own stop, as the stream has it."""
+    return Stopping(event.run_id, event.is_final)
+
+
+def group_settled(event: training.GroupSettled, _: Delivery[Any]) -> GroupSettled:
+    """What became of a group."""
+    episodes = tuple(event.episode_ids)
+    return GroupSettled(
+        event.group_id, event.run_id, event.outcome, event.reason, event.step, episodes, event.source_run_id
+    )
+
+
+def advanced(event: training.StepCompleted | training.PolicyPublished, _: Delivery[Any]) -> Advanced | None:
+    """How far a run is; None where no run published it."""
+    return Advanced(event.run_id, event.step, event.version) if event.run_id else None
+
+
+def session_failed(event: training.SessionFailed, _: Delivery[Any]) -> SessionFailed:
+    """The trainer will not go on with a run."""
+    return SessionFailed(event.run_id, event.kind, event.detail)
 
 
 def _blob_ref(body: common_pb2.BlobRef) -> BlobRef | None:

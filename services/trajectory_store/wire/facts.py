@@ -1,6 +1,6 @@
 """Events -> what they say about episodes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from blob_store.ref import from_wire as blob_from_wire
 from episodes import EpisodeIdentity, GroupOutcome, MalformedIdentity, identity_from_wire
+from event_bus import Delivery
 from identities.entities import episode_of
 from trajectory_store.domain.facts import (
     EpisodeFact,
@@ -32,12 +33,6 @@ class MalformedFact(ValueError):
     """An event that names no episode; the text says which field."""
 
 
-def facts_of(message: Message, published_at: datetime, traceparent: str) -> Iterator[EpisodeFact]:
-    """What one event says, episode by episode; nothing where it is about no episode. Raises MalformedFact."""
-    reader = _READERS.get(type(message))
-    return iter(()) if reader is None else reader(message, us_of(published_at), traceparent)
-
-
 def _identity(message: Any) -> EpisodeIdentity:
     try:
         return identity_from_wire(message.episode)
@@ -45,11 +40,11 @@ def _identity(message: Any) -> EpisodeIdentity:
         raise MalformedFact(f"{message.DESCRIPTOR.name}.episode: {error}") from error
 
 
-def _requested(message: taskset_events.EpisodeRequested, at_us: int, _: str) -> Iterator[EpisodeFact]:
-    yield requested(_identity(message), _us(message, "requested_at", at_us))
+def on_requested(message: taskset_events.EpisodeRequested, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
+    yield requested(_identity(message), _us(message, "requested_at", delivery))
 
 
-def _record(message: Any, recorded_us: int, traceparent: str) -> TrajectoryRecord:
+def _record(message: Any, recorded_us: int, delivery: Delivery[Any]) -> TrajectoryRecord:
     if not message.body.key:
         raise MalformedFact(f"{message.DESCRIPTOR.name}.body has no key")
     return TrajectoryRecord(
@@ -60,44 +55,42 @@ def _record(message: Any, recorded_us: int, traceparent: str) -> TrajectoryRecor
         num_turns=message.num_turns,
         num_sampled_tokens=message.num_sampled_tokens,
         recorded_us=recorded_us,
-        trace_id=_trace_id(traceparent),
+        trace_id=_trace_id(delivery.headers.get("traceparent", "")),
     )
 
 
-def _recorded(
-    message: trajectory_events.TrajectoryRecorded, at_us: int, traceparent: str
+def on_recorded(
+    message: trajectory_events.TrajectoryRecorded, delivery: Delivery[Any]
 ) -> Iterator[EpisodeFact]:
-    at_us = _us(message, "recorded_at", at_us)
-    yield recorded(_identity(message), _record(message, at_us, traceparent))
+    at_us = _us(message, "recorded_at", delivery)
+    yield recorded(_identity(message), _record(message, at_us, delivery))
 
 
-def _graded(
-    message: trajectory_events.TrajectoryGraded, at_us: int, traceparent: str
-) -> Iterator[EpisodeFact]:
-    at_us = _us(message, "graded_at", at_us)
+def on_graded(message: trajectory_events.TrajectoryGraded, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
+    at_us = _us(message, "graded_at", delivery)
     tree = trajectory_events.TrajectoryGraded(subscores=message.subscores).SerializeToString()
     grade = TrajectoryGrade(message.reward, message.success, tree, at_us)
-    yield graded(_identity(message), _record(message, at_us, traceparent), grade)
+    yield graded(_identity(message), _record(message, at_us, delivery), grade)
 
 
-def _failed(message: taskset_events.EpisodeFailed, at_us: int, _: str) -> Iterator[EpisodeFact]:
-    at_us = _us(message, "failed_at", at_us)
+def on_failed(message: taskset_events.EpisodeFailed, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
+    at_us = _us(message, "failed_at", delivery)
     yield settled(_identity(message), LedgerState.FAILED, at_us, reason=message.kind or "unknown")
 
 
-def _cancelled(message: taskset_events.EpisodeCancelled, at_us: int, _: str) -> Iterator[EpisodeFact]:
-    at_us = _us(message, "cancelled_at", at_us)
+def on_cancelled(message: taskset_events.EpisodeCancelled, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
+    at_us = _us(message, "cancelled_at", delivery)
     yield settled(_identity(message), LedgerState.CANCELLED, at_us, reason=message.reason)
 
 
-def _group_settled(message: training_events.GroupSettled, at_us: int, _: str) -> Iterator[EpisodeFact]:
+def on_group_settled(message: training_events.GroupSettled, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
     """A released group stays evaluated, so the event changes nothing here."""
     if message.outcome not in tuple(GroupOutcome):
         expected = ", ".join(GroupOutcome)
         raise MalformedFact(f"GroupSettled.outcome is {message.outcome!r}, expected one of {expected}")
     if message.outcome == GroupOutcome.RELEASED:
         return
-    at_us = _us(message, "settled_at", at_us)
+    at_us = _us(message, "settled_at", delivery)
     own_run = message.source_run_id or message.run_id
     for episode_id in message.episode_ids:
         identity = PartialIdentity(episode_id, own_run, message.model, message.group_id)
@@ -107,22 +100,18 @@ def _group_settled(message: training_events.GroupSettled, at_us: int, _: str) ->
             yield settled(identity, LedgerState.EXCLUDED, at_us, reason=message.reason)
 
 
-def _step_completed(message: training_events.StepCompleted, at_us: int, _: str) -> Iterator[EpisodeFact]:
-    at_us = _us(message, "completed_at", at_us)
+def on_step_completed(
+    message: training_events.StepCompleted, delivery: Delivery[Any]
+) -> Iterator[EpisodeFact]:
+    at_us = _us(message, "completed_at", delivery)
     for trajectory_id in message.trajectory_ids:
         identity = PartialIdentity(episode_of(trajectory_id), message.run_id, message.model)
         yield trained(identity, at_us, step=message.step, by_run=message.run_id)
 
 
-_READERS: Final[Mapping[type[Message], Callable[[Any, int, str], Iterator[EpisodeFact]]]] = {
-    taskset_events.EpisodeRequested: _requested,
-    taskset_events.EpisodeFailed: _failed,
-    taskset_events.EpisodeCancelled: _cancelled,
-    trajectory_events.TrajectoryRecorded: _recorded,
-    trajectory_events.TrajectoryGraded: _graded,
-    training_events.GroupSettled: _group_settled,
-    training_events.StepCompleted: _step_completed,
-}
+def nothing(_: Message, __: Delivery[Any]) -> Iterator[EpisodeFact]:
+    """An event about no episode."""
+    return iter(())
 
 
 def _trace_id(traceparent: str) -> str:
@@ -131,9 +120,10 @@ def _trace_id(traceparent: str) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _us(message: Any, field: str, otherwise_us: int) -> int:
+def _us(message: Any, field: str, delivery: Delivery[Any]) -> int:
     """A moment that the event carries, or the one at which the stream stored it."""
-    return int(getattr(message, field).ToMicroseconds()) if message.HasField(field) else otherwise_us
+    stored = us_of(delivery.published_at)
+    return int(getattr(message, field).ToMicroseconds()) if message.HasField(field) else stored
 
 
 def us_of(moment: datetime) -> int:

@@ -24,12 +24,12 @@ from event_bus import (
     CurrentDelivery,
     Delivery,
     EventBus,
+    EventHandlers,
     EventRouter,
     Topology,
 )
 from event_bus.batches import BatchHandler
 from event_bus.provision import provision
-from event_bus.router import EphemeralHandler
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENT_SUBJECTS, EVENTS, STREAMS, TASKS
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
@@ -109,17 +109,28 @@ def subscribe_batch(
     bus: EventBus, spec: ConsumerSpec, handler: BatchHandler, *, batch_size: int = 100
 ) -> None:
     """A router with one projection."""
-    router = EventRouter()
-    router.projection(spec, batch_size=batch_size)(handler)
+    router, handlers = EventRouter(), EventHandlers[None]()
+    for event in spec.events:
+        handlers(event)(lambda _, __: None)
+
+    @router.projection(spec, handlers, batch_size=batch_size)
+    async def fold(batch: Sequence[tuple[Delivery[Any], None]]) -> None:
+        await handler([delivery for delivery, _ in batch])
+
     bus.include_router(router)
 
 
 def subscribe_ephemeral(
-    bus: EventBus, events: Sequence[type[Message]], handler: EphemeralHandler, **options: Any
+    bus: EventBus,
+    events: Sequence[type[Message]],
+    handler: Callable[[Delivery[Any]], Awaitable[None]],
+    **options: Any,
 ) -> None:
     """A router with one ephemeral reader."""
     router = EventRouter()
-    router.ephemeral(*events, **options)(handler)
+    handlers = router.ephemeral(**options)
+    for event in events:
+        handlers(event)(lambda _, delivery: handler(delivery))
     bus.include_router(router)
 
 

@@ -8,7 +8,7 @@ from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, runn
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import BusError, Carries, CurrentDelivery, EventRouter
+from event_bus import BusError, Carries, CurrentDelivery, EventHandlers, EventRouter
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeFailed
 
@@ -90,3 +90,12 @@ def test_a_router_names_its_durables_before_anything_connects() -> None:
     router = EventRouter(topology(SPEC))
     router.subscriber(SPEC)
     assert router.durables == [SPEC]
+
+
+def test_a_projection_without_a_function_for_each_type_is_refused() -> None:
+    handlers = EventHandlers[None]()
+    handlers(EpisodeFailed)(lambda event, _: None)
+    with pytest.raises(BusError, match=r"reads \['EpisodeCancelled'\], which no handler takes"):
+        EventRouter().projection(SPEC, handlers)
+    with pytest.raises(BusError, match="two functions handle EpisodeFailed"):
+        handlers(EpisodeFailed)(lambda event, _: None)

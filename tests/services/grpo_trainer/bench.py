@@ -27,7 +27,7 @@ from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
-from grpo_trainer.handlers import FactReader
+from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.runs.deps import RunDeps
@@ -141,7 +141,9 @@ class Trainer:
         leases: ModelLeases | None = None,
     ) -> None:
         self._thread = LearnerThread(options or LearnerOptions(num_threads=1))
-        self.sessions = RunSessions(change(world.deps(self._thread)), leases=leases)
+        self.sessions = RunSessions(
+            change(world.deps(self._thread)), stored_facts(world.stream), leases=leases
+        )
         self._reader = FactReader(world.stream, self.sessions)
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -167,12 +167,14 @@ async def platform(
     model = f"m-{abs(hash(request.node.nodeid)) % 10**8}"
     facts: list[Message] = []
 
-    async def remember(delivery: Any) -> None:
-        facts.append(delivery.message)
+    async def remember(event: Message, _: Any) -> None:
+        facts.append(event)
 
     kinds = (events_pb2.EngineReady, events_pb2.EngineReloaded, events_pb2.EngineReloadFailed)
     router = EventRouter()
-    router.ephemeral(*kinds, model=model)(remember)
+    handlers = router.ephemeral(model=model)
+    for kind in kinds:
+        handlers(kind)(remember)
     bus.include_router(router)
     await registry.start()
     await bus.start()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 from google.protobuf import json_format
+from tests.services.deliveries import delivered
 
 from episodes import Purpose, Split
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
@@ -16,9 +17,9 @@ from scenario_runner.domain.environments import PythonEnvironment
 from scenario_runner.domain.facts import Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeRow, EpisodeState, RunRecord, RunState
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from scenario_runner.handlers import FACTS
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.planning import PlanRules, apply_facts, pause, plan_more, resume, sweep
-from scenario_runner.wire.received import fact_from
 from sql_store import Database, migrate
 from upcycle.api.training.v1 import events_pb2 as training_events
 from upcycle.run_config import PolicyChoice, RunSpec, Training
@@ -123,7 +124,8 @@ class PlannerHarness:
                 ).scalars()
             )
         )
-        facts = [fact_from(json_format.Parse(row, training_events.GroupSettled())) for row in rows]
+        events = [json_format.Parse(row, training_events.GroupSettled()) for row in rows]
+        facts = [FACTS.handle(delivered(event)) for event in events]
         return [fact for fact in facts if isinstance(fact, GroupSettled)]
 
     async def announced(self) -> Counter[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from google.protobuf import json_format
+from tests.services.deliveries import delivered
 from tests.services.scenario_runner.planning import RULES, PlannerHarness
 
 from blob_store import BlobRef
@@ -18,13 +19,13 @@ from scenario_runner.domain.facts import Fact, Graded, GroupSettled
 from scenario_runner.domain.runs import EpisodeRow, RunRecord, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from scenario_runner.handlers import FACTS
 from scenario_runner.usecases.planning import plan_more, sweep
 from scenario_runner.usecases.revisions import store
 from scenario_runner.usecases.source_runs import take_sources
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more
 from scenario_runner.usecases.views import find_run, view_of
-from scenario_runner.wire.received import fact_from
 from sql_store import Database
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
@@ -175,7 +176,8 @@ class SourcesHarness:
     async def settled_by_planner(self) -> list[Fact | None]:
         """group.settled that the planner published itself, as it receives them."""
         rows = await self.outbox("group.settled/%")
-        return [fact_from(json_format.Parse(row, training_events.GroupSettled())) for row in rows]
+        events = [json_format.Parse(row, training_events.GroupSettled()) for row in rows]
+        return [FACTS.handle(delivered(event)) for event in events]
 
     async def outbox(self, like: str, column: str = "payload") -> list[str]:
         wanted = sa.text(f"SELECT {column} FROM outbox WHERE event_id LIKE :like ORDER BY id")  # noqa: S608

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.services.deliveries import delivered
 from tests.services.scenario_runner.planning import (
     PlannerHarness,
     check_conservation,
@@ -24,7 +25,7 @@ from tests.services.scenario_runner.planning import (
 
 from identities.entities import group_of_episode
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunState
-from scenario_runner.wire.received import fact_from
+from scenario_runner.handlers import FACTS
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as training_events
@@ -175,7 +176,7 @@ class Platform:
 
     async def apply(self, pick: int) -> None:
         batch = self.stream.facts[self.applied : self.applied + 1 + pick % 5]
-        facts = [fact_from(one) for one in batch]
+        facts = [FACTS.handle(delivered(one)) for one in batch]
         await self.planner.apply(*(fact for fact in facts if fact is not None))
         self.applied += len(batch)
 

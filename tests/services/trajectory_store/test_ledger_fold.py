@@ -8,17 +8,19 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.services.deliveries import delivered
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
 from episodes import EpisodeIdentity
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
 from trajectory_store.domain.ledger import Episode, Ledger, deltas, fold
-from trajectory_store.wire.facts import MalformedFact, facts_of
+from trajectory_store.handlers import FACTS
+from trajectory_store.wire.facts import MalformedFact
 
 
 def facts(*messages: Message) -> list[EpisodeFact]:
-    return [fact for message in messages for fact in facts_of(message, START, "")]
+    return [fact for message in messages for fact in FACTS.handle(delivered(message, START))]
 
 
 def folded(*messages: Message) -> dict[str, Episode]:

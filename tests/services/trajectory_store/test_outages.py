@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.message import Message
 from tests.conftest import NatsFactory
 from tests.services.trajectory_store import events
 from tests.support.waiting import until
@@ -87,10 +86,10 @@ async def test_a_full_disk_holds_facts_back_until_there_is_room(
     (ledger,) = ledger_router(index, on_change=lambda: None, batch_size=50).projections
     router, is_full = EventRouter(), asyncio.Event()
 
-    @router.projection(ledger.spec, batch_size=ledger.batch_size)
-    async def handle(batch: Sequence[Delivery[Message]]) -> None:
+    @router.projection(ledger.spec, ledger.handlers, batch_size=ledger.batch_size)
+    async def fold(batch: Sequence[tuple[Delivery[Any], Any]]) -> None:
         try:
-            await ledger.handler(batch)
+            await ledger.fold(batch)
         except StoreFull:
             is_full.set()
             raise

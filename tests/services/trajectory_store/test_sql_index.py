@@ -9,6 +9,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from google.protobuf.message import Message
 from sqlalchemy import Connection, event, func, select
+from tests.services.deliveries import delivered
 from tests.services.trajectory_store import events
 from tests.services.trajectory_store.events import EVAL, START
 
@@ -18,12 +19,14 @@ from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.tables import EPISODES, METADATA
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
 from trajectory_store.domain.queries import PageKey, TrajectoryFilter
-from trajectory_store.wire.facts import facts_of
+from trajectory_store.handlers import FACTS
 
 
 def facts(*messages: Message) -> list[EpisodeFact]:
     return [
-        fact for message in messages for fact in facts_of(message, START, f"00-{'ab' * 16}-{'cd' * 8}-01")
+        fact
+        for message in messages
+        for fact in FACTS.handle(delivered(message, START, f"00-{'ab' * 16}-{'cd' * 8}-01"))
     ]
 
 

@@ -15,6 +15,7 @@ from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer,
 from tests.services.grpo_trainer.learners import options, thread_of
 
 from grpc_edge import GrpcServer
+from grpo_trainer.handlers import stored_facts
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.servicer import TrainingServicer
@@ -38,7 +39,9 @@ RUN = interactive_run_id(MODEL)
 async def asked(trainer: InteractiveTrainer) -> AsyncIterator[TrainingServiceAsyncStub]:
     """The service of a trainer whose components were started; it has no runs."""
     with thread_of(options(1)) as thread:
-        servicer = TrainingServicer(RunSessions(trainer.world.deps(thread)), trainer.sessions)
+        servicer = TrainingServicer(
+            RunSessions(trainer.world.deps(thread), stored_facts(trainer.world.stream)), trainer.sessions
+        )
         server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
         server.add(add_TrainingServiceServicer_to_server, servicer)
         await trainer.sessions.start()

@@ -28,10 +28,10 @@ from tests.services.grpo_trainer.processes import (
 )
 from tests.support.waiting import until
 
-from grpo_trainer.domain.states import SessionPhase
-from grpo_trainer.handlers import FactReader
+from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from grpo_trainer.runs.session import SessionPhase
 from grpo_trainer.runs.sessions import RunSessions
 from service_kit.groups import S3Settings
 
@@ -88,7 +88,7 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     SlowLearner.steps = 0
     thread = LearnerThread(LearnerOptions(num_threads=1))
     deps = dataclasses.replace(world.deps(thread), new_learner=lambda: SlowLearner(thread))
-    sessions, stop = RunSessions(deps, leave_s=0.5), asyncio.Event()
+    sessions, stop = RunSessions(deps, stored_facts(world.stream), leave_s=0.5), asyncio.Event()
     running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
     await world.published(f"policy.published/default/{MODEL}/1")
     await until(lambda: sessions.get(RUN).phase is SessionPhase.STEPPING, timeout_s=20)

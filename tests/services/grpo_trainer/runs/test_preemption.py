@@ -28,10 +28,10 @@ from tests.services.grpo_trainer.processes import (
 )
 from tests.support.waiting import until
 
+from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.handlers import FactReader, stored_facts
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
-from grpo_trainer.runs.session import SessionPhase
 from grpo_trainer.runs.sessions import RunSessions
 from service_kit.groups import S3Settings
 

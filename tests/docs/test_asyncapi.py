@@ -62,7 +62,10 @@ def test_every_event_type_has_an_owner_whose_code_makes_it() -> None:
     for event, owners in OWNERS.items():
         for owner in owners:
             code = "".join(path.read_text() for path in (ROOT / "services" / owner).rglob("*.py"))
-            assert re.search(rf"\b{event.__name__}\(", code), f"{owner} never makes {event.__name__}"
+            # A message that several services make has one builder, called like the message in snake case.
+            builder = re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower()
+            made = rf"\b({event.__name__}|{builder})\("
+            assert re.search(made, code), f"{owner} never makes {event.__name__}"
 
 
 def test_every_durable_reads_what_the_topology_says(document: dict[str, Any]) -> None:

@@ -187,6 +187,9 @@ def test_a_run_from_version_0_takes_offered_groups_of_that_version_alone() -> No
     found = one.offer(offered)
     assert isinstance(found, CompleteGroup)
     assert found.effective_version == 0
+    assert one.first_unsettled_sequence == 5
+    assert one.offer(dataclasses.replace(offered, sequence=9)) is None
+    assert one.first_unsettled_sequence == 5
     later = tuple(dataclasses.replace(fact, oldest_version=1, newest_version=1) for fact in members)
     refusal = one.offer(dataclasses.replace(offered, group_id="run-2-g00001", members=later))
     assert isinstance(refusal, Settlement)

@@ -27,7 +27,8 @@ $(VENV)/.created:
 $(VENV)/.run: $(VENV)/.created pyproject.toml libs/pyproject.toml requirements/torch.txt requirements/run.txt
 	$(PIP) install -q --no-compile -r requirements/torch.txt
 	$(PIP) install -q --no-compile --require-hashes -r requirements/run.txt
-	$(PIP) install -q --no-compile --no-deps -e libs -e .  # two distributions: the SDK and the platform
+	$(PIP) install -q --no-compile --no-deps -e libs  # first and apart: it removes the one distribution of 0.1.0 with all its programs
+	$(PIP) install -q --no-compile --no-deps -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt

@@ -21,6 +21,7 @@ from local_stack.orphans import MARKER, end_marked
 from local_stack.spec import ProcessSpec, RestartPolicy, StepSpec
 from service_kit.background import BackgroundTasks
 from service_kit.deadlines import DeadlineExceeded, deadline
+from upcycle.errors import UpcycleError
 
 _HOUSEKEEPING_S: Final = 2.0
 _MAX_LOG_BYTES: Final = 20 * 1024 * 1024
@@ -28,8 +29,10 @@ _RECHECK_S: Final = 0.05
 STATE_FILE: Final = "state.json"
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunning(UpcycleError):
     """Another supervisor holds the folder."""
+
+    kind = "already_running"
 
 
 class UnknownProcess(KeyError):
@@ -243,10 +246,15 @@ class Supervisor:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read() or "unknown"
             lock.close()
             raise AlreadyRunning(
-                f"a stack already runs in {self.folder}; stop it first, or choose another data folder"
+                f"a platform already runs in {self.folder}, as process {holder}",
+                "stop it first, or choose another folder with --data-dir",
             ) from error
+        lock.truncate(0)
+        print(os.getpid(), end="", file=lock, flush=True)
         self._lock = lock
 
     def _report(self, name: str, what: str) -> None:

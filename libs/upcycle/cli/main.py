@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -71,8 +72,12 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = command(*bound.args, **bound.kwargs)
         status = asyncio.run(result) if inspect.iscoroutine(result) else result
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except BrokenPipeError:  # `… | head` has read all that it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.OK
     except Exception as error:
         return fail(error)
     return int(status) if isinstance(status, int) else Exit.OK

@@ -75,8 +75,15 @@ def fail(error: Exception) -> int:
         print_json("error", {"error": {"kind": _kind_of(error), "message": str(error)}})
     if status is None:
         raise error
-    sys.stderr.write(f"upcycle: {error}\n")
+    sys.stderr.write(f"upcycle: {_words_of(error)}\n")
     return status
+
+
+def _words_of(error: Exception) -> str:
+    """The text for people: a service's own sentence, without the words of the wire."""
+    from upcycle.rpc import RemoteError
+
+    return error.message if isinstance(error, RemoteError) and error.message else str(error)
 
 
 def _kind_of(error: Exception) -> str:

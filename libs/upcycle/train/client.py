@@ -214,7 +214,10 @@ class TrainingClient:
         adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused if the
         trainer has lost a gradient that this client accumulated.
         """
+        from grpc import StatusCode
+
         from upcycle.api.training.v1 import service_pb2 as pb
+        from upcycle.rpc import RemoteConflict, RemoteRefused
 
         request = pb.OptimStepRequest(
             model=self.model,
@@ -223,8 +226,13 @@ class TrainingClient:
             gradients=self._accumulated,
             keep_head=not promote,
         )
+        try:
+            reply = await self._call("optim_step", lambda stub: stub.OptimStep, request)
+        except (RemoteConflict, RemoteRefused) as error:
+            if error.code is not StatusCode.INVALID_ARGUMENT:  # else the trainer has dropped its gradients
+                self._accumulated = []
+            raise
         self._accumulated = []
-        reply = await self._call("optim_step", lambda stub: stub.OptimStep, request)
         return optim_step_of(reply.result)
 
     async def train_on(

@@ -17,6 +17,7 @@ from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgeme
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
 from checkpoint_registry.ports import Clock, Tasksets
 from checkpoint_registry.usecases.evidence import EvaluationGivenUp, GatherEvidence
+from identities.entities import interactive_run_id
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class RunGate:
 
     async def _read_spec(self, job: GateJob) -> None:
         """NEW to QUEUED with the gate that the run asks for, or done when it asks for none."""
+        if job.run_id == interactive_run_id(job.model):
+            reason = "interactive training has no gate; its client moves head"
+            await self._store.close_ungated(job.checkpoint_id, reason)
+            return
         run = await self._tasksets.run(job.run_id)
         if run is None:
             await self._store.close_ungated(

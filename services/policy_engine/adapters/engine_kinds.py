@@ -36,7 +36,7 @@ class EmbeddedKind:
     def command(self, directory: Path, host: str, port: int) -> EngineCommand:
         """How to start it on a prepared directory."""
         options = self._options
-        argv = [sys.executable, "-m", "embedded_engine.app", "--model", str(directory)]
+        argv = [sys.executable, "-m", "embedded_engine", "--model", str(directory)]
         argv += ["--served-model-name", options.model, "--host", host, "--port", str(port)]
         argv += ["--threads", str(options.threads), "--max-num-seqs", str(options.max_num_seqs)]
         if options.max_model_len:

@@ -192,7 +192,9 @@ def test_an_order_that_cannot_be_kept_is_refused(tmp_path: Path, toy: ToyFactory
 
 async def test_a_folder_has_one_supervisor(tmp_path: Path, toy: ToyFactory) -> None:
     async with Supervisor(tmp_path, [toy("bus")]) as first:
-        with pytest.raises(AlreadyRunning, match="already runs in"):
+        with pytest.raises(
+            AlreadyRunning, match=f"already runs in {tmp_path}, as process {os.getpid()}; .* --data-dir"
+        ):
             await Supervisor(tmp_path, [toy("bus")]).up()
         assert first.process("bus").phase == "ready"
 

@@ -5,16 +5,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from grpc import StatusCode
 
+from local_stack.supervisor import AlreadyRunning
+from upcycle.api.registry.v1.registry_pb2 import Model
+from upcycle.api.registry.v1.service_pb2 import GetModelResponse
+from upcycle.cli import train
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.cli.output import fail
 from upcycle.errors import Unavailable, UpcycleError
-from upcycle.platform import PEERS, PlatformNotFound, find_addresses
-from upcycle.rpc import RemoteRefused
+from upcycle.platform import PEERS, Platform, PlatformNotFound, find_addresses
+from upcycle.rpc import RemoteConflict, RemoteRefused
 
 UPCYCLE = Path(sys.executable).parent / "upcycle"
 
@@ -103,6 +109,38 @@ def test_what_a_service_refuses_as_wrong_is_a_usage_error(
     refusal = RemoteRefused("submit", code, "INVALID_REQUEST", "spec.training.loss 'ppoo'")
     assert fail(Unavailable(str(refusal)) if status is Exit.UNREACHABLE else refusal) == status
     assert "spec.training.loss 'ppoo'" in capsys.readouterr().err
+
+
+def test_a_refusal_is_the_services_sentence_without_words_of_the_wire(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "model 'm' exists with weights 0123; choose another slug"
+    assert fail(RemoteConflict("call", StatusCode.ALREADY_EXISTS, "MODEL_EXISTS", said)) == Exit.FAILED
+    assert capsys.readouterr().err == f"upcycle: {said}\n"
+
+
+def test_a_second_platform_on_the_same_data_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(AlreadyRunning("a platform already runs in x, as process 7", "stop it first")) == Exit.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_output_that_is_read_no_further_ends_the_command_quietly() -> None:
+    command = subprocess.Popen([UPCYCLE, "size", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert command.stdout is not None
+    command.stdout.close()  # as `head` does
+    assert command.stderr is not None
+    said = command.stderr.read()
+    assert (command.wait(60), said) == (0, b"")
+
+
+async def test_a_checkpoint_that_was_promoted_and_rolled_back_is_not_called_unpromoted() -> None:
+    class Registry:
+        async def GetModel(self, request: object, timeout: float) -> GetModelResponse:
+            return GetModelResponse(model=Model(head_version=5, newest_version=8))
+
+    platform = cast(Platform, SimpleNamespace(registry=Registry()))
+    said = await train._start_of(platform, "m")
+    assert said == ", from v5 (head; the newest checkpoint, v8, is not head)"
 
 
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

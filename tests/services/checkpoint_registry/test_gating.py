@@ -106,6 +106,15 @@ async def test_no_gate_leaves_a_candidate(harness: RegistryHarness) -> None:
     await harness.drive()
     assert await harness.state(1) is CheckpointState.CANDIDATE
     assert "asks for no gate" in await harness.reason(1)
+
+
+async def test_a_checkpoint_of_interactive_training_says_that_its_client_moves_head(
+    harness: RegistryHarness,
+) -> None:
+    await harness.save(1, f"interactive-{MODEL}")
+    await harness.drive()
+    assert await harness.state(1) is CheckpointState.CANDIDATE
+    assert await harness.reason(1) == "interactive training has no gate; its client moves head"
     assert harness.planner.orders == {}
 
 

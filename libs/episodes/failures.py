@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Final
 
-from upcycle.api.common.v1 import common_pb2
+from upcycle.api.common.v1.common_pb2 import EpisodeIdentity, Usage
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.moments import timestamp
 
@@ -24,7 +24,13 @@ class EpisodeBroken(Exception):
 
 
 def episode_failed(
-    episode: common_pb2.EpisodeIdentity, kind: str, detail: str, *, reported_by: str, at: datetime
+    episode: EpisodeIdentity,
+    kind: str,
+    detail: str,
+    *,
+    reported_by: str,
+    at: datetime,
+    usage: Usage | None = None,
 ) -> EpisodeFailed:
     """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
     return EpisodeFailed(
@@ -33,4 +39,5 @@ def episode_failed(
         detail=detail[:_MAX_DETAIL_CHARS],
         reported_by=reported_by,
         failed_at=timestamp(at),
+        usage=usage,
     )

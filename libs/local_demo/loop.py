@@ -25,6 +25,7 @@ from upcycle.api.registry.v1.service_pb2 import (
     ListCheckpointsRequest,
     ListEnginesRequest,
 )
+from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import register_source
@@ -34,6 +35,7 @@ from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
 from upcycle.run_config.flags import evaluation_run
 from upcycle.run_config.wire import spec_to_wire
+from upcycle.usage import usage_of
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 
@@ -209,6 +211,7 @@ class Demo:
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
         served = await self._served(production)
         counts = self.state.checkpoints
+        listed = await self.platform.tasksets.ListRuns(ListRunsRequest(limit=1000), timeout=10)
         return Report(
             before=before,
             after=after,
@@ -228,6 +231,7 @@ class Demo:
             trace_id=trained.trace_id,
             seed=self.plan.seed,
             wall_s=self._walls_so_far(),
+            usage=usage_of(run.usage for run in listed.runs),
         )
 
     def _fed(self, evaluations: tuple[Run, Run]) -> Fed:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from upcycle.usage import Usage
+
 MAX_BEFORE = 0.35
 MIN_AFTER = 0.80
 MIN_PROMOTIONS = 2
@@ -122,6 +124,8 @@ class Report:
     trace_id: str
     seed: int
     wall_s: Walls
+    usage: Usage
+    """Of all runs."""
 
     def to_json(self) -> dict[str, Any]:
         """The document written to `.upcycle/demo/report.json`."""
@@ -139,6 +143,7 @@ class Report:
             "trace_id": self.trace_id,
             "seed": self.seed,
             "wall_s": {key: round(value, 2) for key, value in asdict(self.wall_s).items()},
+            "usage": {key: round(value, 4) for key, value in asdict(self.usage).items() if value is not None},
         }
 
     def shortfalls(self) -> list[str]:

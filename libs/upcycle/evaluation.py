@@ -17,6 +17,7 @@ from upcycle.results import Run
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
 from upcycle.tasks import Task, Taskset
 from upcycle.transcripts import ToolUse, Transcript, Turn
+from upcycle.usage import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
@@ -237,6 +238,7 @@ def _run(result: "EpisodeResult", run: "WireRun") -> Run:
         failure="" if has_reward else result.failure_kind or "cancelled",
         run_id=run.run_id,
         otel_trace_id=run.trace_id,
+        usage=usage_of([result.usage]),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from upcycle.transcripts import Transcript
+from upcycle.usage import NONE, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,7 @@ class Run:
     trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
     not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
     where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
-    run_id: of the evaluation that the episode belongs to.
+    run_id: of the evaluation that the episode belongs to. usage: seconds of engines and of its environment.
     """
 
     task_slug: str
@@ -25,6 +26,7 @@ class Run:
     answer: str = field(default="", repr=False)
     run_id: str = ""
     otel_trace_id: str = ""
+    usage: Usage = NONE
 
     @property
     def is_error(self) -> bool:

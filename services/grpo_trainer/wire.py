@@ -200,6 +200,7 @@ def step_completed(spec: TrainingSpec, record: StepRecord) -> tuple[events.StepC
         metrics=metrics_to_wire(record.metrics, record.staleness),
         completed_at=timestamp(record.completed_at),
         traceparent=record.traceparent,
+        usage=common.Usage(trainer_s=record.metrics.get("trainer_s", 0.0)),
     )
     return event, event_ids.step_completed(spec.run_id, record.step)
 

@@ -109,8 +109,14 @@ class Grading:
                 "detail": failure.detail,
             },
         )
+        at = self._now()
         event = episode_failed(
-            recorded.episode, failure.kind, failure.detail, reported_by="reward_grader", at=self._now()
+            recorded.episode,
+            failure.kind,
+            failure.detail,
+            reported_by="reward_grader",
+            at=at,
+            usage=wire.usage_until(recorded, at),
         )
         await self._publish(recorded, event)
 

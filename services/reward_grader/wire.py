@@ -8,10 +8,11 @@ from episodes import MalformedIdentity, identity_from_wire
 from event_bus import PoisonMessage
 from reward_grader.domain import Grade, GraderTranscript, GradingTask, Subscore
 from trajectory_body import body_messages
+from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.api.environment.v1 import service_pb2 as environment_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded, TrajectoryRecorded
-from upcycle.moments import timestamp
+from upcycle.moments import moment_of, timestamp
 
 
 def task_from_wire(message: TrajectoryRecorded, published_at: datetime) -> GradingTask:
@@ -76,4 +77,12 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         num_turns=recorded.num_turns,
         num_sampled_tokens=recorded.num_sampled_tokens,
         graded_at=timestamp(at),
+        usage=usage_until(recorded, at),
     )
+
+
+def usage_until(recorded: TrajectoryRecorded, until: datetime) -> Usage:
+    """The environment is held from its record to its grade; that hosts' clocks differ takes nothing away."""
+    grading_s = max(0.0, (until - moment_of(recorded.recorded_at)).total_seconds())
+    environment_s = recorded.usage.environment_s + grading_s
+    return Usage(engine_s=recorded.usage.engine_s, environment_s=environment_s)

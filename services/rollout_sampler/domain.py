@@ -1,11 +1,12 @@
 """An episode as the sampler plays it: what is asked for, what it may cost, how the sampler's part ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from blob_store import BlobRef
 from episodes import Channel, EpisodeIdentity
+from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 from upcycle.run_config import Sampling
 
@@ -64,6 +65,7 @@ class Failed:
 
     kind: str
     detail: str
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)

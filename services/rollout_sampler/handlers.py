@@ -90,13 +90,18 @@ class Episodes:
                 self._count("recorded")
                 recorded_id = events.trajectory_recorded(body.episode.trajectory_id)
                 await self._bus.publish(wire.recorded_to_wire(body, ref), model=model, event_id=recorded_id)
-            case Failed(kind, detail):
+            case Failed(kind, detail, usage):
                 self._count("failed", kind)
                 log.warning(
                     "episode_failed", extra={"episode_id": episode_id, "kind": kind, "detail": detail}
                 )
                 failed = episode_failed(
-                    requested.episode, kind, detail, reported_by="rollout_sampler", at=self._now()
+                    requested.episode,
+                    kind,
+                    detail,
+                    reported_by="rollout_sampler",
+                    at=self._now(),
+                    usage=usage,
                 )
                 outcome_id = events.episode_outcome(episode_id)
                 await self._bus.publish(failed, model=model, event_id=outcome_id)

@@ -109,7 +109,13 @@ def end_body(body: trajectory_pb2.TrajectoryBody, ended_at: datetime, engine_id:
     versions = [span.version for turn in body.turns for span in turn.versions]
     body.sampled_by.oldest, body.sampled_by.newest = min(versions), max(versions)
     body.ended_at.FromDatetime(ended_at)
+    note_environment(body, ended_at)
     body.engine_id = engine_id
+
+
+def note_environment(body: trajectory_pb2.TrajectoryBody, until: datetime) -> None:
+    """Fill in how long the environment has been held."""
+    body.usage.environment_s = (until - moment_of(body.started_at)).total_seconds()
 
 
 def recorded_to_wire(
@@ -127,4 +133,5 @@ def recorded_to_wire(
         environment_address=body.environment_address,
         recorded_at=body.ended_at,
         engine_id=body.engine_id,
+        usage=body.usage,
     )

@@ -15,6 +15,7 @@ from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.adapters.tcp_host import TcpHost
 from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
+from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import plan_router
 from scenario_runner.loops import FleetLoop, PlannerLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
@@ -118,6 +119,7 @@ def _add_planner(
         Runs(plan, wake=loop.wake),
         ExplainRun(plan, peer_facts, fleet=lambda: (leases.num_alive, settings.max_environments)),
         ClaimTasks(plan),
+        prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
     )
     bus = EventBus(settings.bus, client_name=NAME)
     bus.include_router(plan_router(plan, wake=loop.wake))

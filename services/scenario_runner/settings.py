@@ -61,6 +61,12 @@ class ScenarioRunnerSettings(ServiceSettings):
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     cancel_grace_s: float = Field(60.0, gt=0)
     """The same for a run that was cancelled or failed. After it the planner settles these episodes itself."""
+    engine_price: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Price of one engine per hour, for the cost of runs (docs/do/size.md); 0 is not counted."""
+    trainer_price: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """The same of one rank of the trainer."""
+    environment_price: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """The same of one environment: the price of a core, divided by the environments that it holds."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)

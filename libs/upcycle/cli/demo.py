@@ -84,6 +84,7 @@ def conclude(report: "Report", running: "Demo") -> int:
         f"{report.production_requests} production requests, {report.production_failures} failed"
     )
     out.print(f"wall clock  {_walls(report)}")
+    out.print(f"usage       {report.usage}")
     out.print(f"report      {running.plan.data_dir / 'report.json'}")
     out.print("\n[bold]next[/bold]")
     for line in running.next_commands():

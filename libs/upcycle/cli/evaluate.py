@@ -14,6 +14,7 @@ from upcycle.run_client import completed
 from upcycle.run_config import Purpose
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
+from upcycle.usage import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -152,6 +153,7 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
             f"{run.run_id}: success {run.success_rate:.1%}, reward {run.reward_mean:.3f}, "
             f"{counts.settled} episodes"
         )
+        print(usage_of([run.usage]))
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if not completed(run):
         why = run.failure or "cancelled"

@@ -8,6 +8,7 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed, follow_run, state_word
 from upcycle.tasks import plain_name
+from upcycle.usage import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -81,6 +82,8 @@ async def runs(
         else:
             listed = [await _steered(platform, action, await resolve_run(platform, run), wait=wait)]
     _print(listed, as_json)
+    if run is not None and not as_json:
+        print(usage_of([listed[0].usage]))
     return Exit.FAILED if action == "stop" and wait and not completed(listed[0]) else Exit.OK
 
 

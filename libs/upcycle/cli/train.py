@@ -16,6 +16,7 @@ from upcycle.run_config import Purpose, RunSpec, Training, checked
 from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
+from upcycle.usage import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -171,7 +172,7 @@ async def _start_of(platform: Platform, model: str) -> str:
     except grpc.aio.AioRpcError:
         return ""
     is_behind = found.newest_version > found.head_version
-    newer = f"; the newest checkpoint, v{found.newest_version}, is not promoted" if is_behind else ""
+    newer = f"; the newest checkpoint, v{found.newest_version}, is not head" if is_behind else ""
     return f", from v{found.head_version} (head{newer})"
 
 
@@ -225,7 +226,7 @@ def _print_done(run: "Run", as_json: bool) -> None:
     if run.counts.requested or not run.spec.no_sampling:
         sampled = f"reward {run.reward_mean:.3f}, {run.counts.settled} episodes"
     print(f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, {sampled}{outcome}")
-    for line in (groups_text(run), *map(source_text, run.sources)):
+    for line in (str(usage_of([run.usage])), groups_text(run), *map(source_text, run.sources)):
         if line:
             print(line)
     model = run.spec.policy.model

@@ -8,6 +8,7 @@ from upcycle.errors import SourcesRefused, UpcycleError
 from upcycle.results import Run as Episode
 from upcycle.run_client import follow_run, register_taskset, submit_run
 from upcycle.tasks import Taskset, plain_name
+from upcycle.usage import NONE, Usage, usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
@@ -31,7 +32,8 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
     """A training run that is over. steps: optimizer steps; version: newest published policy of the model;
-    counts: groups by how they ended; failure: why it did not complete, or why it ended before its last step.
+    counts: groups by how they ended; failure: why it did not complete, or why it ended before its last step;
+    usage: seconds that it took of engines, environments and the trainer, and their cost.
     """
 
     run_id: str
@@ -40,6 +42,7 @@ class TrainedRun:
     counts: Mapping[str, int]
     sources: tuple[Source, ...]
     failure: str = ""
+    usage: Usage = NONE
 
 
 class TrainingFailed(UpcycleError):
@@ -143,6 +146,7 @@ def _judged(run: "Run") -> TrainedRun:
         counts=dict(run.counts.groups_by_outcome),
         sources=tuple(_source(one) for one in run.sources),
         failure=run.failure or ("" if completed else "cancelled"),
+        usage=usage_of([run.usage]),
     )
     if not completed:
         hint = f"see `upcycle why {run.run_id}`"

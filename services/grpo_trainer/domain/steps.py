@@ -102,6 +102,8 @@ class StepPlan:
             "staleness_max": float(max(self.version - member.effective_version for member in members)),
             "no_eos_fraction": sum(member.cut_off for member in members) / len(members),
             "trajectories": float(len(members)),
+            # Of all steps so far, so that a step that is announced twice counts once.
+            "trainer_s": self.before.get("trainer_s", 0.0) + learned.get("rank_s", 0.0),
             "idle_s": self.idle_s,
             "idle_fraction": self.idle_s / max(self.idle_s + busy_s, 1e-9),
         }

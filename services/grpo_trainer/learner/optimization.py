@@ -265,7 +265,8 @@ def optimize(
     if gradient is None:
         return None
     norm = _apply(optimizer, gradient, options.max_grad_norm)
-    return _measured(gradient, norm, splits, time.perf_counter() - began)
+    elapsed = time.perf_counter() - began
+    return {**_measured(gradient, norm, splits, elapsed), "rank_s": elapsed * ranks.size}
 
 
 def _apply(optimizer: Optimizer, gradient: Gradient, max_grad_norm: float) -> float:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -18,6 +19,7 @@ from engine_client import (
 from episodes import EpisodeBroken, EpisodeFailure
 from rollout_sampler.adapters.leases import EngineChoice, LeaseCache, choices_among
 from rollout_sampler.domain import PolicyWanted
+from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,35 @@ log = logging.getLogger(__name__)
 _SUSPECT_S: Final = 2.0
 _MAX_IDLE_CLIENTS: Final = 16
 _NOT_SERVED: Final = 404
+
+
+class EngineSeconds:
+    """Shares each second of one engine equally among the requests in flight there, so that the seconds of all
+    requests add up to the time in which the engine had any."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.in_flight = 0
+        self._now_s = now_s
+        self._at_s = 0.0
+        self._share_s = 0.0
+        """What one request that was always in flight would have got until `_at_s`."""
+
+    def begin(self) -> float:
+        """A request is sent; what it returns goes to `end`."""
+        self._go_on(1)
+        return self._share_s
+
+    def end(self, begun: float) -> float:
+        """The request is over, answered or not; its seconds."""
+        self._go_on(-1)
+        return self._share_s - begun
+
+    def _go_on(self, change: int) -> None:
+        now_s = self._now_s()
+        if self.in_flight:
+            self._share_s += (now_s - self._at_s) / self.in_flight
+        self._at_s, self.in_flight = now_s, self.in_flight + change
+
 
 DigestOf = Callable[[str, int], Awaitable[str]]
 """(model, version) -> digest of its weights."""
@@ -38,7 +69,7 @@ class LeasedEngines:
         self._digest_of = digest_of
         self._turn_timeout_s = turn_timeout_s
         self._clients: dict[str, EngineClient] = {}
-        self._in_flight: Counter[str] = Counter()
+        self._seconds: defaultdict[str, EngineSeconds] = defaultdict(lambda: EngineSeconds(time.monotonic))
         self._suspect_until: dict[str, float] = {}
 
     async def stop(self) -> None:
@@ -47,15 +78,25 @@ class LeasedEngines:
             await client.close()
 
     async def sample(
-        self, wanted: PolicyWanted, prompt_ids: Sequence[int], sampling: SamplingParams
+        self,
+        wanted: PolicyWanted,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        usage: Usage,
     ) -> Completion:
         """One completion from the best engine; the same call may be repeated on any engine.
 
-        Raises Unavailable where no engine gave a usable answer, ContextOverflow, EpisodeBroken.
+        usage: the engine's seconds are added to it, also those of a request without an answer. Raises
+        Unavailable where no engine gave a usable answer, ContextOverflow, EpisodeBroken.
         """
         choice = await self._best(wanted)
         try:
-            completion = await self._generate(choice, prompt_ids, sampling)
+            seconds = self._seconds[choice.base_url]
+            begun = seconds.begin()
+            try:
+                completion = await self._generate(choice, prompt_ids, sampling)
+            finally:
+                usage.engine_s += seconds.end(begun)
             return await self._stamped(choice, completion, wanted)
         except EngineUnavailable as error:
             log.warning("engine_lost", extra={"engine_id": choice.engine_id, "why": str(error)})
@@ -83,7 +124,7 @@ class LeasedEngines:
 
         def order(choice: EngineChoice) -> tuple[bool, int, int, str]:
             suspect = self._suspect_until.get(choice.engine_id, 0.0) > now
-            return suspect, choice.rank, self._in_flight[choice.base_url], choice.engine_id
+            return suspect, choice.rank, self._seconds[choice.base_url].in_flight, choice.engine_id
 
         await self._close_unused({choice.base_url for choice in found})
         return min(found, key=order)
@@ -97,7 +138,6 @@ class LeasedEngines:
         self, choice: EngineChoice, prompt_ids: Sequence[int], sampling: SamplingParams
     ) -> Completion:
         client = self._clients.setdefault(choice.base_url, EngineClient(choice.base_url))
-        self._in_flight[choice.base_url] += 1
         try:
             return await client.generate(
                 choice.model_name, prompt_ids, sampling, timeout_s=self._turn_timeout_s
@@ -108,8 +148,6 @@ class LeasedEngines:
             if error.status == _NOT_SERVED:  # another engine may serve the name
                 raise EngineUnavailable(str(error)) from error
             raise EpisodeBroken(EpisodeFailure.ENGINE_ERROR, str(error)) from error
-        finally:
-            self._in_flight[choice.base_url] -= 1
 
     async def _stamped(
         self, choice: EngineChoice, completion: Completion, wanted: PolicyWanted
@@ -132,6 +170,8 @@ class LeasedEngines:
         """Engines come back at other addresses; close the connections to the old ones."""
         if len(self._clients) <= _MAX_IDLE_CLIENTS:
             return
-        for base_url in [url for url in self._clients if url not in live and not self._in_flight[url]]:
+        for base_url in [
+            url for url in self._clients if url not in live and not self._seconds[url].in_flight
+        ]:
             await self._clients.pop(base_url).close()
-            del self._in_flight[base_url]
+            del self._seconds[base_url]

@@ -59,27 +59,31 @@ class PlayEpisode:
                     return stored
             version = await self._deps.engines.version_now(task.policy)
             form = await self._deps.policies.chat_format(task.policy.model, version)
+            asked_at = self._now()
             environment = await self._deps.environments.open_episode(task.identity.episode_id)
         except EpisodeNotPlanned as error:
             return NotWanted(str(error))
         except EpisodeBroken as error:
             return Failed(error.kind, error.detail)
-        return await self._play_opened(task, environment, form)
+        body = wire.new_body(task, environment, asked_at, telemetry.current_traceparent())
+        return await self._play_opened(task, environment, form, body)
 
     async def _play_opened(
-        self, task: EpisodeTask, environment: OpenedEnvironment, form: PolicyFormat
+        self, task: EpisodeTask, environment: OpenedEnvironment, form: PolicyFormat, body: TrajectoryBody
     ) -> PlayOutcome:
         grader_needs_it = False
         try:
             async with deadline(f"episode {task.identity.episode_id} to be played", self._time_left_s(task)):
-                body = await self._play(task, environment, form)
+                await self._play(task, environment, form, body)
             stored = await self._store(task, body)
             grader_needs_it = stored.body.lease_id == environment.lease.lease_id
             return stored
         except EpisodeBroken as error:
-            return Failed(error.kind, error.detail)
+            wire.note_environment(body, self._now())
+            return Failed(error.kind, error.detail, body.usage)
         except DeadlineExceeded as error:
-            return Failed(EpisodeFailure.TIMEOUT, str(error))
+            wire.note_environment(body, self._now())
+            return Failed(EpisodeFailure.TIMEOUT, str(error), body.usage)
         finally:
             if not grader_needs_it:
                 await self._deps.environments.close(environment.lease)
@@ -92,16 +96,14 @@ class PlayEpisode:
         return min(self._limits.episode_s, max(self._limits.late_start_s, left_s))
 
     async def _play(
-        self, task: EpisodeTask, environment: OpenedEnvironment, form: PolicyFormat
-    ) -> TrajectoryBody:
-        body = wire.new_body(task, environment, self._now(), telemetry.current_traceparent())
+        self, task: EpisodeTask, environment: OpenedEnvironment, form: PolicyFormat, body: TrajectoryBody
+    ) -> None:
         player = EpisodePlayer(task, environment, form, self._deps.engines, self._deps.environments)
         try:
             engine_id = await player.play_into(body, self._limits, self._new_nonce())
         except ContextOverflow as error:
             raise EpisodeBroken(EpisodeFailure.CONTEXT_OVERFLOW, str(error)) from error
         wire.end_body(body, self._now(), engine_id)
-        return body
 
     async def _store(self, task: EpisodeTask, body: TrajectoryBody) -> Recorded:
         """An object store that is away for a moment does not cost the episode. Raises Unavailable."""

@@ -15,6 +15,7 @@ from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.policies import PolicyFormat
 from rollout_sampler.domain import EpisodeTask, clip_text
 from rollout_sampler.usecases.conversation import Conversation
+from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult, TrajectoryBody, Turn
 from upcycle.retrying import retry
@@ -56,6 +57,7 @@ class EpisodePlayer:
         self._environments = environments
         self._began_s = asyncio.get_running_loop().time()
         self._engine_id = ""
+        self._usage = Usage()
 
     async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> str:
         """Append the turns; set the stop reason and the answer, which stays empty when a budget cut it.
@@ -64,6 +66,7 @@ class EpisodePlayer:
         even the first prompt fits.
         """
         body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
+        self._usage = body.usage
         new_prompt_ids: Sequence[int] = self._begin()
         for index in range(self._task.sampling.max_turns):
             if index:
@@ -139,7 +142,7 @@ class EpisodePlayer:
             telemetry.TURN_S.time(),
         ):
             completion = await retry(
-                lambda: self._engines.sample(policy, context, sampling),
+                lambda: self._engines.sample(policy, context, sampling, self._usage),
                 budget_s=retry_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,

@@ -34,6 +34,9 @@ RUN_PROGRESS = (
     "num_graded",
     "num_successes",
     "reward_sum",
+    "engine_s",
+    "environment_s",
+    "trainer_s",
     "taskset",
     "taskset_revision",
     "taskset_digest",
@@ -149,6 +152,8 @@ EPISODE_PROGRESS = (
     "body_sha256",
     "body_size",
     "stop_reason",
+    "engine_s",
+    "environment_s",
 )
 """What changes after an episode was planned; `opened_at` has its own statement."""
 

@@ -47,7 +47,7 @@ RUN = sa.Table(
     *_columns("trace_id trace failure", sa.String),
     *_columns("taskset_revision num_tasks step policy_version next_position", sa.BigInteger),
     *_columns("num_graded num_successes", sa.BigInteger),
-    *_columns("reward_sum", sa.Float),
+    *_columns("reward_sum engine_s environment_s trainer_s", sa.Float),
     *_times("submitted_at ending_since finished_at"),
 )
 GROUP = sa.Table(
@@ -65,7 +65,7 @@ EPISODE = sa.Table(
     *_columns("body_key body_sha256", sa.String),
     *_columns("member attempt num_turns stop_reason", sa.Integer),
     *_columns("task_position oldest_version newest_version num_dispatches body_size", sa.BigInteger),
-    *_columns("reward", sa.Float),
+    *_columns("reward engine_s environment_s", sa.Float),
     *_columns("success", sa.Boolean),
     *_times("requested_at dispatched_at opened_at graded_at settled_at"),
 )

@@ -18,6 +18,8 @@ class Graded:
     newest_version: int
     body: BlobRef | None = None
     stop_reason: int = 0
+    engine_s: float = 0.0
+    environment_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Failed:
     run_id: str
     failure: str
     detail: str
+    engine_s: float = 0.0
+    environment_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,13 @@ class GroupSettled:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Fact: the trainer completed a step of a run, or published its version."""
+    """Fact: the trainer completed a step of a run, or published its version. trainer_s: of all its
+    steps so far."""
 
     run_id: str
     step: int
     version: int
+    trainer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

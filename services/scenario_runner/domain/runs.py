@@ -101,6 +101,9 @@ class RunRecord:
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
+    engine_s: float = 0.0
+    environment_s: float = 0.0
+    trainer_s: float = 0.0
     taskset: str = ""
     taskset_revision: int = 1
     tenant: str = DEFAULT_TENANT
@@ -198,11 +201,30 @@ class EpisodeRow:
     """Number of the wire's StopReason, passed on unread."""
     split: Split = Split.UNASSIGNED
     """Of its task, when the episode was planned: later messages about the episode say the same."""
+    engine_s: float = 0.0
+    environment_s: float = 0.0
+    """As engine_s, the most that a fact said of this episode; 0 until one did."""
 
     @property
     def is_unsettled(self) -> bool:
         """Planned or graded."""
         return self.state in UNSETTLED
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Per hour: of one engine, one rank of the trainer, one environment. 0: not counted."""
+
+    engine: float = 0.0
+    trainer: float = 0.0
+    environment: float = 0.0
+
+    def cost(self, run: RunRecord) -> float | None:
+        """Of the seconds that a run took; None without any price."""
+        if not (self.engine or self.trainer or self.environment):
+            return None
+        taken = run.engine_s * self.engine + run.trainer_s * self.trainer
+        return (taken + run.environment_s * self.environment) / 3600
 
 
 class NotFound(RunnerError):

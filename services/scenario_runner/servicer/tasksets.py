@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -10,7 +11,7 @@ import grpc.aio
 from opentelemetry import propagate, trace
 
 from scenario_runner.domain.explain import WaitReason
-from scenario_runner.domain.runs import FINAL_RUN_STATES, RunView
+from scenario_runner.domain.runs import FINAL_RUN_STATES, Prices, RunView
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.registering import RegisterTaskset, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
@@ -39,6 +40,8 @@ class TasksetServicer(TasksetServiceServicer):
         runs: Runs,
         explain: ExplainRun,
         claim: ClaimTasks,
+        *,
+        prices: Prices,
     ) -> None:
         self._register = register
         self._tasksets = tasksets
@@ -46,6 +49,7 @@ class TasksetServicer(TasksetServiceServicer):
         self._runs = runs
         self._explain = explain
         self._claim = claim
+        self._to_wire = partial(wire.run_to_wire, prices=prices)
 
     async def RegisterTaskset(
         self, request: pb.RegisterTasksetRequest, context: Context
@@ -80,14 +84,14 @@ class TasksetServicer(TasksetServiceServicer):
         """Accept a run, once per request id."""
         spec = wire.spec_from_wire(request.spec)
         view = await self._submit(request.request_id, spec, current_trace())
-        return pb.SubmitRunResponse(run=wire.run_to_wire(view))
+        return pb.SubmitRunResponse(run=self._to_wire(view))
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         """A run, and on request what each of its episodes came to."""
         view = await self._runs.get(request.run_id)
         rows = await self._runs.results(request.run_id) if request.include_results else []
         results = [wire.result_to_wire(row, task) for row, task in rows]
-        return pb.GetRunResponse(run=wire.run_to_wire(view), results=results)
+        return pb.GetRunResponse(run=self._to_wire(view), results=results)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Newest first."""
@@ -98,7 +102,7 @@ class TasksetServicer(TasksetServiceServicer):
             views = await self._runs.unfinished(request.model)
         else:
             views = await self._runs.list(limit, request.model)
-        return pb.ListRunsResponse(runs=[wire.run_to_wire(view) for view in views])
+        return pb.ListRunsResponse(runs=[self._to_wire(view) for view in views])
 
     async def WatchRun(
         self, request: pb.WatchRunRequest, context: Context
@@ -111,33 +115,33 @@ class TasksetServicer(TasksetServiceServicer):
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         """Plan nothing more and cancel what is not settled."""
         view = await self._runs.cancel(request.run_id, request.reason)
-        return pb.CancelRunResponse(run=wire.run_to_wire(view))
+        return pb.CancelRunResponse(run=self._to_wire(view))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         """Dispatch nothing new; what is in flight settles."""
-        return pb.PauseRunResponse(run=wire.run_to_wire(await self._runs.pause(request.run_id)))
+        return pb.PauseRunResponse(run=self._to_wire(await self._runs.pause(request.run_id)))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Go on with a paused run."""
-        return pb.ResumeRunResponse(run=wire.run_to_wire(await self._runs.resume(request.run_id)))
+        return pb.ResumeRunResponse(run=self._to_wire(await self._runs.resume(request.run_id)))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         """End a training run early, with a final checkpoint."""
         view = await self._runs.stop(request.run_id, request.reason)
-        return pb.StopRunResponse(run=wire.run_to_wire(view))
+        return pb.StopRunResponse(run=self._to_wire(view))
 
     async def ExplainRun(self, request: pb.ExplainRunRequest, context: Context) -> pb.ExplainRunResponse:
         """What a run waits for."""
         view, reasons, summary = await self._explain(request.run_id)
         waiting_for = [_reason(reason) for reason in reasons]
-        return pb.ExplainRunResponse(run=wire.run_to_wire(view), waiting_for=waiting_for, summary=summary)
+        return pb.ExplainRunResponse(run=self._to_wire(view), waiting_for=waiting_for, summary=summary)
 
     async def _changes(self, run_id: str) -> AsyncGenerator[taskset_pb2.Run, None]:
         seen: RunView | None = None
         sent: taskset_pb2.Run | None = None
         while True:
             view = await self._runs.watched(run_id)
-            run = wire.run_to_wire(view) if view is not seen else sent
+            run = self._to_wire(view) if view is not seen else sent
             if run is not None and run != sent:
                 yield run
             seen, sent = view, run

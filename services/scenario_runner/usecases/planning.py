@@ -100,9 +100,9 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
 def _apply(unit: PlanUnit, run: RunRecord, fact: Fact) -> None:
     match fact:
         case Graded():
-            _on_graded(unit, run, fact)
+            _on_graded(unit, _with_usage(unit, run, fact), fact)
         case Failed():
-            _on_failed(unit, run, fact)
+            _on_failed(unit, _with_usage(unit, run, fact), fact)
         case GroupSettled() if fact.source_run_id:
             settle_offer(unit, run, fact)
         case GroupSettled():
@@ -161,7 +161,10 @@ def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
     for episode in unit.overdue(run.run_id, unit.now - deadline):
         detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
         unit.announce_failed(run, episode, OVERDUE, detail)
-        _fail(unit, run, episode, OVERDUE, detail)
+        alive_s = (unit.now - (episode.opened_at or unit.now)).total_seconds()
+        fact = Failed(episode.episode_id, run.run_id, OVERDUE, detail, environment_s=alive_s)
+        run = _with_usage(unit, run, fact)
+        _fail(unit, run, unit.episode(episode.episode_id) or episode, OVERDUE, detail)
         run = unit.run(run.run_id) or run
     return run
 
@@ -197,6 +200,25 @@ def _add_groups(unit: PlanUnit, run: RunRecord, count: int) -> None:
 def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
     name = episode_id(group.group_id, member, attempt)
     return EpisodeRow(name, group.run_id, group.group_id, member, attempt, group.task_position, group.taskset)
+
+
+def _with_usage(unit: PlanUnit, run: RunRecord, fact: Graded | Failed) -> RunRecord:
+    """The run with the seconds of an episode, whatever its state. Each episode counts once, with the most
+    that any fact said of it."""
+    episode = unit.episode(fact.episode_id)
+    if episode is None:
+        return run
+    engine_s = max(episode.engine_s, fact.engine_s)
+    environment_s = max(episode.environment_s, fact.environment_s)
+    more_engine_s, more_environment_s = engine_s - episode.engine_s, environment_s - episode.environment_s
+    if not (more_engine_s or more_environment_s):
+        return run
+    unit.update_episode(replace(episode, engine_s=engine_s, environment_s=environment_s))
+    counted = replace(
+        run, engine_s=run.engine_s + more_engine_s, environment_s=run.environment_s + more_environment_s
+    )
+    unit.update_run(counted)
+    return counted
 
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:
@@ -316,7 +338,8 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     step, version = max(run.step, fact.step), max(run.policy_version, fact.version)
-    advanced = replace(run, step=step, policy_version=version)
+    trainer_s = max(run.trainer_s, fact.trainer_s)
+    advanced = replace(run, step=step, policy_version=version, trainer_s=trainer_s)
     if advanced != run:
         unit.update_run(advanced)
     if run.spec.training is None or not run.spec.training.reached(step):

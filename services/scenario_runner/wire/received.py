@@ -25,12 +25,15 @@ def graded(event: TrajectoryGraded, _: Delivery[Any]) -> Graded:
         span.newest,
         _blob_ref(event.body),
         event.stop_reason,
+        event.usage.engine_s,
+        event.usage.environment_s,
     )
 
 
 def failed(event: taskset.EpisodeFailed, _: Delivery[Any]) -> Failed:
     """An episode without a reward."""
-    return Failed(event.episode.episode_id, event.episode.run_id, event.kind, event.detail)
+    spent = (event.usage.engine_s, event.usage.environment_s)
+    return Failed(event.episode.episode_id, event.episode.run_id, event.kind, event.detail, *spent)
 
 
 def stopping(event: taskset.RunStopping, _: Delivery[Any]) -> Stopping:
@@ -48,7 +51,8 @@ def group_settled(event: training.GroupSettled, _: Delivery[Any]) -> GroupSettle
 
 def advanced(event: training.StepCompleted | training.PolicyPublished, _: Delivery[Any]) -> Advanced | None:
     """How far a run is; None where no run published it."""
-    return Advanced(event.run_id, event.step, event.version) if event.run_id else None
+    trainer_s = event.usage.trainer_s if isinstance(event, training.StepCompleted) else 0.0
+    return Advanced(event.run_id, event.step, event.version, trainer_s) if event.run_id else None
 
 
 def session_failed(event: training.SessionFailed, _: Delivery[Any]) -> SessionFailed:

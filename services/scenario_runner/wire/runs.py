@@ -13,6 +13,7 @@ from scenario_runner.domain.runs import (
     Counts,
     EpisodeRow,
     EpisodeState,
+    Prices,
     RunState,
     RunView,
 )
@@ -123,9 +124,10 @@ def spec_from_json(text: str) -> RunSpec:
     return spec_from_wire(Parse(text, taskset_pb2.RunSpec()))
 
 
-def run_to_wire(view: RunView) -> taskset_pb2.Run:
+def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
     """A run as clients see it."""
     run = view.run
+    seconds = {name: getattr(run, name) for name in ("engine_s", "environment_s", "trainer_s")}
     message = taskset_pb2.Run(
         run_id=run.run_id,
         spec=run_config.spec_to_wire(run.spec),
@@ -142,6 +144,7 @@ def run_to_wire(view: RunView) -> taskset_pb2.Run:
         taskset_revision=run.taskset_revision,
         sources=[source_report_to_wire(report) for report in view.sources],
         notice=view.notice,
+        usage=common_pb2.Usage(**seconds, cost=prices.cost(run)),
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(timestamp(run.finished_at))
@@ -187,6 +190,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         failure_kind=row.reason if row.state is EpisodeState.FAILED else "",
         num_turns=row.num_turns,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
+        usage=common_pb2.Usage(engine_s=row.engine_s, environment_s=row.environment_s),
     )
 
 

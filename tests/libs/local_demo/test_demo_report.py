@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
+from upcycle.usage import Usage
 
 
 def good() -> Report:
@@ -27,6 +28,7 @@ def good() -> Report:
         trace_id="ab" * 16,
         seed=1,
         wall_s=Walls(20.0, 8.0, 120.0, 160.0),
+        usage=Usage(engine_s=30.0, environment_s=400.0, trainer_s=60.5),
     )
 
 
@@ -44,6 +46,13 @@ def test_nearest_rank_quantiles() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.95) == 4.0
     assert quantile([], 0.5) is None
+
+
+def test_the_report_has_a_cost_only_where_prices_are_set() -> None:
+    seconds = {"engine_s": 30.0, "environment_s": 400.0, "trainer_s": 60.5}
+    assert good().to_json()["usage"] == seconds
+    priced = replace(good(), usage=replace(good().usage, cost=0.25))
+    assert priced.to_json()["usage"] == {**seconds, "cost": 0.25}
 
 
 def test_a_closed_loop_falls_short_of_nothing() -> None:

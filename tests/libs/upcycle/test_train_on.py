@@ -18,8 +18,10 @@ from upcycle.run_config import PolicyChoice, Purpose, RunConfigInvalid, RunSpec
 from upcycle.run_config.flags import flags_of, training_run
 from upcycle.tasks import EnvironmentRef, Task, Taskset
 from upcycle.train import Source, TrainedRun, TrainingFailed
+from upcycle.usage import Usage
 
 COUNTS = ts.RunCounts(groups_by_outcome={"trained": 8, "released(zero_spread)": 2})
+USAGE = common.Usage(engine_s=12.0, environment_s=40.0, trainer_s=8.0, cost=0.5)
 REPORT = ts.SourceReport(run_id="run-a", groups=12, trained=8, left_out={"zero_spread": 2, "version": 2})
 
 
@@ -28,7 +30,7 @@ async def planner() -> AsyncIterator[tuple[Planner, Platform]]:
     """A planner that knows two evaluations, and a client of it."""
     said = Planner()  # type: ignore[abstract]
     said.runs = [evaluation("run-a", "sums@2"), evaluation("run-b")]
-    fields = {"step": 2, "policy_version": 5, "counts": COUNTS, "sources": [REPORT]}
+    fields = {"step": 2, "policy_version": 5, "counts": COUNTS, "sources": [REPORT], "usage": USAGE}
     said.watched = [training("run-new"), training("run-new", state=ts.RUN_STATE_COMPLETED, **fields)]
     async with serving(said) as addresses, Platform(addresses) as platform:
         yield said, platform
@@ -50,6 +52,7 @@ async def test_a_job_trains_on_its_evaluations(planner: tuple[Planner, Platform]
         version=5,
         counts={"trained": 8, "released(zero_spread)": 2},
         sources=(Source("run-a", 12, 8, {"zero_spread": 2, "version": 2}),),
+        usage=Usage(12.0, 40.0, 8.0, 0.5),
     )
     (request,) = said.submitted
     spec = request.spec

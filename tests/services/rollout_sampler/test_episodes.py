@@ -55,6 +55,10 @@ async def test_a_three_turn_episode_is_stored_token_for_token(bed: Testbed) -> N
     assert len(seeds) == 3
     assert bed.environments.closed == [], "the grader still needs the environment"
     assert sum(len(turn.sampled_ids) for turn in body.turns) == fact.num_sampled_tokens
+    assert fact.usage == body.usage
+    assert 0 < fact.usage.engine_s <= sum(turn.sampling_s for turn in body.turns)
+    lived = body.ended_at.ToMicroseconds() - body.started_at.ToMicroseconds()
+    assert fact.usage.environment_s == pytest.approx(lived / 1e6)
 
 
 async def test_malformed_calls_come_back_to_the_policy_within_its_budget(bed: Testbed) -> None:

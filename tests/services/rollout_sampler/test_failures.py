@@ -226,6 +226,7 @@ async def test_an_environment_that_dies_in_the_middle_is_lost_not_wrong(bed: Tes
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "environment_lost"
+    assert 0 < fact.usage.engine_s < fact.usage.environment_s, "the turn that it had played is paid for"
 
 
 async def test_a_tool_call_is_repeated_while_its_replica_is_away_and_has_one_effect(bed: Testbed) -> None:
@@ -246,6 +247,7 @@ async def test_an_episode_that_takes_too_long_times_out_and_lets_its_environment
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "timeout"
+    assert 0 < fact.usage.engine_s < fact.usage.environment_s, "a request without an answer is paid for"
     await until(lambda: bed.environments.closed == ["lease-0"])
 
 

@@ -143,10 +143,12 @@ class PlannerHarness:
         return [f"{self.group_id(group)}-e{member:03d}-a0" for member in range(2)]
 
     def graded(self, episode_id: str, reward: float = 1.0) -> Graded:
-        return Graded(episode_id, self.run_id, reward, reward == 1.0, 2, 1, 1)
+        return Graded(
+            episode_id, self.run_id, reward, reward == 1.0, 2, 1, 1, engine_s=2.0, environment_s=8.0
+        )
 
     def failed(self, episode_id: str, failure: str = "engine_error") -> Failed:
-        return Failed(episode_id, self.run_id, failure, "detail")
+        return Failed(episode_id, self.run_id, failure, "detail", engine_s=1.0, environment_s=16.0)
 
     def settled(self, group_id: str, episode_ids: list[str], outcome: str = "trained") -> GroupSettled:
         reason = "" if outcome == "trained" else "zero_spread"
@@ -188,6 +190,8 @@ async def check_conservation(planner: PlannerHarness) -> None:
     assert counts.groups_settled == sum(counts.groups_by_outcome.values())
     slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
     assert counts.groups_open <= slots
+    assert run.engine_s == sum(row.engine_s for row in episodes)
+    assert run.environment_s == sum(row.environment_s for row in episodes)
     announced = await planner.announced()
     assert all(count == 1 for count in announced.values())
     assert sum(key.startswith("episode.requested/") and key.count("/") == 1 for key in announced) == len(

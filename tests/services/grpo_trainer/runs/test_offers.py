@@ -17,10 +17,11 @@ from grpo_trainer.domain.offers import Ancestor, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
-from grpo_trainer.domain.steps import StepPlan
+from grpo_trainer.domain.steps import StepPlan, step_from_json
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
+from grpo_trainer.wire import step_completed
 
 RUN, EVALUATION = "run-1", "run-2"
 SPEC = TrainingSpec(RUN, "m", 4, prompts_per_step=2, max_staleness=2)
@@ -186,6 +187,17 @@ def test_staleness_is_counted_from_the_effective_version_and_bodies_are_read_wit
     assert record.sources == {EVALUATION: 1}
     (settlement,) = record.settlements
     assert (settlement.label, settlement.source_run_id) == ("trained", EVALUATION)
+
+
+def test_trainer_seconds_are_those_of_all_steps_so_far_and_of_all_ranks() -> None:
+    before: dict[str, float] = {}
+    said = []
+    for step, learned in ((1, {"rank_s": 3.0}), (2, {"rank_s": 2.5}), (3, {})):
+        plan = StepPlan(SPEC, step, 9, (taken(group()),), 0.0, "", before)
+        record = plan.record(learned, at=START, traceparent="")
+        before = dict(step_from_json(json.loads(json.dumps(record.to_json()))).metrics)  # over a restart
+        said.append(step_completed(SPEC, record)[0].usage.trainer_s)
+    assert said == [3.0, 5.5, 5.5]
 
 
 def test_a_group_is_stale_by_the_version_that_it_counts_as() -> None:

@@ -233,3 +233,39 @@ class PolicySelector(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_at) -> _WhichOneofReturnType_at | None: ...
 
 Global___PolicySelector: _TypeAlias = PolicySelector  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
+    """Seconds that work took of machines; docs/do/size.md defines them. Seconds of several episodes and runs add up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_S_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_S_FIELD_NUMBER: _builtins.int
+    TRAINER_S_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    engine_s: _builtins.float
+    """each second of an engine is shared equally by the requests that it holds"""
+    environment_s: _builtins.float
+    """from the request for an environment to the grade or the failure of its episode"""
+    trainer_s: _builtins.float
+    """in which ranks of the trainer computed optimizer steps"""
+    cost: _builtins.float
+    """by the planner's prices; absent where it has none"""
+    def __init__(
+        self,
+        *,
+        engine_s: _builtins.float = ...,
+        environment_s: _builtins.float = ...,
+        trainer_s: _builtins.float = ...,
+        cost: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost", "engine_s", b"engine_s", "environment_s", b"environment_s", "trainer_s", b"trainer_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+
+Global___Usage: _TypeAlias = Usage  # noqa: Y015

@@ -207,6 +207,7 @@ class EpisodeFailed(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     REPORTED_BY_FIELD_NUMBER: _builtins.int
     FAILED_AT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """environment_broken, environment_lost, scenario_error, engine_error, timeout, context_overflow, policy_unreadable,
     sampler_error, reward_invalid, body_corrupt, grader_error; else the word that the environment sent.
@@ -218,6 +219,10 @@ class EpisodeFailed(_message.Message):
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
     def failed_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """as far as reported_by knows it"""
+
     def __init__(
         self,
         *,
@@ -226,10 +231,11 @@ class EpisodeFailed(_message.Message):
         detail: _builtins.str = ...,
         reported_by: _builtins.str = ...,
         failed_at: _timestamp_pb2.Timestamp | None = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "failed_at", b"failed_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "failed_at", b"failed_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "episode", b"episode", "failed_at", b"failed_at", "kind", b"kind", "reported_by", b"reported_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "episode", b"episode", "failed_at", b"failed_at", "kind", b"kind", "reported_by", b"reported_by", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

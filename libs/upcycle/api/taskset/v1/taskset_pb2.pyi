@@ -763,6 +763,7 @@ class Run(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     TASKSET_REVISION_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -796,6 +797,10 @@ class Run(_message.Message):
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceReport]:
         """training runs: what became of each evaluation that they draw from"""
 
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """of all its episodes and steps so far, failed and refilled episodes included"""
+
     def __init__(
         self,
         *,
@@ -815,10 +820,11 @@ class Run(_message.Message):
         sources: _abc.Iterable[Global___SourceReport] | None = ...,
         taskset_revision: _builtins.int = ...,
         notice: _builtins.str = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -902,6 +908,7 @@ class EpisodeResult(_message.Message):
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     SAMPLED_BY_FIELD_NUMBER: _builtins.int
     TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     task_slug: _builtins.str
     family: _builtins.str
@@ -916,6 +923,10 @@ class EpisodeResult(_message.Message):
     """of its record"""
     @_builtins.property
     def sampled_by(self) -> _common_pb2.VersionSpan: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """without a cost"""
+
     def __init__(
         self,
         *,
@@ -930,10 +941,11 @@ class EpisodeResult(_message.Message):
         num_turns: _builtins.int = ...,
         sampled_by: _common_pb2.VersionSpan | None = ...,
         trajectory_id: _builtins.str = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_id", b"episode_id", "failure_kind", b"failure_kind", "family", b"family", "member", b"member", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "status", b"status", "success", b"success", "task_slug", b"task_slug", "trajectory_id", b"trajectory_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -164,6 +164,7 @@ class StepCompleted(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     COMPLETED_AT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     step: _builtins.int
@@ -177,6 +178,10 @@ class StepCompleted(_message.Message):
     def metrics(self) -> _training_pb2.TrainingMetrics: ...
     @_builtins.property
     def completed_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """of all steps of the run so far: trainer_s"""
+
     def __init__(
         self,
         *,
@@ -188,10 +193,11 @@ class StepCompleted(_message.Message):
         metrics: _training_pb2.TrainingMetrics | None = ...,
         completed_at: _timestamp_pb2.Timestamp | None = ...,
         traceparent: _builtins.str = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completed_at", b"completed_at", "metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completed_at", b"completed_at", "metrics", b"metrics", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_at", b"completed_at", "metrics", b"metrics", "model", b"model", "run_id", b"run_id", "step", b"step", "traceparent", b"traceparent", "trajectory_ids", b"trajectory_ids", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_at", b"completed_at", "metrics", b"metrics", "model", b"model", "run_id", b"run_id", "step", b"step", "traceparent", b"traceparent", "trajectory_ids", b"trajectory_ids", "usage", b"usage", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from upcycle.api.common.v1 import common_pb2 as upcycle_dot_api_dot_common_dot_v
 from upcycle.api.trajectory.v1 import trajectory_pb2 as upcycle_dot_api_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/trajectory/v1/events.proto\x12\x19upcycle.api.trajectory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"\x91\x03\n\x12TrajectoryRecorded\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\nsampled_by\x18\x03 \x01(\x0b\x32\".upcycle.api.common.v1.VersionSpan\x12:\n\x0bstop_reason\x18\x04 \x01(\x0e\x32%.upcycle.api.trajectory.v1.StopReason\x12\x11\n\tnum_turns\x18\x05 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\x06 \x01(\x05\x12\x10\n\x08lease_id\x18\x07 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x08 \x01(\t\x12/\n\x0brecorded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tengine_id\x18\n \x01(\t\"\xa4\x03\n\x10TrajectoryGraded\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\nsampled_by\x18\x03 \x01(\x0b\x32\".upcycle.api.common.v1.VersionSpan\x12:\n\x0bstop_reason\x18\x04 \x01(\x0e\x32%.upcycle.api.trajectory.v1.StopReason\x12\x0e\n\x06reward\x18\x05 \x01(\x01\x12\x0f\n\x07success\x18\x06 \x01(\x08\x12\x36\n\tsubscores\x18\x07 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tnum_turns\x18\x08 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\t \x01(\x05\x12-\n\tgraded_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"`\n\x15TrajectoryQuarantined\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&upcycle/api/trajectory/v1/events.proto\x12\x19upcycle.api.trajectory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\"upcycle/api/common/v1/common.proto\x1a*upcycle/api/trajectory/v1/trajectory.proto\"\xbe\x03\n\x12TrajectoryRecorded\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\nsampled_by\x18\x03 \x01(\x0b\x32\".upcycle.api.common.v1.VersionSpan\x12:\n\x0bstop_reason\x18\x04 \x01(\x0e\x32%.upcycle.api.trajectory.v1.StopReason\x12\x11\n\tnum_turns\x18\x05 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\x06 \x01(\x05\x12\x10\n\x08lease_id\x18\x07 \x01(\t\x12\x1b\n\x13\x65nvironment_address\x18\x08 \x01(\t\x12/\n\x0brecorded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tengine_id\x18\n \x01(\t\x12+\n\x05usage\x18\x0b \x01(\x0b\x32\x1c.upcycle.api.common.v1.Usage\"\xd1\x03\n\x10TrajectoryGraded\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12,\n\x04\x62ody\x18\x02 \x01(\x0b\x32\x1e.upcycle.api.common.v1.BlobRef\x12\x36\n\nsampled_by\x18\x03 \x01(\x0b\x32\".upcycle.api.common.v1.VersionSpan\x12:\n\x0bstop_reason\x18\x04 \x01(\x0e\x32%.upcycle.api.trajectory.v1.StopReason\x12\x0e\n\x06reward\x18\x05 \x01(\x01\x12\x0f\n\x07success\x18\x06 \x01(\x08\x12\x36\n\tsubscores\x18\x07 \x03(\x0b\x32#.upcycle.api.trajectory.v1.Subscore\x12\x11\n\tnum_turns\x18\x08 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\t \x01(\x05\x12-\n\tgraded_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x05usage\x18\x0b \x01(\x0b\x32\x1c.upcycle.api.common.v1.Usage\"`\n\x15TrajectoryQuarantined\x12\x37\n\x07\x65pisode\x18\x01 \x01(\x0b\x32&.upcycle.api.common.v1.EpisodeIdentity\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'upcycle.api.trajectory.v1.e
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAJECTORYRECORDED']._serialized_start=183
-  _globals['_TRAJECTORYRECORDED']._serialized_end=584
-  _globals['_TRAJECTORYGRADED']._serialized_start=587
-  _globals['_TRAJECTORYGRADED']._serialized_end=1007
-  _globals['_TRAJECTORYQUARANTINED']._serialized_start=1009
-  _globals['_TRAJECTORYQUARANTINED']._serialized_end=1105
+  _globals['_TRAJECTORYRECORDED']._serialized_end=629
+  _globals['_TRAJECTORYGRADED']._serialized_start=632
+  _globals['_TRAJECTORYGRADED']._serialized_end=1097
+  _globals['_TRAJECTORYQUARANTINED']._serialized_start=1099
+  _globals['_TRAJECTORYQUARANTINED']._serialized_end=1195
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,7 @@ class TrajectoryRecorded(_message.Message):
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
     RECORDED_AT_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -54,6 +55,10 @@ class TrajectoryRecorded(_message.Message):
 
     @_builtins.property
     def recorded_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """until recorded_at"""
+
     def __init__(
         self,
         *,
@@ -67,10 +72,11 @@ class TrajectoryRecorded(_message.Message):
         environment_address: _builtins.str = ...,
         recorded_at: _timestamp_pb2.Timestamp | None = ...,
         engine_id: _builtins.str = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,6 +98,7 @@ class TrajectoryGraded(_message.Message):
     NUM_TURNS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     GRADED_AT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     reward: _builtins.float
     """finite"""
@@ -108,6 +115,10 @@ class TrajectoryGraded(_message.Message):
     def subscores(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Subscore]: ...
     @_builtins.property
     def graded_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """of the whole episode"""
+
     def __init__(
         self,
         *,
@@ -121,10 +132,11 @@ class TrajectoryGraded(_message.Message):
         num_turns: _builtins.int = ...,
         num_sampled_tokens: _builtins.int = ...,
         graded_at: _timestamp_pb2.Timestamp | None = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -327,6 +327,7 @@ class TrajectoryBody(_message.Message):
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -351,6 +352,10 @@ class TrajectoryBody(_message.Message):
     def started_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def ended_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """until ended_at"""
+
     def __init__(
         self,
         *,
@@ -368,10 +373,11 @@ class TrajectoryBody(_message.Message):
         tools_json: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         environment_address: _builtins.str = ...,
+        usage: _common_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "sampled_by", b"sampled_by", "started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

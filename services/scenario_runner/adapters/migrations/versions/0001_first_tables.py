@@ -39,6 +39,10 @@ def _count(name: str, default: str = "0") -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, server_default=default)
 
 
+def _number(name: str) -> sa.Column[float]:
+    return sa.Column(name, sa.Float, nullable=False, server_default="0")
+
+
 def _time(name: str, *, nullable: bool = True) -> sa.Column[object]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
@@ -107,7 +111,10 @@ def _runs() -> None:
         _count("next_position"),
         _count("num_graded"),
         _count("num_successes"),
-        sa.Column("reward_sum", sa.Float, nullable=False, server_default="0"),
+        _number("reward_sum"),
+        _number("engine_s"),
+        _number("environment_s"),
+        _number("trainer_s"),
         _time("submitted_at", nullable=False),
         _time("ending_since"),
         _time("finished_at"),
@@ -151,7 +158,9 @@ def _episodes() -> None:
         _text("state", 16),
         _text("reason"),
         _text("detail"),
-        sa.Column("reward", sa.Float, nullable=False, server_default="0"),
+        _number("reward"),
+        _number("engine_s"),
+        _number("environment_s"),
         sa.Column("success", sa.Boolean, nullable=False),
         sa.Column("num_turns", sa.Integer, nullable=False, server_default="0"),
         _count("oldest_version"),

@@ -1,0 +1,40 @@
+"""The seconds and the cost of runs, as people and programs read them."""
+
+import json
+
+import pytest
+from tests.libs.upcycle_cli.planner import evaluation, training
+
+from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.cli import evaluate, train
+from upcycle.usage import Usage, usage_of
+
+SECONDS = common.Usage(engine_s=12.34, environment_s=40.0)
+PRICED = common.Usage(engine_s=1.0, environment_s=2.0, trainer_s=3.0, cost=0.125)
+
+
+def test_usages_add_up_and_have_a_cost_where_one_has() -> None:
+    assert usage_of([SECONDS, PRICED, PRICED]) == Usage(14.34, 44.0, 6.0, 0.25)
+    assert usage_of([SECONDS]).cost is None
+    assert usage_of([common.Usage(cost=0.0)]).cost == 0.0
+
+
+def test_text_leaves_out_what_a_run_has_not() -> None:
+    assert str(usage_of([SECONDS])) == "engines 12.3 s, environments 40.0 s"
+    assert str(usage_of([PRICED])) == "engines 1.0 s, environments 2.0 s, trainer 3.0 s, cost 0.125"
+
+
+def test_the_last_lines_of_eval_and_train_have_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    measured, trained = evaluation("run-e"), training("run-t")
+    measured.usage.CopyFrom(SECONDS)
+    trained.usage.CopyFrom(PRICED)
+    evaluate._report(measured, None, as_json=False)
+    train._print_done(trained, as_json=False)
+    printed = capsys.readouterr().out.splitlines()
+    assert str(usage_of([SECONDS])) in printed
+    assert str(usage_of([PRICED])) in printed
+    evaluate._report(measured, None, as_json=True)
+    train._print_done(trained, as_json=True)
+    without, with_cost = (json.loads(line)["usage"] for line in capsys.readouterr().out.splitlines())
+    assert without == {"engine_s": 12.34, "environment_s": 40.0, "trainer_s": 0.0}
+    assert with_cost["cost"] == 0.125

@@ -203,7 +203,7 @@ class EpisodeRow:
     """Of its task, when the episode was planned: later messages about the episode say the same."""
     engine_s: float = 0.0
     environment_s: float = 0.0
-    """As engine_s, the most that a fact said of this episode; 0 until one did."""
+    """As engine_s, what the first fact said of this episode; 0 until one did."""
 
     @property
     def is_unsettled(self) -> bool:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
 from episodes import EpisodeFailure, GroupOutcome, Purpose
 from identities.entities import episode_id, group_id, group_of_episode
@@ -44,6 +45,7 @@ from scenario_runner.usecases.offering import add_waiting, announce_released, se
 from scenario_runner.usecases.revisions import take_revision
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", RunRecord, EpisodeRow)
 
 OVERDUE = EpisodeFailure.TIMEOUT
 """Failure of an episode that was not graded in time: the only one that this service publishes itself."""
@@ -203,22 +205,23 @@ def _episode(group: GroupRow, member: int, attempt: int) -> EpisodeRow:
 
 
 def _with_usage(unit: PlanUnit, run: RunRecord, fact: Graded | Failed) -> RunRecord:
-    """The run with the seconds of an episode, whatever its state. Each episode counts once, with the most
-    that any fact said of it."""
+    """The run with the seconds of an episode, whatever its state. Each episode counts once, with the first
+    fact that says them."""
     episode = unit.episode(fact.episode_id)
     if episode is None:
         return run
-    engine_s = max(episode.engine_s, fact.engine_s)
-    environment_s = max(episode.environment_s, fact.environment_s)
-    more_engine_s, more_environment_s = engine_s - episode.engine_s, environment_s - episode.environment_s
-    if not (more_engine_s or more_environment_s):
+    engine_s = 0.0 if episode.engine_s else fact.engine_s
+    environment_s = 0.0 if episode.environment_s else fact.environment_s
+    if not (engine_s or environment_s):
         return run
-    unit.update_episode(replace(episode, engine_s=engine_s, environment_s=environment_s))
-    counted = replace(
-        run, engine_s=run.engine_s + more_engine_s, environment_s=run.environment_s + more_environment_s
-    )
+    unit.update_episode(_plus(episode, engine_s, environment_s))
+    counted = _plus(run, engine_s, environment_s)
     unit.update_run(counted)
     return counted
+
+
+def _plus(row: R, engine_s: float, environment_s: float) -> R:
+    return replace(row, engine_s=row.engine_s + engine_s, environment_s=row.environment_s + environment_s)
 
 
 def _on_graded(unit: PlanUnit, run: RunRecord, fact: Graded) -> None:

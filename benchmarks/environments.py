@@ -21,8 +21,8 @@ from benchmarks.stacks import REPOSITORY, BenchmarkFailed
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.sandbox import Limits
 from scenario_runner.adapters.zygotes import ZygoteOptions
-from scenario_runner.domain.environments import EpisodeToPlay, PythonEnvironment
-from scenario_runner.ports import EpisodeTimeouts, LiveEnvironment
+from scenario_runner.domain.environments import EpisodeTimeouts, EpisodeToPlay, PythonEnvironment
+from scenario_runner.ports import LiveEnvironment
 
 ALIVE = 1024
 _STARTING_AT_ONCE = 16

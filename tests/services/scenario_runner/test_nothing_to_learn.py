@@ -21,7 +21,7 @@ from tests.services.scenario_runner.support import (
 
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.learning import WithoutStep, alarm, histogram, nothing_to_learn
-from scenario_runner.domain.runs import RunState
+from scenario_runner.domain.runs import Prices, RunState
 from scenario_runner.usecases.explaining import _own_facts
 from scenario_runner.usecases.views import find_run, view_of
 from scenario_runner.wire.runs import run_to_wire
@@ -101,9 +101,8 @@ async def test_what_a_person_should_know_is_a_notice_while_the_run_goes_on(plann
     await planner.begin(train_spec(prompts=2, no_step_groups=5), num_tasks=3)
 
     async def notice() -> str:
-        return run_to_wire(
-            await planner.do(lambda unit: view_of(unit, find_run(unit, planner.run_id)))
-        ).notice
+        view = await planner.do(lambda unit: view_of(unit, find_run(unit, planner.run_id)))
+        return run_to_wire(view, Prices()).notice
 
     for group in range(3):
         await settle(planner, group, (0.0, 0.0))

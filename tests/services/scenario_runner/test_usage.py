@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,7 @@ from tests.services.scenario_runner.planning import (
 from scenario_runner.domain.facts import Advanced, Fact
 from scenario_runner.domain.runs import Counts, EpisodeState, Prices, RunRecord, RunState, RunView
 from scenario_runner.domain.tasksets import RunnableTask
-from scenario_runner.wire.received import fact_from
+from scenario_runner.wire.received import advanced, failed, graded
 from scenario_runner.wire.runs import result_to_wire, run_to_wire
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity, Usage
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
@@ -121,15 +122,15 @@ async def _deliver(folder: Path, deliveries: list[tuple[int, str]]) -> None:
 def test_seconds_are_read_from_the_facts_of_sampler_grader_and_trainer() -> None:
     episode = EpisodeIdentity(episode_id="e", run_id="r")
     spent = Usage(engine_s=1.5, environment_s=6.0)
-    for message in (
-        TrajectoryGraded(episode=episode, usage=spent),
-        EpisodeFailed(episode=episode, usage=spent),
+    delivery: Any = None
+    for fact in (
+        graded(TrajectoryGraded(episode=episode, usage=spent), delivery),
+        failed(EpisodeFailed(episode=episode, usage=spent), delivery),
     ):
-        fact = fact_from(message)
-        assert (getattr(fact, "engine_s", None), getattr(fact, "environment_s", None)) == (1.5, 6.0)
+        assert (fact.engine_s, fact.environment_s) == (1.5, 6.0)
     step = StepCompleted(run_id="r", step=3, version=4, usage=Usage(trainer_s=9.0))
-    assert fact_from(step) == Advanced("r", 3, 4, 9.0)
-    assert fact_from(PolicyPublished(run_id="r", step=3, version=4)) == Advanced("r", 3, 4, 0.0)
+    assert advanced(step, delivery) == Advanced("r", 3, 4, 9.0)
+    assert advanced(PolicyPublished(run_id="r", step=3, version=4), delivery) == Advanced("r", 3, 4, 0.0)
 
 
 async def test_a_run_has_a_cost_only_where_a_price_is_set(planner: PlannerHarness) -> None:

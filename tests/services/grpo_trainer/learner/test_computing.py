@@ -100,7 +100,7 @@ def test_compiled_layers_have_the_same_gradient(
     checkpointing: bool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """aot_eager traces forward and backward as inductor does, and compiles no kernels."""
-    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend=backend))
     given = ModelOptions(compiled=True, gradient_checkpointing=checkpointing)
     expected = gradients(ModelOptions(), dtype=torch.float32)

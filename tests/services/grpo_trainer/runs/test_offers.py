@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from tests.services.grpo_trainer.fakes import START
 
 from blob_store import BlobRef
@@ -17,7 +18,7 @@ from grpo_trainer.domain.offers import Ancestor, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState, state_from_json
-from grpo_trainer.domain.steps import StepPlan, step_from_json
+from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
@@ -195,7 +196,8 @@ def test_trainer_seconds_are_those_of_all_steps_so_far_and_of_all_ranks() -> Non
     for step, learned in ((1, {"rank_s": 3.0}), (2, {"rank_s": 2.5}), (3, {})):
         plan = StepPlan(SPEC, step, 9, (taken(group()),), 0.0, "", before)
         record = plan.record(learned, at=START, traceparent="")
-        before = dict(step_from_json(json.loads(json.dumps(record.to_json()))).metrics)  # over a restart
+        stored = TypeAdapter(StepRecord).validate_json(json.dumps(record.to_json()))  # over a restart
+        before = dict(stored.metrics)
         said.append(step_completed(SPEC, record)[0].usage.trainer_s)
     assert said == [3.0, 5.5, 5.5]
 

@@ -10,7 +10,7 @@ from examples.incident.world import draw_incident
 from upcycle import Task, Taskset
 
 NUM_TRAIN = 1024
-NUM_PRACTICE = 192
+NUM_PRACTICE = 96
 NUM_FIRST = 48
 NUM_HELD_OUT = 120
 # Seeds of the splits do not meet, though a split is part of its incidents' seeds anyway.

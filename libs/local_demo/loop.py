@@ -59,7 +59,8 @@ class Demo:
         self._last_run = ""
 
     async def __aenter__(self) -> Self:
-        shutil.rmtree(self.plan.data_dir, ignore_errors=True)
+        with lock_folder(self.plan.data_dir):  # a demo that still runs there keeps its files
+            shutil.rmtree(self.plan.data_dir, ignore_errors=True)
         self.plan.data_dir.mkdir(parents=True)
         self._view.start()
         self._open.callback(self._view.stop)

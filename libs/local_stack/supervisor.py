@@ -112,7 +112,7 @@ class Supervisor:
 
         Raises AlreadyRunning, GaveUp (with the log's last lines), or what a step raised.
         """
-        self._take_lock()
+        self._lock = lock_folder(self.folder)
         self._started_at = time.time()
         if swept := await asyncio.to_thread(end_marked, self.folder):
             self._report("supervisor", f"ended {len(swept)} processes that an earlier start had left behind")
@@ -240,26 +240,28 @@ class Supervisor:
         partial.write_text(json.dumps(self.state(), indent=2))
         partial.replace(path)
 
-    def _take_lock(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = (self.folder / ".lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            holder = lock.read() or "unknown"
-            lock.close()
-            raise AlreadyRunning(
-                f"a platform already runs in {self.folder}, as process {holder}",
-                "stop it first, or choose another folder with --data-dir",
-            ) from error
-        lock.truncate(0)
-        print(os.getpid(), end="", file=lock, flush=True)
-        self._lock = lock
-
     def _report(self, name: str, what: str) -> None:
         if self._on_event is not None:
             self._on_event(f"{name}: {what}")
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """The open lock of a data folder; closing it gives it back. Raises AlreadyRunning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read() or "unknown"
+        lock.close()
+        raise AlreadyRunning(
+            f"a platform already runs in {folder}, as process {holder}",
+            "stop it first, or choose another folder with --data-dir",
+        ) from error
+    lock.truncate(0)
+    print(os.getpid(), end="", file=lock, flush=True)
+    return lock
 
 
 def _check_order(specs: Sequence[ProcessSpec | StepSpec]) -> None:

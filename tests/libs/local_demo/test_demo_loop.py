@@ -17,6 +17,7 @@ from local_demo.plan import (
     find_repository,
     load_recipe,
 )
+from local_stack.supervisor import AlreadyRunning, lock_folder
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.platform import Platform
@@ -41,6 +42,16 @@ def test_the_example_is_found_from_a_folder_outside_the_checkout(tmp_path: Path)
     assert find_repository(tmp_path) == Path(__file__).parents[3]
 
 
+async def test_a_second_demo_in_the_folder_leaves_the_files_of_the_first(
+    demo: tuple[Demo, Planner], tmp_path: Path
+) -> None:
+    with lock_folder(tmp_path):
+        (tmp_path / "report.json").write_text("{}")
+        with pytest.raises(AlreadyRunning, match=str(tmp_path)):
+            await demo[0].__aenter__()
+    assert (tmp_path / "report.json").exists()
+
+
 async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: tuple[Demo, Planner]) -> None:
     running, planner = demo
     running.state.step = 1
@@ -53,7 +64,7 @@ async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: 
     (beside,) = [spec for spec in others if spec.purpose == common.PURPOSE_EVAL]
     assert (run.taskset, list(run.source_runs), run.no_sampling) == (PRACTICE_TASKSET, ["run-first"], False)
     asked = (run.training.steps, run.training.prompts_per_step, run.training.max_staleness, run.group_size)
-    assert asked == (14, 32, 1, 8)
+    assert asked == (14, 24, 1, 8)
     assert (beside.taskset, beside.trainable, beside.group_size) == (PRACTICE_TASKSET, True, 8)
     assert beside.policy.channel == common.CHANNEL_LATEST
     assert {spec.sampling.seed for spec in (first, run, beside)} == {7}

@@ -18,6 +18,7 @@ from local_demo.production import Production
 from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
 from local_demo.view import make_view
 from local_stack.stack import Stack, StackSettings
+from local_stack.supervisor import lock_folder
 from service_kit.deadlines import deadline
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
 from upcycle.api.registry.v1.service_pb2 import (

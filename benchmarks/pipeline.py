@@ -15,11 +15,7 @@ from benchmarks.figures import Figure, Limit, against, percentile
 from benchmarks.options import Options
 from benchmarks.stacks import Bench, BenchmarkFailed, evaluation, instant_bench
 from upcycle.api.taskset.v1.taskset_pb2 import Run
-from upcycle.api.trajectory.v1.service_pb2 import (
-    GetLedgerRequest,
-    ListTrajectoriesRequest,
-    TrajectoryFilter,
-)
+from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 from upcycle.transcripts import Answer
 

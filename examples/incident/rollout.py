@@ -111,11 +111,7 @@ def _reply(world: World, name: str, arguments: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def play(
-    model: Any,
-    chat: ChatFormat,
-    incidents: Sequence[Incident],
-    limits: Limits,
-    generator: torch.Generator,
+    model: Any, chat: ChatFormat, incidents: Sequence[Incident], limits: Limits, generator: torch.Generator
 ) -> list[Episode]:
     """One episode per incident, in the given order."""
     model.eval()

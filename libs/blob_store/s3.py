@@ -17,13 +17,7 @@ from typing import Any, Final, TypeVar
 
 from blob_store.classify import CAUGHT, TRANSIENT, Failure, Kind, classify
 from blob_store.client import make_client
-from blob_store.errors import (
-    BlobError,
-    BucketMissing,
-    MissingBlob,
-    StoreDenied,
-    UnknownStoreError,
-)
+from blob_store.errors import BlobError, BucketMissing, MissingBlob, StoreDenied, UnknownStoreError
 from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
 from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings

@@ -103,10 +103,7 @@ class EnvironmentClient:
 
     async def _call_tool_once(self, lease: Lease, call: ToolCall) -> ToolResult:
         request = service_pb2.CallToolRequest(
-            lease_id=lease.lease_id,
-            call_id=call.call_id,
-            name=call.name,
-            arguments_json=call.arguments_json,
+            lease_id=lease.lease_id, call_id=call.call_id, name=call.name, arguments_json=call.arguments_json
         )
         try:
             response = await self._stub(lease.address).CallTool(request, timeout=self._timeouts.tool_s)

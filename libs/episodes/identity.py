@@ -23,10 +23,7 @@ class MalformedIdentity(ValueError):
     """A message does not say which episode it is about."""
 
 
-PURPOSES: Final = {
-    common_pb2.PURPOSE_TRAIN: Purpose.TRAIN,
-    common_pb2.PURPOSE_EVAL: Purpose.EVAL,
-}
+PURPOSES: Final = {common_pb2.PURPOSE_TRAIN: Purpose.TRAIN, common_pb2.PURPOSE_EVAL: Purpose.EVAL}
 SPLITS: Final = {
     common_pb2.SPLIT_TRAIN: Split.TRAIN,
     common_pb2.SPLIT_HELD_OUT: Split.HELD_OUT,

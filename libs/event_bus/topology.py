@@ -230,10 +230,7 @@ STREAMS = (
     ),
     StreamSpec(
         ADVISORIES,
-        (
-            "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
-            "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
-        ),
+        ("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"),
         max_bytes=64 * _MIB,
         max_age_s=30 * DAY_S,
         description="the server's advisories about messages that were given up",

@@ -67,10 +67,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
 
     def add(
-        self,
-        register: Callable[[T, grpc.aio.Server], None],
-        servicer: T,
-        statuses: StatusTable | None = None,
+        self, register: Callable[[T, grpc.aio.Server], None], servicer: T, statuses: StatusTable | None = None
     ) -> Self:
         """Serve a servicer; `register` is the generated `add_<Service>Servicer_to_server`.
 

@@ -57,12 +57,7 @@ class _ChunkedLogprob(torch.autograd.Function):
 
 
 def token_logprobs(
-    hidden: Tensor,
-    head: Tensor,
-    labels: Tensor,
-    *,
-    temperature: Tensor,
-    chunk: int = DEFAULT_CHUNK,
+    hidden: Tensor, head: Tensor, labels: Tensor, *, temperature: Tensor, chunk: int = DEFAULT_CHUNK
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each label and entropy of each distribution, both in nats and both differentiable.
 

@@ -21,11 +21,7 @@ from local_stack.stack import Stack, StackSettings
 from local_stack.supervisor import lock_folder
 from service_kit.deadlines import deadline
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_CANDIDATE, CHECKPOINT_STATE_EVALUATING
-from upcycle.api.registry.v1.service_pb2 import (
-    GetModelRequest,
-    ListCheckpointsRequest,
-    ListEnginesRequest,
-)
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest, ListEnginesRequest
 from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
@@ -185,8 +181,7 @@ class Demo:
         if not completed(done) or done.counts.in_flight:
             hint = f"ask `upcycle why {run.run_id}`; logs are in {self.plan.data_dir / 'logs'}"
             raise RunDidNotComplete(
-                f"run {run.run_id} is {state_word(done)}: {done.failure or 'episodes in flight'}",
-                hint,
+                f"run {run.run_id} is {state_word(done)}: {done.failure or 'episodes in flight'}", hint
             )
         return done
 

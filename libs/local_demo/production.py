@@ -64,10 +64,7 @@ class Production:
             raise RuntimeError("the production app was not started")
         messages: Any = list(self.messages)
         raw = await streaming.chat.completions.with_raw_response.create(
-            model=self.model,
-            messages=messages,
-            max_tokens=MAX_TOKENS,
-            stream=True,
+            model=self.model, messages=messages, max_tokens=MAX_TOKENS, stream=True
         )
         stream: Any = await _parsed(raw)
         first_token_at = 0.0

@@ -13,12 +13,7 @@ from pathlib import Path
 from blob_store import BlobRef, BlobStore, ref_of_file
 from identities import objects
 from policy_files.errors import InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
-from policy_files.manifest import (
-    check_manifest,
-    manifest_bytes,
-    manifest_from_bytes,
-    policy_digest,
-)
+from policy_files.manifest import check_manifest, manifest_bytes, manifest_from_bytes, policy_digest
 from policy_files.weights import tensors_of_directory
 from upcycle.api.common.v1.common_pb2 import BlobRef as BlobRefMessage
 from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyFile, PolicyManifest

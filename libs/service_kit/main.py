@@ -27,11 +27,7 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def run_main(
-    name: str,
-    settings_cls: type[S],
-    build_app: Callable[[S], Service],
-    *,
-    argv: Sequence[str] | None = None,
+    name: str, settings_cls: type[S], build_app: Callable[[S], Service], *, argv: Sequence[str] | None = None
 ) -> None:
     """Run a service as this process; `build_app` constructs, it does not connect. Raises SystemExit.
 

@@ -175,8 +175,7 @@ def _check_taskset_name(value: Any) -> str:
     name = check_name("taskset name", value)
     if REVISION_SUFFIX.search(name):
         raise TasksetInvalid(
-            f"taskset name {name!r:.80} ends like a revision",
-            "leave the suffix out: the platform adds it",
+            f"taskset name {name!r:.80} ends like a revision", "leave the suffix out: the platform adds it"
         )
     return name
 

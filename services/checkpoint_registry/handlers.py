@@ -6,11 +6,7 @@ from opentelemetry import propagate
 
 from checkpoint_registry import wire
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
-from checkpoint_registry.domain.errors import (
-    PeerRefused,
-    UnknownModel,
-    VersionConflict,
-)
+from checkpoint_registry.domain.errors import PeerRefused, UnknownModel, VersionConflict
 from checkpoint_registry.usecases.evidence import GatherEvidence
 from checkpoint_registry.usecases.gating import RunGate
 from event_bus import Carries, EventRouter, PoisonMessage
@@ -22,10 +18,7 @@ from upcycle.api.training.v1.events_pb2 import CheckpointSaved, PolicyPublished
 
 
 def registry_router(
-    gate: RunGate,
-    evidence: GatherEvidence,
-    versions: SqlVersionStore,
-    wake_gate: Callable[[list[str]], None],
+    gate: RunGate, evidence: GatherEvidence, versions: SqlVersionStore, wake_gate: Callable[[list[str]], None]
 ) -> EventRouter:
     """Safe to redeliver: a version is keyed by its number, a checkpoint by its id, evidence by its run."""
     router = EventRouter()

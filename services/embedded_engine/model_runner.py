@@ -13,13 +13,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from embedded_engine.decoder import (
-    Batch,
-    DecodeAttention,
-    DecoderModel,
-    KeyValueCache,
-    PrefillAttention,
-)
+from embedded_engine.decoder import Batch, DecodeAttention, DecoderModel, KeyValueCache, PrefillAttention
 from embedded_engine.kv_slots import KvSlots
 from embedded_engine.sampling import SamplingTable, TopLogprobs
 from embedded_engine.sequences import ABORT, ERROR, LENGTH, STOP, Sequence

@@ -33,9 +33,7 @@ IDLE_S = Histogram("upcycle_trainer_idle_seconds", "Wait for a batch before a st
 IDLE_RATIO = Gauge("upcycle_trainer_idle_ratio", "Share of the last 60 s that no step used", ["model"])
 VERSION = Gauge("upcycle_trainer_policy_version", "Newest durable policy version", ["model"])
 STALENESS = Histogram(
-    "upcycle_trainer_staleness_versions",
-    "Version in training minus oldest sampled",
-    buckets=range(17),
+    "upcycle_trainer_staleness_versions", "Version in training minus oldest sampled", buckets=range(17)
 )
 ALARM = Gauge("upcycle_trainer_alarm", "1 while the alarm is raised", ["model", "kind"])
 LAST = Gauge("upcycle_trainer_last_step", "Metrics of the last step", ["model", "metric"])

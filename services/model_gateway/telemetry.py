@@ -50,9 +50,7 @@ class Series(NamedTuple):
 def series(route: str, model: str, status: int) -> Series:
     """Where a request of this kind is counted."""
     return Series(
-        REQUESTS.labels(route, model, str(status)),
-        DURATION.labels(route, model),
-        OVERHEAD.labels(route),
+        REQUESTS.labels(route, model, str(status)), DURATION.labels(route, model), OVERHEAD.labels(route)
     )
 
 

@@ -103,11 +103,7 @@ class Grading:
         telemetry.TRAJECTORIES.labels("failed", failure.kind).inc()
         log.warning(
             "episode_failed",
-            extra={
-                "episode_id": recorded.episode.episode_id,
-                "kind": failure.kind,
-                "detail": failure.detail,
-            },
+            extra={"episode_id": recorded.episode.episode_id, "kind": failure.kind, "detail": failure.detail},
         )
         at = self._now()
         event = episode_failed(

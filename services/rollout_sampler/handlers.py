@@ -56,10 +56,7 @@ class Episodes:
         self, task: EpisodeTask, requested: EpisodeRequested, delivery: Delivery[EpisodeRequested]
     ) -> None:
         """Returns when the outcome is published. Raises Unavailable."""
-        with (
-            telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(),
-            telemetry.agent_span(task) as span,
-        ):
+        with telemetry.IN_FLIGHT.labels(self._pool).track_inprogress(), telemetry.agent_span(task) as span:
             try:
                 outcome = await self._outcome(task, delivery)
             except Unavailable as error:

@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.test_lifecycle import run_of, until
 from tests.e2e.test_loop import assert_conserved, balanced
-from tests.platform_recipes import (
-    MODEL,
-    POLICY_DIR,
-    REPOSITORY,
-    addresses,
-    register_incident,
-    small_training,
-)
+from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, register_incident, small_training
 
 from local_stack.stack import Stack, StackSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb

@@ -13,12 +13,7 @@ from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PolicySelector
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED, Checkpoint
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
 from upcycle.api.taskset.v1 import service_pb2 as pb
-from upcycle.api.taskset.v1.taskset_pb2 import (
-    RUN_STATE_COMPLETED,
-    RUN_STATE_PAUSED,
-    RUN_STATE_RUNNING,
-    Run,
-)
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, RUN_STATE_PAUSED, RUN_STATE_RUNNING, Run
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
 from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary

@@ -54,10 +54,7 @@ COMPUTATIONS: Final = (
     Computation("packed-microbatches", microbatch_tokens=40),
     Computation("padded", padded=True),
 )
-RANK_COMPUTATIONS: Final = (
-    Computation("packed", microbatch_tokens=40),
-    Computation("padded", padded=True),
-)
+RANK_COMPUTATIONS: Final = (Computation("packed", microbatch_tokens=40), Computation("padded", padded=True))
 
 
 @dataclass(frozen=True, slots=True)

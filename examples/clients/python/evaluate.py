@@ -18,9 +18,7 @@ def main(address: str, model: str, environment: str) -> None:
     planner = TasksetServiceStub(grpc.insecure_channel(address))
     code = ts.PythonSource(path=str(Path(environment).resolve()))
     taskset = ts.Taskset(
-        name="from-python",
-        split=SPLIT_TRAIN,
-        environment=ts.EnvironmentSpec(name="triage", python=code),
+        name="from-python", split=SPLIT_TRAIN, environment=ts.EnvironmentSpec(name="triage", python=code)
     )
     for service in ("koala-cart", "lunar-mail", "maple-auth"):
         arguments = json.dumps({"service": service, "log": "worker killed, heap full"})

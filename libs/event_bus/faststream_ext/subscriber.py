@@ -40,12 +40,7 @@ class DurableSubscriber(PullStreamSubscriber):
     """Made by EventRouter.subscriber; decorates the functions that handle the durable's messages."""
 
     def __init__(
-        self,
-        spec: ConsumerSpec,
-        topology: Topology,
-        broker_config: NatsBrokerConfig,
-        *,
-        slots: int,
+        self, spec: ConsumerSpec, topology: Topology, broker_config: NatsBrokerConfig, *, slots: int
     ) -> None:
         self.spec = spec
         self._slots = slots

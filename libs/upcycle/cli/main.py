@@ -38,7 +38,7 @@ MODEL_COMMANDS = {
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
 }
 DOCS_COMMANDS = {
-    "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio."),
+    "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
 }
 
 

@@ -59,10 +59,7 @@ class RemoteRefused(RemoteError):
     """The request is wrong as it stands. Trying again will not help."""
 
 
-_NOT_NOW: Final = {
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: CallTimedOut,
-}
+_NOT_NOW: Final = {grpc.StatusCode.UNAVAILABLE: Unavailable, grpc.StatusCode.DEADLINE_EXCEEDED: CallTimedOut}
 _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
     grpc.StatusCode.NOT_FOUND: RemoteNotFound,
     grpc.StatusCode.ABORTED: RemoteConflict,

@@ -14,15 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
-from upcycle.run_config.limits import (
-    ANY,
-    MAX_GROUP_SIZE,
-    POSITIVE,
-    Limit,
-    OneOf,
-    Passes,
-    Text,
-)
+from upcycle.run_config.limits import ANY, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Passes, Text
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,

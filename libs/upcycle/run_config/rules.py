@@ -10,11 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from upcycle.run_config.limits import (
-    MAX_GROUP_SIZE,
-    MAX_TRAINABLE_GROUP,
-    MAX_TRAJECTORIES_PER_STEP,
-)
+from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
 from upcycle.run_config.losses import LOSSES, loss_refusals
 from upcycle.run_config.names import ALL_LINEAR, CONSTANT, SCHEDULES, SFT_LOSS, Channel, Purpose, Say
 

@@ -168,10 +168,7 @@ class TrainingClient:
         return Forward(reply.forward_id, reply.version, [datum_of(datum) for datum in reply.data])
 
     async def backward(
-        self,
-        forward_id: str,
-        weights: Sequence[Sequence[float]],
-        metrics: Mapping[str, float] | None = None,
+        self, forward_id: str, weights: Sequence[Sequence[float]], metrics: Mapping[str, float] | None = None
     ) -> ForwardBackwardResult:
         """Accumulates a gradient that the caller computed. weights: per datum of the forward pass,
         -dLoss/dlogprob of each of its tokens. Refused if the model's weights changed since that pass."""

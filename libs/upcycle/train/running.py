@@ -68,11 +68,7 @@ def run_ids_of(runs: "Sequence[Episode | str]") -> list[str]:
 
 
 async def submit(
-    platform: "Platform",
-    model: str,
-    run_ids: Sequence[str],
-    taskset: "Taskset | str | None",
-    spec: "RunSpec",
+    platform: "Platform", model: str, run_ids: Sequence[str], taskset: "Taskset | str | None", spec: "RunSpec"
 ) -> str:
     """The run id of a training run whose first batches are these evaluations. spec: all but these and the
     taskset.

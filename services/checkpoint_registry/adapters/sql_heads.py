@@ -83,9 +83,7 @@ def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
         update(tables.model)
         .where(owned(tables.model, model=move.model, head_revision=before))
         .values(
-            head_checkpoint_id=target.checkpoint_id,
-            head_version=target.version,
-            head_revision=move.revision,
+            head_checkpoint_id=target.checkpoint_id, head_version=target.version, head_revision=move.revision
         )
     )
     if changed.rowcount != 1:

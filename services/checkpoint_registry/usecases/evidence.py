@@ -9,13 +9,7 @@ from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import PeerRefused, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.evidence import Evaluation, Evidence, combine
-from checkpoint_registry.domain.jobs import (
-    EvaluationRequest,
-    GateJob,
-    GateSpec,
-    RequestState,
-    request_id_of,
-)
+from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, GateSpec, RequestState, request_id_of
 from checkpoint_registry.domain.models import Checkpoint
 from checkpoint_registry.domain.runs import (
     EvaluationOrder,

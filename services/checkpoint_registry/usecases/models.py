@@ -7,13 +7,7 @@ from blob_store import BlobRef
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
-from checkpoint_registry.domain.models import (
-    Checkpoint,
-    CheckpointState,
-    HeadMove,
-    Model,
-    validate_slug,
-)
+from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove, Model, validate_slug
 from checkpoint_registry.ports import Clock
 from identities import entities
 from service_kit.errors import InvalidRequest

@@ -37,13 +37,7 @@ class PruneVersions:
     A restart forgets what was found, which delays and harms nothing.
     """
 
-    def __init__(
-        self,
-        deps: RetentionDeps,
-        policy: RetentionPolicy,
-        *,
-        now: Clock,
-    ) -> None:
+    def __init__(self, deps: RetentionDeps, policy: RetentionPolicy, *, now: Clock) -> None:
         self._deps = deps
         self.policy = policy
         self._now = now

@@ -79,11 +79,7 @@ class WatchHead:
         )
         try:
             move = await self._models.move_head(
-                target,
-                expected_revision=model.head_revision,
-                actor=GATE_ACTOR,
-                reason=reason,
-                at=self._now(),
+                target, expected_revision=model.head_revision, actor=GATE_ACTOR, reason=reason, at=self._now()
             )
         except HeadMoved:
             log.info("rollback_dropped_head_moved", extra={"model": model.model})

@@ -8,13 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from embedded_engine.errors import BadRequest, BadWeights, UnsupportedModel
-from embedded_engine.http.bodies import (
-    AdapterBody,
-    DetokenizeBody,
-    RpcBody,
-    TokenizeBody,
-    WeightVersionBody,
-)
+from embedded_engine.http.bodies import AdapterBody, DetokenizeBody, RpcBody, TokenizeBody, WeightVersionBody
 from embedded_engine.http.errors import error_reply, json_reply
 from embedded_engine.http.replies import read_body
 from embedded_engine.http.serving import Serving

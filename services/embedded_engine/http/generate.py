@@ -9,13 +9,7 @@ from aiohttp import web
 
 from embedded_engine.http.bodies import GenerateBody
 from embedded_engine.http.errors import json_reply
-from embedded_engine.http.replies import (
-    prompt_logprob_entries,
-    read_body,
-    send_events,
-    stop_reason,
-    usage,
-)
+from embedded_engine.http.replies import prompt_logprob_entries, read_body, send_events, stop_reason, usage
 from embedded_engine.http.serving import Served, Serving
 from embedded_engine.sequences import Part, Sequence
 

@@ -7,12 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob
-from grpo_trainer.domain.errors import (
-    BrokenArtifact,
-    InvalidTrainingSpec,
-    LineageTaken,
-    TrainerError,
-)
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken, TrainerError
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
 from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable

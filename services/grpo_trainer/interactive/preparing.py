@@ -38,10 +38,7 @@ class Preparer:
     """Prepares several inputs at once; the results are in the order of the inputs."""
 
     def __init__(
-        self,
-        trajectories: Trajectories,
-        conversations: ChatConversations,
-        retry: RetryUntilAvailable,
+        self, trajectories: Trajectories, conversations: ChatConversations, retry: RetryUntilAvailable
     ) -> None:
         self._trajectories = trajectories
         self._conversations = conversations

@@ -37,13 +37,7 @@ from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Update, groups_after
-from grpo_trainer.interactive.steps import (
-    announce_step,
-    interactive_spec,
-    recorded,
-    session_of,
-    step_metrics,
-)
+from grpo_trainer.interactive.steps import announce_step, interactive_spec, recorded, session_of, step_metrics
 from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.publishing import store_version

@@ -55,12 +55,7 @@ class Step:
         rate = core.rates.rate
         with core.random.active():
             measured = optimize(
-                model,
-                optimizer,
-                self.rows,
-                core.step_options,
-                core.ranks,
-                max_row_tokens=self.max_row_tokens,
+                model, optimizer, self.rows, core.step_options, core.ranks, max_row_tokens=self.max_row_tokens
             )
         core.rates.step()
         return None if measured is None else {**measured, "learning_rate": rate}

@@ -223,10 +223,7 @@ def _facts(model: Any, device: torch.device) -> dict[str, Any]:
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     on_gpu = device.type == "cuda"
-    return {
-        "capability": torch.cuda.get_device_capability(device) if on_gpu else None,
-        "head_dim": head_dim,
-    }
+    return {"capability": torch.cuda.get_device_capability(device) if on_gpu else None, "head_dim": head_dim}
 
 
 def refuse_unsupported(model: Any) -> None:

@@ -10,12 +10,7 @@ from google.protobuf.message import Message
 from event_bus import BusError, EventBus
 from identities import events
 from policy_engine import wire
-from policy_engine.domain import (
-    LeaseFacts,
-    Reloaded,
-    ServedPolicy,
-    VersionRefused,
-)
+from policy_engine.domain import LeaseFacts, Reloaded, ServedPolicy, VersionRefused
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteError, remote_errors

@@ -8,13 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from engine_client import EngineError, pinned_name
-from policy_engine.domain import (
-    EngineBroken,
-    PinRequests,
-    Policy,
-    ServedPolicy,
-    VersionRefused,
-)
+from policy_engine.domain import EngineBroken, PinRequests, Policy, ServedPolicy, VersionRefused
 from policy_engine.ports import Announcer, EngineControl, PolicyStore, Versions
 from policy_engine.usecases.reload import ReloadProtocol
 from upcycle.errors import Unavailable
@@ -41,13 +35,7 @@ class PinnedPolicies:
     """What the engine holds beside its channel's version."""
 
     def __init__(
-        self,
-        model: str,
-        requests: PinRequests,
-        deps: PinDeps,
-        protocol: ReloadProtocol,
-        *,
-        max_held: int,
+        self, model: str, requests: PinRequests, deps: PinDeps, protocol: ReloadProtocol, *, max_held: int
     ) -> None:
         """`max_held`: 0 on engines that cannot hold several versions."""
         self._model = model

@@ -12,14 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from engine_client import EngineError, EngineRejected, pinned_name, proven_label, unproven_label
-from policy_engine.domain import (
-    EngineBroken,
-    FailureKind,
-    Policy,
-    ServedPolicy,
-    VersionRefused,
-    judge_canary,
-)
+from policy_engine.domain import EngineBroken, FailureKind, Policy, ServedPolicy, VersionRefused, judge_canary
 from policy_engine.ports import Clock, EngineControl, EngineHost
 
 log = logging.getLogger(__name__)

@@ -78,11 +78,7 @@ class LeasedEngines:
             await client.close()
 
     async def sample(
-        self,
-        wanted: PolicyWanted,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        usage: Usage,
+        self, wanted: PolicyWanted, prompt_ids: Sequence[int], sampling: SamplingParams, usage: Usage
     ) -> Completion:
         """One completion from the best engine; the same call may be repeated on any engine.
 

@@ -137,10 +137,7 @@ class EpisodePlayer:
             seed=self._task.turn_seed(index),
             stop_token_ids=self._stop_token_ids,
         )
-        with (
-            telemetry.chat_span(self._task, index, sampling.max_tokens) as span,
-            telemetry.TURN_S.time(),
-        ):
+        with telemetry.chat_span(self._task, index, sampling.max_tokens) as span, telemetry.TURN_S.time():
             completion = await retry(
                 lambda: self._engines.sample(policy, context, sampling, self._usage),
                 budget_s=retry_s,

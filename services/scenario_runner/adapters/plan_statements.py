@@ -3,13 +3,7 @@
 import sqlalchemy as sa
 
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
-from scenario_runner.domain.runs import (
-    FINAL_RUN_STATES,
-    UNSETTLED,
-    EpisodeRow,
-    EpisodeState,
-    GroupRow,
-)
+from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
 from sql_store import UtcDateTime, owned
 from sql_store.outbox import OUTBOX
 

@@ -27,14 +27,7 @@ from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
 from scenario_runner.domain.learning import WithoutStep
-from scenario_runner.domain.runs import (
-    Counts,
-    EpisodeRow,
-    EpisodeState,
-    GroupRow,
-    RunRecord,
-    RunState,
-)
+from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
 from sql_store import Database, enqueue, owned

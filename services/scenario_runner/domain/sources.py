@@ -84,11 +84,7 @@ def rewarded(rows: Iterable[EpisodeRow]) -> list[EpisodeRow]:
 def with_body(row: EpisodeRow, body: BlobRef, stop_reason: int) -> EpisodeRow:
     """The episode with the claim check of its trajectory."""
     return replace(
-        row,
-        body_key=body.key,
-        body_sha256=body.sha256,
-        body_size=body.size_bytes,
-        stop_reason=stop_reason,
+        row, body_key=body.key, body_sha256=body.sha256, body_size=body.size_bytes, stop_reason=stop_reason
     )
 
 

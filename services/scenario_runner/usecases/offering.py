@@ -14,14 +14,7 @@ from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.runs import GroupRow, RunRecord
 from scenario_runner.domain.source_groups import EndedGroup, SourceGroup, SourceGroupState
-from scenario_runner.domain.sources import (
-    DrawRules,
-    Offer,
-    ended_group,
-    may_train_on,
-    rewarded,
-    why_unfit,
-)
+from scenario_runner.domain.sources import DrawRules, Offer, ended_group, may_train_on, rewarded, why_unfit
 
 log = logging.getLogger(__name__)
 

@@ -43,12 +43,7 @@ class SubmitRun:
     """Accept a run, once per request id. wake: called when there is something to plan."""
 
     def __init__(
-        self,
-        plan: SqlPlan,
-        registry: Registry,
-        *,
-        new_id: Callable[[str], str],
-        wake: Callable[[], None],
+        self, plan: SqlPlan, registry: Registry, *, new_id: Callable[[str], str], wake: Callable[[], None]
     ) -> None:
         self._plan = plan
         self._registry = registry

@@ -9,14 +9,7 @@ from google.protobuf.json_format import MessageToJson, Parse
 from episodes.identity import SPLIT_NUMBERS, SPLITS
 from identities.entities import trajectory_id
 from scenario_runner.domain.environments import EnvironmentSource, PythonEnvironment, TcpEnvironment
-from scenario_runner.domain.runs import (
-    Counts,
-    EpisodeRow,
-    EpisodeState,
-    Prices,
-    RunState,
-    RunView,
-)
+from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, Prices, RunState, RunView
 from scenario_runner.domain.source_groups import SourceReport
 from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
 from service_kit.errors import InvalidRequest

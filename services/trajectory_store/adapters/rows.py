@@ -63,10 +63,7 @@ def _values(part: object, names: tuple[str, ...]) -> dict[str, Any]:
 def _identity_columns(identity: Identity) -> dict[str, Any]:
     if isinstance(identity, PartialIdentity):
         return _values(identity, _PARTIAL) | _UNKNOWN
-    numbers = {
-        "purpose": int(PURPOSE_NUMBERS[identity.purpose]),
-        "split": int(SPLIT_NUMBERS[identity.split]),
-    }
+    numbers = {"purpose": int(PURPOSE_NUMBERS[identity.purpose]), "split": int(SPLIT_NUMBERS[identity.split])}
     return _values(identity, _WHOLE) | numbers
 
 

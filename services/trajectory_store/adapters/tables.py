@@ -81,19 +81,8 @@ EPISODES = Table(
     Index("ix_episodes_group", "group_id"),
     Index("ix_episodes_recorded", "recorded_us", "episode_id"),
     Index("ix_episodes_run_recorded", "run_id", "recorded_us", "episode_id"),
-    Index(
-        "ix_episodes_unsettled",
-        "run_id",
-        "since_us",
-        sqlite_where=UNSETTLED,
-        postgresql_where=UNSETTLED,
-    ),
-    Index(
-        "ix_episodes_unchecked",
-        "recorded_us",
-        sqlite_where=UNCHECKED,
-        postgresql_where=UNCHECKED,
-    ),
+    Index("ix_episodes_unsettled", "run_id", "since_us", sqlite_where=UNSETTLED, postgresql_where=UNSETTLED),
+    Index("ix_episodes_unchecked", "recorded_us", sqlite_where=UNCHECKED, postgresql_where=UNCHECKED),
 )
 
 LEDGER = Table(

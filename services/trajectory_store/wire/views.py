@@ -32,9 +32,7 @@ def summary_to_wire(episode: Episode) -> trajectory_pb2.TrajectorySummary:
     """The row of a recorded trajectory."""
     record, grade = episode.record, episode.grade
     summary = trajectory_pb2.TrajectorySummary(
-        episode=_whole_identity(episode),
-        ledger=entry_to_wire(episode),
-        quarantine_reason=episode.quarantine,
+        episode=_whole_identity(episode), ledger=entry_to_wire(episode), quarantine_reason=episode.quarantine
     )
     if record is not None:
         _add_record(summary, record)

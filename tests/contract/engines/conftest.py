@@ -100,10 +100,7 @@ async def engine_on(kind: str, folder: Path, *, calls_tools: bool = False) -> En
     return EngineUnderTest(kind, host, engine, folder)
 
 
-ENGINES = [
-    "embedded",
-    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)]),
-]
+ENGINES = ["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=ENGINES)

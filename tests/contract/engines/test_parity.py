@@ -10,11 +10,7 @@ from tests.contract.engines.conftest import MODEL, EngineUnderTest, engine_on
 
 from engine_client import SamplingParams
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.vllm,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -8,12 +8,7 @@ import pytest
 from pydantic import SecretStr
 from tests.local_servers import S3Server
 
-from blob_store import (
-    BlobRef,
-    BucketMissing,
-    S3BlobStore,
-    StoreDenied,
-)
+from blob_store import BlobRef, BucketMissing, S3BlobStore, StoreDenied
 from blob_store.provision import provision_bucket
 from service_kit.errors import StoreFull
 from service_kit.groups import S3Settings

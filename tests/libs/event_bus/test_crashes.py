@@ -3,16 +3,7 @@
 import asyncio
 
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import (
-    MODEL,
-    Seen,
-    Worker,
-    eyes_on,
-    fact_spec,
-    failed,
-    running,
-    subscribe,
-)
+from tests.libs.event_bus.support import MODEL, Seen, Worker, eyes_on, fact_spec, failed, running, subscribe
 from tests.libs.event_bus.worker import SPEC
 from tests.support.waiting import until
 

@@ -32,14 +32,7 @@ from tests.libs.event_bus.worker import SPEC
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
-from event_bus import (
-    EXIT_CONNECTION_CLOSED,
-    BusSettings,
-    Delivery,
-    EventBus,
-    NotProvisioned,
-    OutdatedDurable,
-)
+from event_bus import EXIT_CONNECTION_CLOSED, BusSettings, Delivery, EventBus, NotProvisioned, OutdatedDurable
 from event_bus.provision import provision
 from event_bus.topology import EVENTS
 from local_stack.nats import NatsLogin
@@ -167,9 +160,7 @@ async def test_a_stop_lets_handlers_finish_and_takes_nothing_new(server: NatsSer
         await eyes.settled(spec, left=4)
 
 
-async def test_a_handler_that_outlasts_the_drain_has_its_message_nacked(
-    server: NatsServer,
-) -> None:
+async def test_a_handler_that_outlasts_the_drain_has_its_message_nacked(server: NatsServer) -> None:
     spec, seen = command_spec(ack_wait_s=60, max_deliver=1), Seen()
     started = asyncio.Event()
 
@@ -178,10 +169,7 @@ async def test_a_handler_that_outlasts_the_drain_has_its_message_nacked(
         await asyncio.sleep(60)
 
     async with running(
-        server,
-        spec,
-        setup=lambda bus: subscribe(bus, spec, endless),
-        timings=replace(FAST, drain_s=0.3),
+        server, spec, setup=lambda bus: subscribe(bus, spec, endless), timings=replace(FAST, drain_s=0.3)
     ) as bus:
         await bus.command(requested("e"), pool="train", model=MODEL, event_id="t")
         await started.wait()

@@ -128,10 +128,7 @@ async def test_nothing_confirms_where_no_stream_listens(nats_server: NatsFactory
     server = nats_server()
     from dataclasses import replace
 
-    async with (
-        running(server, timings=replace(FAST, publish_budget_s=1.0)) as bus,
-        eyes_on(server) as eyes,
-    ):
+    async with running(server, timings=replace(FAST, publish_budget_s=1.0)) as bus, eyes_on(server) as eyes:
         await eyes.jetstream.delete_stream(EVENTS)
         retries = publish_retries()
         with pytest.raises(Unavailable, match=r"within 1 s .* publish again with the same id"):

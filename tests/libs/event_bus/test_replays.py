@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import (
-    FAST,
-    MODEL,
-    Seen,
-    eyes_on,
-    failed,
-    running,
-    subscribe_ephemeral,
-)
+from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, subscribe_ephemeral
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 

@@ -16,10 +16,7 @@ from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import (
-    connect,
-    remote_errors,
-)
+from upcycle.rpc import connect, remote_errors
 
 SERVICE = "upcycle.api.taskset.v1.TasksetService"
 KEY = "a-valid-key"

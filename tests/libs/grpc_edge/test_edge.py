@@ -12,12 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.libs.grpc_edge.conftest import (
-    KEY,
-    SERVICE,
-    Tasksets,
-    get,
-)
+from tests.libs.grpc_edge.conftest import KEY, SERVICE, Tasksets, get
 
 from grpc_edge import GrpcServer, Peer
 from grpc_edge.guard import unknown_field
@@ -100,9 +95,7 @@ async def test_a_servicer_without_a_table_is_guarded_too(stub: "rpc.TasksetServi
         await stub.ListRuns(pb.ListRunsRequest())
 
 
-async def test_an_error_in_the_middle_of_a_stream_is_typed(
-    stub: "rpc.TasksetServiceAsyncStub",
-) -> None:
+async def test_an_error_in_the_middle_of_a_stream_is_typed(stub: "rpc.TasksetServiceAsyncStub") -> None:
     seen: list[str] = []
 
     with pytest.raises(RemoteConflict):

@@ -3,17 +3,12 @@
 import asyncio
 
 import pytest
-from tests.libs.grpc_edge.conftest import (
-    Tasksets,
-    get,
-)
+from tests.libs.grpc_edge.conftest import Tasksets, get
 
 from grpc_edge import GrpcServer
 from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.errors import Unavailable
-from upcycle.rpc import (
-    connect,
-)
+from upcycle.rpc import connect
 
 
 async def test_an_idempotent_call_survives_a_restart_of_the_server(tasksets: Tasksets) -> None:

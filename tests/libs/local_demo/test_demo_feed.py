@@ -22,10 +22,7 @@ def test_episodes_are_counted_by_where_they_are() -> None:
     for _ in range(3):
         apply(state, taskset.EpisodeRequested())
     apply(state, trajectory.TrajectoryRecorded())
-    apply(
-        state,
-        trajectory.TrajectoryGraded(episode=TRAIN, reward=0.5, success=True),
-    )
+    apply(state, trajectory.TrajectoryGraded(episode=TRAIN, reward=0.5, success=True))
     apply(state, trajectory.TrajectoryGraded(episode=EVAL, reward=1.0))
     apply(state, training.GroupSettled(outcome="excluded", reason="stale", episode_ids=["a", "b"]))
     apply(state, training.GroupSettled(outcome="trained", episode_ids=["c"]))

@@ -26,11 +26,7 @@ SERVICES = [
 
 @pytest.mark.slow
 async def test_the_stack_comes_up_survives_its_infrastructure_and_leaves_nothing(tmp_path: Path) -> None:
-    settings = StackSettings(
-        data_dir=tmp_path / "stack",
-        ephemeral_ports=True,
-        environment_roots=(tmp_path,),
-    )
+    settings = StackSettings(data_dir=tmp_path / "stack", ephemeral_ports=True, environment_roots=(tmp_path,))
     async with Stack(settings) as stack:
         assert [process.name for process in stack.processes] == SERVICES
         assert all(process.phase == "ready" for process in stack.processes)

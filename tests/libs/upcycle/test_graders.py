@@ -112,10 +112,7 @@ def test_json_fields_keeps_booleans_and_numbers_apart() -> None:
 
 def test_a_rubric_is_the_weighted_mean_with_its_tree() -> None:
     rubric = Rubric(
-        [
-            contains_all(["db"], name="service").weighing(3),
-            contains_all(["pool"], name="cause").weighing(1),
-        ]
+        [contains_all(["db"], name="service").weighing(3), contains_all(["pool"], name="cause").weighing(1)]
     )
     result = rubric("it is the db")
     assert result.score == pytest.approx(0.75)

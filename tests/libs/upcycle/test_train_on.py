@@ -62,9 +62,7 @@ async def test_a_job_trains_on_its_evaluations(planner: tuple[Planner, Platform]
     assert asked == (2, 4, 1e-3)
 
 
-async def test_runs_and_run_ids_mix_and_the_taskset_can_be_another(
-    planner: tuple[Planner, Platform],
-) -> None:
+async def test_runs_and_run_ids_mix_and_the_taskset_can_be_another(planner: tuple[Planner, Platform]) -> None:
     said, platform = planner
     client = TrainingClient("m", runtime=platform)
     await client.train_on([episode("run-b"), "run-a", "run-b"], taskset="other", gate="judge", seed=3)

@@ -55,14 +55,7 @@ def run_message(state: "taskset.RunState.ValueType", step: int) -> taskset.Run:
         training=taskset.TrainingConfig(steps=3),
         gate=taskset.GateConfig(taskset="incident-held"),
     )
-    return taskset.Run(
-        run_id=RUN,
-        spec=spec,
-        state=state,
-        step=step,
-        policy_version=step,
-        reward_mean=0.5,
-    )
+    return taskset.Run(run_id=RUN, spec=spec, state=state, step=step, policy_version=step, reward_mean=0.5)
 
 
 class Platform(
@@ -279,9 +272,7 @@ async def test_an_interrupt_leaves_the_run_going_and_says_how_to_come_back(
     assert not services.asked
 
 
-async def test_a_run_is_paused_resumed_and_stopped_by_name(
-    platform: tuple[Platform, dict[str, str]],
-) -> None:
+async def test_a_run_is_paused_resumed_and_stopped_by_name(platform: tuple[Platform, dict[str, str]]) -> None:
     services, environment = platform
     for action, state in (("pause", "paused"), ("resume", "running"), ("stop", "draining")):
         status, out, _ = await upcycle(environment, "runs", action, "last", "--json")

@@ -24,9 +24,7 @@ from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import service_pb2 as taskset_service
 from upcycle.api.taskset.v1 import taskset_pb2
-from upcycle.api.taskset.v1.service_pb2_grpc import (
-    TasksetServiceServicer,
-)
+from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceServicer
 from upcycle.api.training.v1.events_pb2 import CheckpointSaved
 from upcycle.rpc import connect, remote_errors
 
@@ -96,10 +94,7 @@ class PlannerStub(TasksetServiceServicer):
         if run_id not in self.runs:
             self.requests.append(request.request_id)
             self.runs[run_id] = taskset_pb2.Run(
-                run_id=run_id,
-                spec=request.spec,
-                state=taskset_pb2.RUN_STATE_COMPLETED,
-                taskset_digest=DIGEST,
+                run_id=run_id, spec=request.spec, state=taskset_pb2.RUN_STATE_COMPLETED, taskset_digest=DIGEST
             )
             self.runs[run_id].finished_at.GetCurrentTime()
             await self._announce(run_id, request.spec)
@@ -150,11 +145,7 @@ class Stack:
         raise AssertionError(f"no {kind.__name__} about {model} within 20 s")
 
     async def save(
-        self,
-        model: str,
-        version: int,
-        manifest: common_pb2.BlobRef,
-        sources: Mapping[str, int] | None = None,
+        self, model: str, version: int, manifest: common_pb2.BlobRef, sources: Mapping[str, int] | None = None
     ) -> None:
         saved = CheckpointSaved(
             checkpoint_id=checkpoint_id(model, version),

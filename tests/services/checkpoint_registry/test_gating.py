@@ -165,14 +165,7 @@ async def test_a_version_is_never_reused(harness: RegistryHarness) -> None:
 
 async def test_a_checkpoint_of_an_unknown_model_is_refused(harness: RegistryHarness) -> None:
     stray = Checkpoint(
-        "ckpt-other-v00000001",
-        "other",
-        1,
-        "",
-        "d",
-        BlobRef("k", "s", 1),
-        CheckpointState.CANDIDATE,
-        START,
+        "ckpt-other-v00000001", "other", 1, "", "d", BlobRef("k", "s", 1), CheckpointState.CANDIDATE, START
     )
     with pytest.raises(UnknownModel, match="other"):
         await harness.gate.record(stray, "")

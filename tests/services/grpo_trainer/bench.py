@@ -11,15 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from tests.services.grpo_trainer.fakes import (
-    START,
-    Clock,
-    HeldOut,
-    Instruments,
-    Policies,
-    Recorder,
-    Stream,
-)
+from tests.services.grpo_trainer.fakes import START, Clock, HeldOut, Instruments, Policies, Recorder, Stream
 from tests.services.grpo_trainer.learners import same
 from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
 

@@ -92,9 +92,7 @@ def test_an_episode_in_which_nothing_was_sampled_is_refused() -> None:
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1)
 )
-def test_every_sampled_token_is_trained_once_or_masked(
-    shapes: list[tuple[int, int, bool, bool]],
-) -> None:
+def test_every_sampled_token_is_trained_once_or_masked(shapes: list[tuple[int, int, bool, bool]]) -> None:
     turns = [
         turn(prompt, sampled, restarts_context=restart, parse_error="not JSON" if odd else "")
         for prompt, sampled, restart, odd in shapes

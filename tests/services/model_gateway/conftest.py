@@ -120,10 +120,7 @@ class Gateway:
         """Head moves, as the registry would say it."""
         self.registry.head(model, version)
         event = events_pb2.CheckpointPromoted(
-            checkpoint_id=checkpoint_id(model, version),
-            model=model,
-            version=version,
-            digest=digest(version),
+            checkpoint_id=checkpoint_id(model, version), model=model, version=version, digest=digest(version)
         )
         event.promoted_at.FromDatetime(datetime.now(UTC))
         await self.bus.publish(event, model=model, event_id=f"promoted/{model}/{version}/{self.port}")

@@ -51,9 +51,7 @@ async def test_the_callers_trace_goes_on(
 ) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     raw = await gateway.client().chat.completions.with_raw_response.create(
-        model="incident",
-        messages=ASK,
-        extra_headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"},
+        model="incident", messages=ASK, extra_headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
     )
     assert trace_id in raw.headers["traceparent"]
     assert trace_id in served.headers[0]["traceparent"]

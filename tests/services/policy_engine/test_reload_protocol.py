@@ -61,8 +61,7 @@ def test_the_canary_agrees_within_its_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    "measured",
-    [[[-1.001, -2.0]], [[-1.0, -2.01]], [[float("nan"), -2.0]], [[-1.0, float("-inf")]]],
+    "measured", [[[-1.001, -2.0]], [[-1.0, -2.01]], [[float("nan"), -2.0]], [[-1.0, float("-inf")]]]
 )
 def test_a_wrong_canary_is_refused(measured: list[list[float]]) -> None:
     with pytest.raises(VersionRefused, match="canary_mismatch"):

@@ -105,10 +105,7 @@ class Platform:
     async def announce(self, manifest: PolicyManifest) -> None:
         ref = manifest_ref(manifest)
         event = PolicyPublished(
-            model=self.model,
-            version=manifest.version,
-            digest=manifest.digest,
-            manifest=blob_ref.to_wire(ref),
+            model=self.model, version=manifest.version, digest=manifest.digest, manifest=blob_ref.to_wire(ref)
         )
         event.published_at.GetCurrentTime()
         event_id = policy_published(self.model, manifest.version)

@@ -66,12 +66,7 @@ class Runner:
     """A running scenario_runner with its clients."""
 
     def __init__(
-        self,
-        service: Service,
-        bus: EventBus,
-        registry: KnownModels,
-        server: NatsServer,
-        bodies: S3BlobStore,
+        self, service: Service, bus: EventBus, registry: KnownModels, server: NatsServer, bodies: S3BlobStore
     ) -> None:
         self.service = service
         self.bus = bus

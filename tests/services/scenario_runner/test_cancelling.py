@@ -3,12 +3,7 @@
 from datetime import timedelta
 
 from tests.services.scenario_runner.conftest import Runner, Start
-from tests.services.scenario_runner.planning import (
-    PlannerHarness,
-    check_conservation,
-    eval_spec,
-    train_spec,
-)
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, eval_spec, train_spec
 from tests.services.scenario_runner.support import (
     TRAIN,
     arith,

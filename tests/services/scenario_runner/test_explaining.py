@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from episodes import Channel, Purpose, Split
-from scenario_runner.domain.explain import (
-    DurableFact,
-    EngineFact,
-    PlanWaits,
-    RunFacts,
-    SessionFact,
-    explain,
-)
+from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, RunFacts, SessionFact, explain
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
 from upcycle.run_config import PolicyChoice, RunSpec, Training

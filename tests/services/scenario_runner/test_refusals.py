@@ -207,11 +207,7 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_policy(pinned_version=99), NOT_FOUND, "no version 99"),
     (_policy(pinned_version=-1), INVALID, "pinned_version must be >= 0"),
     (_policy(channel=common_pb2.CHANNEL_CANDIDATE), INVALID, "set pinned_version"),
-    (
-        _sampling(temperature=float("nan")),
-        INVALID,
-        "sampling.temperature must be >= 0 and <= 10, got nan",
-    ),
+    (_sampling(temperature=float("nan")), INVALID, "sampling.temperature must be >= 0 and <= 10, got nan"),
     (_sampling(temperature=-1.0), INVALID, "spec.sampling.temperature"),
     (_sampling(max_turns=0), INVALID, "spec.sampling.max_turns"),
     (_sampling(top_p=1.5), INVALID, "spec.sampling.top_p"),

@@ -28,12 +28,7 @@ from episodes import Split
 from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.environments import PythonEnvironment
-from scenario_runner.domain.runs import (
-    AlreadyTaken,
-    EpisodeState,
-    RunRecord,
-    RunState,
-)
+from scenario_runner.domain.runs import AlreadyTaken, EpisodeState, RunRecord, RunState
 from scenario_runner.domain.tasksets import RegisteredTaskset
 from scenario_runner.usecases.planning import plan_more
 from scenario_runner.usecases.revisions import store

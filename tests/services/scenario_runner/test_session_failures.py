@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import Runner
-from tests.services.scenario_runner.planning import (
-    PlannerHarness,
-    check_conservation,
-    eval_spec,
-    train_spec,
-)
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, eval_spec, train_spec
 from tests.services.scenario_runner.support import (
     TRAIN,
     arith,

@@ -6,12 +6,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from tests.services.scenario_runner.planning import (
-    PlannerHarness,
-    check_conservation,
-    eval_spec,
-    train_spec,
-)
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, eval_spec, train_spec
 
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.plan import MAX_ATTEMPTS

@@ -15,14 +15,7 @@ from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
-from scenario_runner.domain.runs import (
-    EpisodeRow,
-    GroupRow,
-    NotFound,
-    Refused,
-    RunRecord,
-    RunState,
-)
+from scenario_runner.domain.runs import EpisodeRow, GroupRow, NotFound, Refused, RunRecord, RunState
 from scenario_runner.domain.source_groups import EndedGroup, SourceReport
 from scenario_runner.domain.sources import DrawRules, Offer, why_unfit
 from scenario_runner.usecases.ending import end_run
@@ -48,11 +41,7 @@ ONLINE = replace(SOURCE, head_version=None)
         (replace(GROUP, num_members=1), replace(SOURCE, group_size=1), "group_of_one"),
         (replace(GROUP, num_members=128), replace(SOURCE, group_size=128), ""),  # 16 * 128 = 2048
         (replace(GROUP, num_members=129), replace(SOURCE, group_size=129), "too_large"),
-        (
-            replace(GROUP, num_members=513),
-            replace(SOURCE, group_size=513, prompts_per_step=1),
-            "too_large",
-        ),
+        (replace(GROUP, num_members=513), replace(SOURCE, group_size=513, prompts_per_step=1), "too_large"),
         (replace(GROUP, num_without_body=1), SOURCE, "no_tokens"),
         (replace(GROUP, oldest=3), SOURCE, "version"),  # members of two versions
         (replace(GROUP, oldest=1, newest=1), SOURCE, ""),  # whether that is too old, the trainer decides

@@ -113,10 +113,7 @@ async def test_evaluations_reach_a_trainer_over_the_bus(runner: Runner) -> None:
     done = (await finished(runner, run.run_id)).run
     assert (done.state, done.failure) == (taskset_pb2.RUN_STATE_COMPLETED, "its evaluations are used up")
     reports = {one.run_id: (one.groups, one.trained, dict(one.left_out)) for one in done.sources}
-    assert reports == {
-        evaluation.run_id: (3, 3, {}),
-        online.run_id: (3, 1, {"zero_spread": 2}),
-    }
+    assert reports == {evaluation.run_id: (3, 3, {}), online.run_id: (3, 1, {"zero_spread": 2})}
     assert (await get(runner, evaluation.run_id)).run == measured
 
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
-from tests.services.scenario_runner.support import (
-    arith,
-    finished,
-    play_to_grade,
-    register,
-    run_spec,
-    submit,
-)
+from tests.services.scenario_runner.support import arith, finished, play_to_grade, register, run_spec, submit
 from tests.services.scenario_runner.support import sampling as sampler
 
 from scenario_runner.adapters.tcp_host import TcpHost

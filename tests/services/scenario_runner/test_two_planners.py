@@ -38,10 +38,7 @@ async def submitted(sources: SourcesHarness, plans: list[SqlPlan], request_ids: 
 
     async def submit(number: int, request_id: str) -> RunView:
         use = SubmitRun(
-            plans[number % 2],
-            sources.registry,
-            new_id=lambda kind: f"{kind}-x{number}",
-            wake=lambda: None,
+            plans[number % 2], sources.registry, new_id=lambda kind: f"{kind}-x{number}", wake=lambda: None
         )
         return await use(request_id, train_spec(), TraceContext("", {}))
 

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.services.scenario_runner.planning import (
-    PlannerHarness,
-    eval_spec,
-    open_database,
-    train_spec,
-)
+from tests.services.scenario_runner.planning import PlannerHarness, eval_spec, open_database, train_spec
 
 from scenario_runner.domain.facts import Advanced, Fact
 from scenario_runner.domain.runs import Counts, EpisodeState, Prices, RunRecord, RunState, RunView

@@ -119,13 +119,7 @@ def cancelled(number: int, *, run: str = "run-1", purpose: Purpose = TRAIN) -> E
 
 
 def settled(
-    numbers: Sequence[int],
-    outcome: str,
-    *,
-    reason: str = "",
-    step: int = 0,
-    run: str = "run-1",
-    by: str = "",
+    numbers: Sequence[int], outcome: str, *, reason: str = "", step: int = 0, run: str = "run-1", by: str = ""
 ) -> GroupSettled:
     """by: the training run that drew the group from `run`; empty: the group is `run`'s own."""
     return GroupSettled(

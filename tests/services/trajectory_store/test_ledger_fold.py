@@ -37,12 +37,7 @@ def only(*messages: Message) -> Episode:
 
 
 def test_a_training_episode_goes_from_requested_to_trained_with_its_step() -> None:
-    path = [
-        events.requested(1),
-        events.recorded(1),
-        events.graded(1),
-        events.settled([1], "trained", step=7),
-    ]
+    path = [events.requested(1), events.recorded(1), events.graded(1), events.settled([1], "trained", step=7)]
     states = [only(*path[: length + 1]).state for length in range(len(path))]
     assert states == [LedgerState.REQUESTED, LedgerState.RECORDED, LedgerState.GRADED, LedgerState.TRAINED]
     row = only(*path)

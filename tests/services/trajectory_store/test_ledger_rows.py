@@ -107,8 +107,7 @@ def test_another_claim_is_counted_and_moves_nothing(second: EpisodeFact) -> None
 
 def test_a_step_that_trained_what_was_excluded_is_a_conflict_and_its_claim_is_kept() -> None:
     row = folded(
-        facts.settled(OWN, EXCLUDED, 400, reason="stale"),
-        facts.trained(OF_STEP, 500, step=2, by_run="run-t"),
+        facts.settled(OWN, EXCLUDED, 400, reason="stale"), facts.trained(OF_STEP, 500, step=2, by_run="run-t")
     )
     assert (row.state, row.reason, row.step, row.updated_us) == (EXCLUDED, "stale", 0, 400)
     assert (row.in_conflict, row.trained_step, row.trained_by_run) == (True, 3, "run-t")

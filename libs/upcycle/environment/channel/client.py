@@ -127,11 +127,7 @@ class ControlChannel:
         )
 
     async def grade(
-        self,
-        answer: Any,
-        trajectory: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float = CALL_TIMEOUT_S,
+        self, answer: Any, trajectory: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Grade the task in progress; returns the evaluation as a row (`score`, `subscores`, …)."""
         params: dict[str, Any] = {"answer": answer}

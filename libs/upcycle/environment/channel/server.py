@@ -13,13 +13,7 @@ from urllib.parse import urlsplit
 from upcycle.environment.channel import frames
 from upcycle.environment.channel.frames import ChannelClosed, ChannelError, Frame, FrameTooLarge
 from upcycle.environment.channel.lines import LineProtocol
-from upcycle.environment.channel.session import (
-    Session,
-    Sessions,
-    arguments_of,
-    as_channel_error,
-    text_param,
-)
+from upcycle.environment.channel.session import Session, Sessions, arguments_of, as_channel_error, text_param
 from upcycle.environment.tools import ToolResult, bounded_text
 
 if TYPE_CHECKING:

@@ -3,10 +3,7 @@
 from typing import Any
 
 BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"loss": "ppoo"},
-        "spec.training.loss 'ppoo' does not exist; did you mean 'ppo'? known: cispo,",
-    ),
+    ({"loss": "ppoo"}, "spec.training.loss 'ppoo' does not exist; did you mean 'ppo'? known: cispo,"),
     ({"loss": "cross_entropy"}, "spec.training.loss 'cross_entropy' is the loss of SFT"),
     ({"advantage": "grp"}, "spec.training.advantage 'grp' does not exist; did you mean 'grpo'?"),
     ({"aggregation": "token_median"}, "did you mean 'token_mean'?"),
@@ -19,20 +16,14 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"loss_config": {"clip_low": float("nan")}}, "spec.training.loss_config['clip_low'] must be > 0"),
     ({"loss_config": {"entropy_bonus": float("nan")}}, "['entropy_bonus'] must be >= -1e+09"),
     ({"loss_config": {"sampler_weight_high": 2.0}}, "set proximal_anchor to 1"),
-    (
-        {"steps": -1},
-        "spec.training.steps must be >= 0 and <= 1e+09, got -1: 0 trains until",
-    ),
+    ({"steps": -1}, "spec.training.steps must be >= 0 and <= 1e+09, got -1: 0 trains until"),
     ({"steps": 3, "epochs": 2}, "spec.training.steps (3) and spec.training.epochs (2) both say how long"),
     ({"epochs": 0}, "spec.training.epochs must be >= 1"),
     ({"steps": 0, "lr_schedule": "cosine"}, "spec.training.steps is 0, which has no end"),
     ({"steps": 3, "warmup_steps": 3}, "must be >= 0 and below spec.training.steps (3), got 3"),
     ({"steps": 0, "warmup_steps": -1}, "spec.training.warmup_steps must be >= 0, got -1"),
     ({"min_lr_fraction": 0.5}, "spec.training.min_lr_fraction is 0.5 but a constant rate falls"),
-    (
-        {"min_lr_fraction": 1.5, "lr_schedule": "linear"},
-        "min_lr_fraction must be >= 0 and <= 1",
-    ),
+    ({"min_lr_fraction": 1.5, "lr_schedule": "linear"}, "min_lr_fraction must be >= 0 and <= 1"),
     ({"learning_rate": 0.0}, "spec.training.learning_rate must be > 0 and <= 10, got 0"),
     ({"learning_rate": float("inf")}, "spec.training.learning_rate must be > 0 and <= 10, got inf"),
     ({"prompts_per_step": 0}, "spec.training.prompts_per_step must be >= 1"),

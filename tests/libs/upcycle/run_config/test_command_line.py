@@ -70,11 +70,7 @@ def test_set_takes_the_type_of_its_field(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        (
-            "[training]\nstepz = 3\n",
-            "",
-            "stepz (run.toml:5): unknown key 'stepz'; did you mean 'steps'?",
-        ),
+        ("[training]\nstepz = 3\n", "", "stepz (run.toml:5): unknown key 'stepz'; did you mean 'steps'?"),
         (
             "[traning]\nsteps = 3\n",
             "",
@@ -82,11 +78,7 @@ def test_set_takes_the_type_of_its_field(tmp_path: Path) -> None:
         ),
         ('[training]\nsteps = "3"\n', "", "training.steps (run.toml:5) = '3' is not a whole number"),
         ("[training]\nlearning_rate = 99\n", "", "training.learning_rate (run.toml:5) must be > 0 and <= 10"),
-        (
-            "[training]\nsteps = 3\n",
-            "--epochs 2",
-            "(run.toml:5) (3) and --epochs (2) both say",
-        ),
+        ("[training]\nsteps = 3\n", "--epochs 2", "(run.toml:5) (3) and --epochs (2) both say"),
         ("", "--steps 3 --set training.steps=4", "--set training.steps is 4, and --steps is 3: give one"),
         ("", "--set training.steps=3 --set training.steps=4", "give one"),
         ("", "--set steps=3", "--set steps: unknown key 'steps'; did you mean 'training.steps'?"),

@@ -10,13 +10,7 @@ import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.crashes import Fuse, Guarded, Killed
 from tests.services.grpo_trainer.fakes import START
-from tests.services.grpo_trainer.interactive.trainers import (
-    SGD_LIKE,
-    Policies,
-    Registry,
-    inline,
-    trainer_on,
-)
+from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, Policies, Registry, inline, trainer_on
 from tests.services.grpo_trainer.learners import distance, same
 
 from grpo_trainer.adapters.bus_facts import BusFacts

@@ -62,8 +62,7 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
         await one_step(world)
         late = asyncio.create_task(interactive.forward_backward("c", batch()))
         await until(
-            lambda: "the interactive call about" in (trainer.sessions.waiting_for() or ""),
-            timeout_s=20,
+            lambda: "the interactive call about" in (trainer.sessions.waiting_for() or ""), timeout_s=20
         )
         assert await phase_of(trainer, RUN) is SessionPhase.OPENING
         gate.open.set()

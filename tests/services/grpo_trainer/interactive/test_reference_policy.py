@@ -7,12 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.trainers import (
-    InteractiveTrainer,
-    inline,
-    passing,
-    trainer_on,
-)
+from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, passing, trainer_on
 
 from grpo_trainer.interactive.inputs import Lora, TrainingInput
 from grpo_trainer.learner.prepared import Adam, DatumValues

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.trainers import (
-    SGD_LIKE,
-    inline,
-    passing,
-    sft_row,
-    trainer_on,
-)
+from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, inline, passing, sft_row, trainer_on
 from tests.services.grpo_trainer.learners import distance
 
 from episodes.identity import Split

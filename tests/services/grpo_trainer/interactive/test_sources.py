@@ -43,10 +43,7 @@ async def test_a_group_counts_once_for_each_run_over_all_steps_and_restarts(worl
         assert await step(trainer, 1, own) == {}
         assert await step(
             trainer, 2, group(trainer, FIRST, 0), group(trainer, FIRST, 1), group(trainer, SECOND, 7)
-        ) == {
-            FIRST: 2,
-            SECOND: 1,
-        }
+        ) == {FIRST: 2, SECOND: 1}
         registry = trainer.registry
     async with trainer_on(world, registry=registry) as trainer:
         untrainable: list[TrainingInput] = [*group(trainer, SECOND, 8, unreadable=True), *own]

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.test_service import serving
-from tests.services.grpo_trainer.interactive.trainers import (
-    InteractiveTrainer,
-    inline,
-    passing,
-    trainer_on,
-)
+from tests.services.grpo_trainer.interactive.trainers import InteractiveTrainer, inline, passing, trainer_on
 from tests.services.grpo_trainer.learners import distance
 
 from episodes.identity import Split

@@ -22,14 +22,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
-from grpo_trainer.interactive.inputs import (
-    BatchOptions,
-    InlineInput,
-    Pass,
-    RowInput,
-    Sample,
-    TrainingInput,
-)
+from grpo_trainer.interactive.inputs import BatchOptions, InlineInput, Pass, RowInput, Sample, TrainingInput
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
@@ -128,10 +121,7 @@ class Library:
 
         tokens = episode_tokens(
             name,
-            [
-                sampled([1, 2, 3], [4, 5], [-4.0, -4.1]),
-                sampled([6], [7, 8], [-4.2, -4.3]),
-            ],
+            [sampled([1, 2, 3], [4, 5], [-4.0, -4.1]), sampled([6], [7, 8], [-4.2, -4.3])],
             temperature=1.0,
             train_parse_errors=False,
         )

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.services.grpo_trainer.batches import policy, rollouts
-from tests.services.grpo_trainer.learners import (
-    DEADLINE_S,
-    after_steps,
-    distance,
-    options,
-    spec,
-    thread_of,
-)
+from tests.services.grpo_trainer.learners import DEADLINE_S, after_steps, distance, options, spec, thread_of
 
 from grpo_trainer.domain.errors import InvalidTrainingSpec, LostRank, RanksGone
 from grpo_trainer.learner.packed_model import ModelOptions

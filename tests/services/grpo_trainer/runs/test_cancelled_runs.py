@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.services.grpo_trainer.bench import (
-    MIXED,
-    MODEL,
-    RUN,
-    Episodes,
-    Trainer,
-    World,
-    refused,
-    submission,
-)
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused, submission
 from tests.services.grpo_trainer.crashes import Killed
 from tests.services.grpo_trainer.fakes import Recorder
 from tests.support.waiting import until
@@ -176,9 +167,7 @@ async def test_a_step_after_the_final_stop_is_void(world: World) -> None:
     assert f"default/policies/{MODEL}/v00000001/manifest.json" not in world.store.objects
 
 
-async def test_a_durable_step_that_was_not_announced_is_void_after_the_final_stop(
-    world: World,
-) -> None:
+async def test_a_durable_step_that_was_not_announced_is_void_after_the_final_stop(world: World) -> None:
     await a_run_with_a_batch(world)
     async with Trainer(world, change=silenced) as trainer:
         assert isinstance(await trainer.death(), Killed)

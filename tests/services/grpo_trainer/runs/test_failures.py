@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.services.grpo_trainer.bench import (
-    MIXED,
-    MODEL,
-    RUN,
-    Episodes,
-    Trainer,
-    World,
-    refused,
-    submission,
-)
+from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused, submission
 from tests.services.grpo_trainer.crashes import Fuse, Killed, wired
 from tests.support.waiting import until
 
@@ -173,9 +164,7 @@ async def test_a_broken_state_fails_its_run_with_the_step_that_cannot_be_read(
     await shown_and_published_again_until_closed(world, fact)
 
 
-async def test_events_of_durable_steps_precede_the_failure_and_none_follows_it(
-    world: World,
-) -> None:
+async def test_events_of_durable_steps_precede_the_failure_and_none_follows_it(world: World) -> None:
     world.stream.append(submission(steps=9, prompts_per_step=1, max_staleness=9))
     await Episodes(world).groups(range(4))
     async with Trainer(world, change=dies(ValueError("a bug"), after=2)) as trainer:

@@ -72,10 +72,7 @@ async def test_only_an_offer_of_split_train_may_train(world: World, split: commo
 @pytest.mark.parametrize(
     ("settlement", "event_id"),
     [
-        (
-            Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3),
-            "group.settled/run-2-g00001",
-        ),
+        (Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3), "group.settled/run-2-g00001"),
         (
             Settlement("run-2-g00001", TRAINED, Reason.NONE, ("e",), 3, source_run_id="run-2"),
             f"group.settled/{RUN}/run-2-g00001",
@@ -94,11 +91,7 @@ def test_settlements_of_offered_groups_have_ids_of_their_own(settlement: Settlem
         RUN,
         settlement.source_run_id,
     )
-    assert (fact.outcome, fact.reason, fact.step) == (
-        settlement.outcome,
-        settlement.reason,
-        settlement.step,
-    )
+    assert (fact.outcome, fact.reason, fact.step) == (settlement.outcome, settlement.reason, settlement.step)
 
 
 # Against the stored body

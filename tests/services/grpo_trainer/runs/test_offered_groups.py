@@ -274,9 +274,7 @@ async def test_a_run_without_a_limit_trains_until_it_is_stopped(world: World) ->
     assert saved == [(2, False), (4, False), (5, True)]
 
 
-async def test_a_step_with_offered_groups_is_void_where_the_planner_released_them_first(
-    world: World,
-) -> None:
+async def test_a_step_with_offered_groups_is_void_where_the_planner_released_them_first(world: World) -> None:
     gate = Gate()
     world.stream.append(submission(steps=3, checkpoint_every_steps=1))
     groups = await Evaluation(world).all_offered(range(2))

@@ -90,9 +90,7 @@ async def finish(world: World) -> None:
         await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v{STEPS:08d}")
 
 
-async def test_one_step_runs_ahead_of_the_state_in_flight_and_publishes_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_one_step_runs_ahead_of_the_state_in_flight_and_publishes_nothing(tmp_path: Path) -> None:
     world, door = await new_world(tmp_path), Door()
     async with Trainer(world, change=door.change) as trainer:
         await until(lambda: door.steps == 2)

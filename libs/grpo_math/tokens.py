@@ -23,13 +23,11 @@ class TrainedTokens:
     """N sampled tokens of R rows. Log-probabilities in nats, at the temperature of sampling.
 
     trainer_logprobs [N]: under the policy in training; the only array that carries gradient.
-    sampler_logprobs [N]: under the engine that sampled the token; NaN where it gave none (its ratio is then
-    1).
+    sampler_logprobs [N]: under the engine that sampled the token; NaN where it gave none (ratio 1).
     advantages [N]; row_of_token [N] int64 in 0..num_rows-1.
-    proximal_logprobs [N]: under the trainer's weights before the first minibatch; needed by losses anchored
-    there.
-    reference_logprobs [N]: under the frozen reference of a KL penalty. entropies [N]: of the trainer's
-    distribution.
+    proximal_logprobs [N]: under the trainer's weights before the first minibatch, for losses anchored there.
+    reference_logprobs [N]: under the frozen reference of a KL penalty.
+    entropies [N]: of the trainer's distribution.
     turn_of_token [N] int64: index of the turn within its row; needed by the mean over turns.
     row_shares [R]: part of its trajectory that a row is; None: every row is a whole one.
     """

@@ -131,11 +131,6 @@ class Bases:
     def __init__(self) -> None:
         self._bases: dict[Path, SharedBase] = {}
 
-    @property
-    def directories(self) -> list[Path]:
-        """Of the bases in memory."""
-        return list(self._bases)
-
     def adapted(
         self, directory: Path, name: str, spec: TrainingSpec, load: Callable[[], PackedModel]
     ) -> AdaptedModel:

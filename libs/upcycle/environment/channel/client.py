@@ -139,10 +139,6 @@ class ControlChannel:
         """Cancel the task; a start or grade in progress fails."""
         await self.call("tasks.cancel", {}, timeout_s=timeout_s)
 
-    async def bye(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """End the session; the environment then closes the connection."""
-        await self.call("bye", {}, timeout_s=timeout_s)
-
     async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """One JSON-RPC call."""
         call_id = next(self._ids)

@@ -32,7 +32,7 @@ from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
 from upcycle.run_config.flags import evaluation_run
 from upcycle.run_config.wire import spec_to_wire
-from upcycle.usage import usage_of
+from upcycle.wire import usage_of
 
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 

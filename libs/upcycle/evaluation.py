@@ -17,7 +17,7 @@ from upcycle.results import Run
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
 from upcycle.tasks import Task, Taskset
 from upcycle.transcripts import ToolUse, Transcript, Turn
-from upcycle.usage import usage_of
+from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse

@@ -1,11 +1,7 @@
 """What work took of machines, in seconds; docs/do/size.md says how they are measured."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from upcycle.api.common.v1 import common_pb2
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +21,3 @@ class Usage:
 
 
 NONE: Final = Usage()
-
-
-def usage_of(messages: "Iterable[common_pb2.Usage]") -> Usage:
-    """The sum of messages. It has a cost if one of them has."""
-    found = list(messages)
-    costs = [one.cost for one in found if one.HasField("cost")]
-    return Usage(
-        engine_s=sum(one.engine_s for one in found),
-        environment_s=sum(one.environment_s for one in found),
-        trainer_s=sum(one.trainer_s for one in found),
-        cost=sum(costs) if costs else None,
-    )

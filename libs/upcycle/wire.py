@@ -1,8 +1,11 @@
 """SDK values as protobuf messages, and back."""
 
+from collections.abc import Iterable
+
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.tasks import EnvironmentRef, Split, Task, Taskset
+from upcycle.usage import Usage
 
 _SPLITS: dict[Split, "common_pb2.Split.ValueType"] = {
     "train": common_pb2.SPLIT_TRAIN,
@@ -54,3 +57,15 @@ def taskset_from_wire(message: taskset_pb2.Taskset) -> Taskset:
         for row in message.tasks
     ]
     return Taskset(message.name, tasks, splits.get(message.split, "train"))
+
+
+def usage_of(messages: Iterable[common_pb2.Usage]) -> Usage:
+    """The sum of messages. It has a cost if one of them has."""
+    found = list(messages)
+    costs = [one.cost for one in found if one.HasField("cost")]
+    return Usage(
+        engine_s=sum(one.engine_s for one in found),
+        environment_s=sum(one.environment_s for one in found),
+        trainer_s=sum(one.trainer_s for one in found),
+        cost=sum(costs) if costs else None,
+    )

@@ -14,7 +14,7 @@ from upcycle.run_client import completed
 from upcycle.run_config import Purpose
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
-from upcycle.usage import usage_of
+from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run

@@ -8,7 +8,7 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
 from upcycle.run_client import completed, follow_run, state_word
 from upcycle.tasks import plain_name
-from upcycle.usage import usage_of
+from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run

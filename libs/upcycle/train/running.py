@@ -8,7 +8,8 @@ from upcycle.errors import SourcesRefused, UpcycleError
 from upcycle.results import Run as Episode
 from upcycle.run_client import follow_run, register_taskset, submit_run
 from upcycle.tasks import Taskset, plain_name
-from upcycle.usage import NONE, Usage, usage_of
+from upcycle.usage import NONE, Usage
+from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run

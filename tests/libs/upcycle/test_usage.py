@@ -7,7 +7,8 @@ from tests.libs.upcycle_cli.planner import evaluation, training
 
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.cli import evaluate, train
-from upcycle.usage import Usage, usage_of
+from upcycle.usage import Usage
+from upcycle.wire import usage_of
 
 SECONDS = common.Usage(engine_s=12.34, environment_s=40.0)
 PRICED = common.Usage(engine_s=1.0, environment_s=2.0, trainer_s=3.0, cost=0.125)

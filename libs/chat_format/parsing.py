@@ -33,8 +33,11 @@ class _Malformed(Exception):
 def parse_turn(text: str) -> AssistantTurn:
     """The turn written in `text` (control tokens already removed). A malformed call becomes `parse_error`."""
     try:
-        calls = tuple(_parse_call(match.group(1)) for match in _CALL.finditer(text))
-        rest = _CALL.sub("", text)
+        # Only up to the last CLOSE: from every OPEN after it the search would go to the end of the text.
+        head, close, tail = text.rpartition(CLOSE)
+        pieces = _CALL.split(head + close)
+        calls = tuple(map(_parse_call, pieces[1::2]))
+        rest = "".join(pieces[::2]) + tail
         if OPEN in rest:
             raise _Malformed(f"{OPEN} without {CLOSE}")
         if CLOSE in rest:

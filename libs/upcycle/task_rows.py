@@ -13,6 +13,7 @@ from upcycle.errors import TasksetInvalid
 
 # Limits of the platform, checked here first so that a taskset fails on the author's machine.
 MAX_ARGS_BYTES = 64 * 1024
+MAX_ARGS_DEPTH = 100
 MAX_NAME_CHARS = 200
 DEFAULT_FAMILY = "default"
 
@@ -50,13 +51,7 @@ class Task:
     family: str = DEFAULT_FAMILY
 
     def __post_init__(self) -> None:
-        size = len(self.args_json.encode())
-        if size > MAX_ARGS_BYTES:
-            raise TasksetInvalid(
-                f"task {self.slug or self.scenario!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}",
-                "pass a reference (a path, a seed) instead of the data",
-            )
-        object.__setattr__(self, "args_json", canonical_json(_arguments(self.args_json, self.slug)))
+        object.__setattr__(self, "args_json", canonical_args(self.args_json, self.slug or self.scenario))
         if not self.slug:
             object.__setattr__(self, "slug", f"{self.scenario}-{self.digest[:12]}")
         for what, value in (("slug", self.slug), ("scenario", self.scenario), ("family", self.family)):
@@ -88,17 +83,13 @@ def task_digest(environment: str, scenario: str, args_json: str) -> str:
 
     Equal numbers are equal content: 7 and 7.0 are one task, so they cannot be on two sides of a split.
     """
-    content = [environment, scenario, _whole_numbers(json.loads(args_json))]
+    content = [environment, scenario, json.loads(args_json, parse_float=_number)]
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def _whole_numbers(value: Any) -> Any:
-    """The value with floats that are whole written as integers, as far as a float tells integers apart."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _whole_numbers(one) for key, one in value.items()}
-    return [_whole_numbers(one) for one in value] if isinstance(value, list) else value
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def canonical_json(value: Any) -> str:
@@ -106,10 +97,12 @@ def canonical_json(value: Any) -> str:
     carry.
     """
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()  # "\\ud800" is JSON, and half a character
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise TasksetInvalid(
-            f"arguments are not JSON: {error}", "use str, numbers, bool, lists, dicts"
+            f"JSON cannot carry this: {error}", "use str, numbers, bool, lists, dicts"
         ) from error
 
 
@@ -143,14 +136,28 @@ def environment_from_json(row: Any) -> EnvironmentRef:
     return EnvironmentRef(row["name"], row.get("path", ""), row.get("url", ""))
 
 
-def _arguments(args_json: str, slug: str) -> dict[str, Any]:
+def canonical_args(args_json: str, task: str) -> str:
+    """The arguments of `task` in canonical JSON. Raises TasksetInvalid naming the task."""
+    size = len(args_json.encode(errors="replace"))
+    if size > MAX_ARGS_BYTES:
+        raise TasksetInvalid(
+            f"task {task!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}",
+            "pass a reference (a path, a seed) instead of the data",
+        )
     try:
         value = json.loads(args_json)
-    except ValueError as error:
-        raise TasksetInvalid(f"task {slug!r}: arguments are not JSON: {error}") from error
+        canonical = canonical_json(value)
+    except (ValueError, RecursionError) as error:
+        raise TasksetInvalid(f"task {task!r}: arguments are not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise TasksetInvalid(f"task {slug!r}: arguments are a {type(value).__name__}, not an object")
-    return value
+        raise TasksetInvalid(f"task {task!r}: arguments are a {type(value).__name__}, not an object")
+    level, depth = list(value.values()), 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+        depth += 1
+    if depth > MAX_ARGS_DEPTH:
+        raise TasksetInvalid(f"task {task!r}: arguments are nested {depth} deep, limit {MAX_ARGS_DEPTH}")
+    return canonical
 
 
 def check_name(what: str, value: Any) -> str:

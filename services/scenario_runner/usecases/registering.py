@@ -21,7 +21,7 @@ from scenario_runner.ports import EnvironmentHost
 from scenario_runner.usecases.revisions import store
 from service_kit.errors import InvalidRequest
 from upcycle.errors import TasksetInvalid
-from upcycle.task_rows import MAX_ARGS_BYTES, MAX_NAME_CHARS, canonical_json, task_digest
+from upcycle.task_rows import canonical_args, check_name, task_digest
 from upcycle.tasks import MAX_TASKS, REVISION_SUFFIX, taskset_digest
 
 
@@ -49,7 +49,10 @@ class RegisterTaskset:
         Raises InvalidRequest naming the task and the limit, EnvironmentBroken, AlreadyTaken, Refused.
         """
         # In a thread: 100,000 tasks take seconds, and environments are being driven meanwhile.
-        checked = await asyncio.to_thread(self._checked, taskset)
+        try:
+            checked = await asyncio.to_thread(self._checked, taskset)
+        except TasksetInvalid as error:
+            raise InvalidRequest(str(error)) from error
         try:
             description = await self._host.describe(checked.source)
         except EnvironmentBroken as error:
@@ -58,13 +61,13 @@ class RegisterTaskset:
         return await self._plan.transact(lambda unit: store(unit, checked))
 
     def _checked(self, taskset: RegisteredTaskset) -> RegisteredTaskset:
-        _check_name("taskset.name", taskset.name)
+        check_name("taskset.name", taskset.name)
         if REVISION_SUFFIX.search(taskset.name):
             raise InvalidRequest(
                 f"taskset.name {taskset.name!r:.80} ends like a revision; revisions are numbered here: leave "
                 "the suffix out"
             )
-        _check_name("environment.name", taskset.source.name)
+        check_name("environment.name", taskset.source.name)
         source = self._checked_source(taskset.source)
         if not 0 < len(taskset.tasks) <= MAX_TASKS:
             raise InvalidRequest(
@@ -188,29 +191,11 @@ def _is_kind(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _checked_task(task: RunnableTask, environment: str) -> RunnableTask:
-    _check_name("task.slug", task.slug)
-    _check_name(f"task {task.slug!r}: scenario", task.scenario)
-    _check_name(f"task {task.slug!r}: family", task.family)
-    size = len(task.args_json.encode())
-    if size > MAX_ARGS_BYTES:
-        raise InvalidRequest(
-            f"task {task.slug!r}: arguments are {size} bytes, limit {MAX_ARGS_BYTES}; use references"
-        )
-    try:
-        arguments = json.loads(task.args_json)
-        canonical = canonical_json(arguments)
-    except (ValueError, TasksetInvalid) as error:
-        raise InvalidRequest(f"task {task.slug!r}: args_json is not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"task {task.slug!r}: args_json is not an object")
+    check_name("task.slug", task.slug)
+    check_name(f"task {task.slug!r}: scenario", task.scenario)
+    check_name(f"task {task.slug!r}: family", task.family)
+    canonical = canonical_args(task.args_json, task.slug)
     digest = task_digest(environment, task.scenario, canonical)
     if task.digest and task.digest != digest:
         raise InvalidRequest(f"task {task.slug!r}: digest is {task.digest}, its content has {digest}")
     return replace(task, args_json=canonical, digest=digest)
-
-
-def _check_name(field: str, value: str) -> None:
-    if not value.strip() or len(value) > MAX_NAME_CHARS or not value.isprintable():
-        raise InvalidRequest(
-            f"{field} {value!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
-        )

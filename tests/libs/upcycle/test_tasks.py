@@ -46,6 +46,10 @@ def test_a_task_is_its_content(env: Environment) -> None:
 def test_digests_do_not_depend_on_how_arguments_are_written() -> None:
     assert task_digest("e", "s", '{"b": 1, "a": [1, 2]}') == task_digest("e", "s", '{"a":[1,2],"b":1}')
     assert task_digest("e", "s", '{"a": 1}') != task_digest("e", "s", '{"a": "1"}')
+    for whole in (7, 2**53, 10**22):
+        assert task_digest("e", "s", f'{{"a": [{whole}]}}') == task_digest("e", "s", f'{{"a": [{whole}.0]}}')
+    assert task_digest("e", "s", f'{{"a": {2**53}}}') != task_digest("e", "s", f'{{"a": {2**53 + 1}}}')
+    assert task_digest("e", "s", '{"a": 0.5}') != task_digest("e", "s", '{"a": 0}')
     assert taskset_digest("train", ["x", "y"]) != taskset_digest("train", ["y", "x"])
     assert taskset_digest("train", ["x"]) != taskset_digest("held_out", ["x"])
 
@@ -69,12 +73,21 @@ def test_arguments_are_checked_where_the_task_is_written(env: Environment) -> No
         {"scenario": ""},
         {"args_json": "[]"},
         {"args_json": "{"},
+        {"args_json": '{"a": "\\ud800"}'},
+        {"args_json": '{"a": 1e999}'},
+        {"args_json": '{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"},
+        {"args_json": '{"a": ' + "[" * 101 + "]" * 101 + "}"},
     ],
 )
 def test_a_malformed_task_is_refused(fields: dict[str, str]) -> None:
     given = {"slug": "s", "scenario": "sum", **fields}
     with pytest.raises(TasksetInvalid):
         Task(EnvironmentRef("e", path="/e.py"), **given)
+
+
+def test_arguments_nested_as_deep_as_allowed_are_kept() -> None:
+    args_json = '{"a":' + "[" * 100 + "]" * 100 + "}"
+    assert Task(EnvironmentRef("e", path="/e.py"), "sum", args_json).args_json == args_json
 
 
 def test_a_taskset_has_unique_slugs_one_environment_and_a_split(env: Environment) -> None:

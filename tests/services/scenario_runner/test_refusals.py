@@ -99,6 +99,13 @@ BAD_TASKSETS: list[tuple[Spoil, str]] = [
     (_set_args("[1, 2]"), "not an object"),
     (_set_args("{nonsense"), "not JSON"),
     (_set_args('{"a": NaN, "b": 1}'), "not JSON"),
+    (_set_args('{"a": "\\ud800", "b": 1}'), "task 't1': arguments are not JSON"),
+    (_set_args('{"\\udfff": 1}'), "task 't1': arguments are not JSON"),
+    (_set_args('{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"), "task 't1': arguments are not JSON"),
+    (
+        _set_args('{"a": ' + "[" * 101 + "]" * 101 + "}"),
+        "task 't1': arguments are nested 101 deep, limit 100",
+    ),
     (_set(scenario="divide"), "no scenario 'divide'; it has sum"),
     (_set(slug="t0"), "slug 't0' occurs twice"),
     (_set(slug=""), "task.slug"),

@@ -18,8 +18,7 @@ async def resolve(platform: Platform, model: str, names: Iterable[str]) -> list[
 
     Raises SourcesRefused when there is none.
     """
-    named = list(dict.fromkeys(names))
-    found = [await _newest(platform, model) if name == "last" else name for name in named]
+    found = [await _newest(platform, model) if name == "last" else name for name in dict.fromkeys(names)]
     return list(dict.fromkeys(found))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,15 @@ MAX_TRAINABLE_GROUP: Final = 512
 """A group of an evaluation that may train travels with all its members in one event of at most 256 KB."""
 REFUSED: Final = "refused"
 """Type of the pydantic errors whose text is a predicate: the reader puts the field's name before it."""
+
+
+def shown(value: Any) -> str:
+    """A value as a refusal shows it, cut short. Python writes out no huge number, and no very deep table."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError) as error:
+        text = f"({error})"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def refuse(text: str) -> PydanticCustomError:
@@ -42,8 +51,7 @@ class _Checked:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any) -> Any:
-        text = self.complaint(value)
-        if text:
+        if text := self.complaint(value):
             raise refuse(text)
         return value
 
@@ -77,7 +85,8 @@ class Limit(_Checked):
     def complaint(self, value: float) -> str:
         """Limit, value and reason."""
         why = f": {self.why}" if self.why else ""
-        return "" if self.holds(value) else f"must be {self.range_text}, got {value:g}{why}"
+        got = f"{value:g}" if isinstance(value, float) else shown(value)
+        return "" if self.holds(value) else f"must be {self.range_text}, got {got}{why}"
 
     def refusal(self, name: str, value: float) -> str:
         """Thing, limit, value."""
@@ -110,17 +119,6 @@ class Text(_Checked):
         if len(value) < self.least:
             return "must be set"
         return f"has {len(value)} characters, limit {self.most}" if len(value) > self.most else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Passes(_Checked):
-    """A check by a function that returns the complaint, empty if the value fits."""
-
-    complaint_of: Callable[[Any], str]
-
-    def complaint(self, value: Any) -> str:
-        """As the function says it."""
-        return self.complaint_of(value)
 
 
 POSITIVE: Final = Limit(0, above=True)

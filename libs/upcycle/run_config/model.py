@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
-from upcycle.run_config.limits import ANY, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Passes, Text
+from upcycle.run_config.limits import ANY, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -26,7 +26,8 @@ from upcycle.run_config.names import (
 )
 from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, TRAINING_RULES, Rule
 
-CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_min_length=0)
+"""With a limit of length, even of 0, pydantic refuses text that is not UTF-8, which no message can hold."""
 RULES: Final = "rules"
 """Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
 ON, OFF = "on", "off"
@@ -51,13 +52,13 @@ def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
 
 def _thinking(value: str) -> str:
     if value in ("", ON, OFF):
-        return ""
+        return value
     if value.isascii() and value.isdigit():
-        return (
-            f"{value!r} is a budget of tokens, and no engine here can end the thinking of a turn after so "
-            f"many tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
+        raise refuse(
+            f"{shown(value)} is a budget of tokens, and no engine here can end the thinking of a turn after "
+            f"so many tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
         )
-    return f"must be {ON} or {OFF}, got {value!r}"
+    raise refuse(f"must be {ON} or {OFF}, got {shown(value)}")
 
 
 def _digits(value: Any) -> Any:
@@ -100,7 +101,7 @@ class Sampling:
     """tokens of an episode, prompt and completions together."""
     seed: Seed = 0
     """of sampling; every episode and every turn derives its own."""
-    thinking: Annotated[str, BeforeValidator(_digits), Passes(_thinking)] = ""
+    thinking: Annotated[str, BeforeValidator(_digits), AfterValidator(_thinking)] = ""
     """`on` or `off`: whether the chat template lets the model think before it answers
     (`enable_thinking`); empty: as the template does by itself. A budget in tokens is refused until an engine
     can keep it."""
@@ -169,8 +170,8 @@ class Training:
         given = (data.kwargs or {}) if isinstance(data, ArgsKwargs) else data
         if isinstance(given, Mapping) and "steps" in given and given.get("epochs") is not None:
             reason = (
-                f"{marked('steps')} ({given['steps']}) and {marked('epochs')} ({given['epochs']}) both say "
-                "how long the run is: leave one out"
+                f"{marked('steps')} ({shown(given['steps'])}) and {marked('epochs')} "
+                f"({shown(given['epochs'])}) both say how long the run is: leave one out"
             )
             raise PydanticCustomError(RULES, "{text}", {"text": reason, "reasons": [reason]})
         return data

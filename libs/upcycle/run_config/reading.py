@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from pydantic.dataclasses import dataclass
 
+from upcycle.run_config.limits import shown
 from upcycle.run_config.model import CONFIG, RunSpec
-from upcycle.run_config.names import Purpose
+from upcycle.run_config.names import Purpose, Say
 from upcycle.run_config.refusing import RunConfigInvalid, checked, leaves
 
 TASKS_FILES: Final = (".py", ".json", ".jsonl")
@@ -55,6 +56,7 @@ class Sources:
 
     def say(self, path: str) -> str:
         """What the reader calls a field: where it came from, else the flag that would set it."""
+        path = re.sub(r"\.[0-9]+$", "", path)  # a part of a list is called what the list is
         if path in self.values:
             return self.values[path].where
         below = [given.where for key, given in self.values.items() if key.startswith(f"{path}.")]
@@ -73,7 +75,7 @@ class Sources:
         given = {path: one.value for path, one in self.values.items()}
         if given.get("purpose", purpose) != purpose:
             raise RunConfigInvalid(
-                [f"{self.say('purpose')} is {given['purpose']!r}, and this is for {purpose}"]
+                [f"{self.say('purpose')} is {shown(given['purpose'])}, and this is for {purpose}"]
             )
         run = checked(RunFile, nested({**defaults, **given, "purpose": purpose}), self.say)
         where = self.say("taskset")
@@ -102,11 +104,10 @@ def gather(
     said: dict[str, Given] = {}
     reasons = []
     for path, given in [*_from_sets(sets), *from_flags.items()]:
-        if path in said and said[path].value != given.value:
-            reasons.append(
-                f"{said[path].where} is {said[path].value!r}, and {given.where} is {given.value!r}: give one"
-            )
-        said[path] = given
+        first, said[path] = said.get(path, given), given
+        if first.value != given.value:
+            texts = [f"{one.where} is {shown(one.value)}" for one in (first, given)]
+            reasons.append(f"{', and '.join(texts)}: give one")
     if reasons:
         raise RunConfigInvalid(reasons)
     return Sources({**merged, **said}, names, config)
@@ -136,16 +137,19 @@ def _from_sets(sets: Sequence[str]) -> Iterator[tuple[str, Given]]:
         path = path.strip()
         if not equals or not path:
             raise RunConfigInvalid([f"--set {one!r} is not KEY=VALUE"], "such as --set training.steps=3")
-        yield path, Given(_typed(path, text.strip()), f"--set {path}")
+        yield from _flat(nested({path: _typed(path, text.strip())}), "--set {}".format)
 
 
 def _typed(path: str, text: str) -> Any:
     """A value as TOML would read it; else text, and for a list its parts."""
     kind = getattr(leaves(RunFile).get(path), "annotation", None)
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        document = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return tuple(filter(None, text.split(","))) if kind == tuple[str, ...] else text
+    value = document.pop("value")
+    if document:
+        raise RunConfigInvalid([f"--set {path} sets {', '.join(document)} too: give each its own --set"])
     return text if kind is str and not isinstance(value, str) else value
 
 
@@ -153,30 +157,32 @@ def from_file(path: Path) -> dict[str, Given]:
     """The values of a TOML file by dotted path. Raises RunConfigInvalid, naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
     except FileNotFoundError:
         raise RunConfigInvalid([f"{path}: no such file"], "give the TOML file of a run") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunConfigInvalid([f"{path} cannot be read: {error}"]) from error
-    try:
-        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = _POSITION.search(str(error))
         place = f"{path}:{found[1]}" if found else str(path)
         raise RunConfigInvalid([f"{place} is not TOML: {_POSITION.sub('', str(error)).strip()}"]) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunConfigInvalid([f"{path} cannot be read: {str(error).partition(';')[0]}"]) from error
     lines = lines_of(text)
-    return {key: Given(value, f"{key} ({path}:{_line(lines, key)})") for key, value in _flat(document, "")}
+    return dict(_flat(document, lambda key: f"{key} ({path}:{_line(lines, key)})"))
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Values by path. A table that is no part of a run stays whole: its name is what is wrong."""
+def _flat(table: Mapping[str, Any], say: Say, prefix: str = "") -> Iterator[tuple[str, Given]]:
+    """Values by path. A table that is no part of a run stays whole: its name is what is wrong. Raises
+    RunConfigInvalid for a key with a dot inside, which would be a second way to write a path."""
     known = leaves(RunFile)
     for name, value in table.items():
         path = f"{prefix}{name}"
+        if "." in name:
+            raise RunConfigInvalid([f"{say(path)}: {name!r} is one key with dots: leave its quotes out"])
         is_part = any(key.startswith(f"{path}.") for key in known) or path == "training.loss_config"
         if isinstance(value, dict) and value and is_part:
-            yield from _flat(value, f"{path}.")
+            yield from _flat(value, say, f"{path}.")
         else:
-            yield path, value
+            yield path, Given(value, say(path))
 
 
 def lines_of(text: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from upcycle.errors import UpcycleError
-from upcycle.run_config.limits import REFUSED
+from upcycle.run_config.limits import REFUSED, shown
 from upcycle.run_config.model import RULES, RunSpec
 from upcycle.run_config.names import Say
 
@@ -25,6 +25,7 @@ _WORDS: Final = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "text",
+    "string_unicode": "text in UTF-8",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "mapping_type": "a table of numbers",
@@ -71,9 +72,9 @@ def _reasons(error: Any, kind: type, say: Say) -> Iterator[str]:
     elif what == "missing":
         yield f"{say(path)} is not set"
     elif what == "enum":
-        yield f"{say(path)} {value!r} does not exist; known: {error['ctx']['expected']}"
+        yield f"{say(path)} {shown(value)} does not exist; known: {error['ctx']['expected']}"
     elif what in _WORDS:
-        yield f"{say(path)} = {value!r} is not {_WORDS[what]}"
+        yield f"{say(path)} = {shown(value)} is not {_WORDS[what]}"
     else:
         yield f"{say(path)}: {error['msg']}"
 

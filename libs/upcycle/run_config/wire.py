@@ -14,12 +14,8 @@ from upcycle.run_config.model import Gate, PolicyChoice, RunSpec, Sampling, Trai
 from upcycle.run_config.names import Channel, Purpose
 from upcycle.run_config.refusing import RunConfigInvalid, checked
 
-PURPOSES: Final = {Purpose.TRAIN: common_pb2.PURPOSE_TRAIN, Purpose.EVAL: common_pb2.PURPOSE_EVAL}
-CHANNELS: Final = {
-    Channel.LATEST: common_pb2.CHANNEL_LATEST,
-    Channel.HEAD: common_pb2.CHANNEL_HEAD,
-    Channel.CANDIDATE: common_pb2.CHANNEL_CANDIDATE,
-}
+PURPOSES: Final = {one: common_pb2.Purpose.Value(f"PURPOSE_{one.name}") for one in Purpose}
+CHANNELS: Final = {one: common_pb2.Channel.Value(f"CHANNEL_{one.name}") for one in Channel}
 _SECTIONS: Final = ("sampling", "training", "gate")
 
 

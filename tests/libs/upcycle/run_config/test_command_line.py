@@ -97,6 +97,76 @@ def test_bad_input_ends_with_2_and_names_its_place(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+HUGE, HEXADECIMAL, DEEP = "1" + "0" * 400, "0x" + "f" * 5000, "[" * 3000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", HUGE], "--steps must be >= 0 and <= 1e+09, got 100000"),
+        (["--set", f"training.seed={HEXADECIMAL}"], "--set training.seed must be >= -4.61169e+18"),
+        (["--set", f"training.steps={HEXADECIMAL}", "--epochs", "2"], "both say how long"),
+        (["--set", f"training.steps=1{'0' * 5000}"], "--set training.steps = '100000"),
+        (["--set", f"training.steps={DEEP}"], "--set training.steps = '[[[[["),
+        (["--set", f"training.steps{'.a' * 3000}=1"], "--set training.steps = "),
+        (["--label", "\udcff"], "--label = '\\udcff' is not text in UTF-8"),
+        (["--gate", "\udcff"], "--gate = '\\udcff' is not text in UTF-8"),
+        (["--from", "\udcff"], "--from = '\\udcff' is not text in UTF-8"),
+        (["--set", "policy.model=\udcff"], "--set policy.model = '\\udcff' is not text in UTF-8"),
+    ],
+    ids=lambda value: str(value).encode("ascii", "backslashreplace").decode()[:40],
+)
+def test_a_value_that_python_cannot_write_out_or_encode_ends_with_2_and_names_its_place(
+    capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    model = [] if "policy.model" in options[1] else ["m"]
+    assert command(["train", *model, "--taskset", "t", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 5000, DEEP])
+def test_a_file_with_a_value_that_toml_cannot_read_ends_with_2_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    (tmp_path / "run.toml").write_text(f"{HEAD}[training]\nsteps = {value}\n")
+    assert command(["train", "--config", "run.toml"]) == 2
+    assert "run.toml cannot be read: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("", ["--steps=7", "--set", "training={steps=3}"], "training.steps is 3, and --steps is 7: give one"),
+        ("", ["--set", "training={steps=3}", "--set", "training.steps=7"], "is 7: give one"),
+        (
+            '"training.steps" = 3\n[training]\nsteps = 5\n',
+            [],
+            "training.steps (run.toml:2): 'training.steps' is one key with dots: leave its quotes out",
+        ),
+        ("", ["--set", "training={'loss_config.clip_low'=1}"], "--set training.loss_config.clip_low: 'loss_"),
+        (
+            "",
+            ["--set", "training.steps=3\nfoo=4"],
+            "--set training.steps sets foo too: give each its own --set",
+        ),
+    ],
+)
+def test_two_values_for_one_field_are_refused_however_they_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], said: str
+) -> None:
+    head = 'taskset = "sums"\n'  # keys of the document stand before its first table
+    (tmp_path / "run.toml").write_text(head + text)
+    assert command(["train", "m", "--config", "run.toml", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_table_of_set_goes_before_the_file_key_by_key(tmp_path: Path) -> None:
+    text = "[training]\nsteps = 1\nseed = 5\n[training.loss_config]\nclip_low = 0.1\nclip_high = 0.3\n"
+    run = run_of(tmp_path, text, ["training={steps=3, loss_config={clip_high=0.4}}"], {"training.seed": 6})
+    assert (run.training.steps, run.training.seed) == (3, 6)
+    assert run.training.loss_config == {"clip_low": 0.1, "clip_high": 0.4}
+
+
 def test_a_file_that_is_missing_or_not_text_ends_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from upcycle.cli.doc_pages import DocPages, load_pages, pages_folder
+from upcycle.cli.doc_pages import DocPages, UnknownPage, load_pages, pages_folder
 from upcycle.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 INSTRUCTIONS = """Documentation of Upcycle: environments, tasks, graders, evaluation, GRPO training, gates.
 Search first, then read the page or section that fits. start/coding-agent leads from nothing to promotion."""
+Name = Annotated[str, Field(max_length=400)]
+"""What a client asks by; an error repeats it."""
 
 
 async def mcp() -> int:
@@ -26,14 +28,11 @@ def docs_server(pages: DocPages) -> "MCPServer":
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from upcycle.cli.doc_pages import UnknownPage
-
     server: MCPServer = MCPServer("upcycle-docs", version=version("upcycle"), instructions=INSTRUCTIONS)
 
     @server.tool(structured_output=False)
     def search(
-        query: Annotated[str, Field(min_length=1, max_length=400)],
-        limit: Annotated[int, Field(ge=1, le=20)] = 8,
+        query: Annotated[Name, Field(min_length=1)], limit: Annotated[int, Field(ge=1, le=20)] = 8
     ) -> str:
         """Find sections of the documentation: page, section and an excerpt of each, best first."""
         hits = pages.search(query, limit)
@@ -42,7 +41,7 @@ def docs_server(pages: DocPages) -> "MCPServer":
         return "\n\n".join(f"{hit.page} > {hit.section}\n{hit.excerpt}" for hit in hits)
 
     @server.tool(structured_output=False)
-    def read(page: str, section: str = "") -> str:
+    def read(page: Name, section: Name = "") -> str:
         """Read a page, such as do/add-a-loss, or one section of it by its heading."""
         try:
             return pages.read(page, section)

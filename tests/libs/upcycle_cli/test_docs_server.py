@@ -64,6 +64,15 @@ async def test_a_page_that_does_not_exist_is_an_error_with_the_nearest_name() ->
         assert (await client.call_tool("search", {"query": ""})).is_error
 
 
+async def test_an_error_does_not_repeat_a_name_that_is_too_long() -> None:
+    async with Client(SERVER, read_timeout_seconds=60) as client:
+        for asked in ({"page": "x" * 401}, {"page": "do/add-a-loss", "section": "x" * 100_000}):
+            refused = await client.call_tool("read", asked)
+            assert refused.is_error
+            assert "at most 400 characters" in text_of(refused)
+            assert len(text_of(refused)) < 1000
+
+
 def test_the_best_section_comes_first_and_its_excerpt_begins_where_it_fits() -> None:
     (first, *_) = PAGES.search("flaps")
     assert (first.page, first.section) == ("do/fly", "Land")

@@ -165,8 +165,8 @@ def sample_needed(pairs: Sequence[PairedTask], floor: float, alpha: float) -> Sa
     n = len(pairs)
     mean = math.fsum(pair.difference for pair in pairs) / n
     gap = mean - floor
-    if gap <= 0 or n < 2:
-        return SampleNeeded(None, None)
+    if gap <= 0 or n < 2:  # one task has no spread, so no bound; two have
+        return SampleNeeded(2 if gap > 0 else None, None)
     variance = math.fsum((pair.difference - mean) ** 2 for pair in pairs) / (n - 1)
     z2 = normal_quantile(1 - alpha) ** 2
     tasks = max(n + 1, math.ceil(z2 * variance / gap**2))

@@ -116,6 +116,18 @@ def test_a_family_whose_mean_is_its_budget_may_have_lost_more_and_no_sample_show
     )
 
 
+def test_a_family_of_a_single_task_says_that_two_tasks_can_pass() -> None:
+    pairs = tasks("a", 1, (1, 1), (1, 1)) | tasks("b", 40, (1, 1), (0, 1), 1)
+    verdict = judge(*both(pairs), GateRule())
+    assert not verdict.passed
+    assert verdict.families[-1].reason == (
+        "family '(small families)' may have lost 100.0% (measured +0.0% on 1 tasks), "
+        "its budget is 5.0%; would take about 2 tasks at this effect"
+    )
+    pairs |= tasks("c", 1, (1, 1), (1, 1), 41)
+    assert judge(*both(pairs), GateRule()).passed
+
+
 def test_a_family_whose_budget_is_not_proven_says_how_many_tasks_would_prove_it() -> None:
     pairs = tasks("a", 4, (1, 1), (0, 1)) | tasks("a", 4, (0, 1), (1, 1), 4)
     pairs |= tasks("b", 40, (1, 1), (0, 1), 8)

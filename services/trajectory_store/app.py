@@ -10,7 +10,7 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.adapters.stored_bodies import StoredBodies
+from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
 from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import STATUS_OF, TrajectoryServicer, UseCases
 from trajectory_store.settings import TrajectoryStoreSettings
@@ -32,7 +32,7 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     store = S3BlobStore(settings.s3, retry_s=5.0)
     service.add(Closing("s3", store.stop))  # not started: the ledger goes on without the object store
     index = SqlIndex(db)
-    read = ReadBody(index, StoredBodies(store))
+    read = ReadBody(index, TrajectoryBodies(store))
     watch = WatchTrajectories(index, poll_s=settings.watch_poll_s)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)

@@ -13,7 +13,7 @@ from typing import Final
 from identities.entities import episode_of
 from service_kit.loops import until_stopped
 from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.adapters.stored_bodies import StoredBodies
+from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
 from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
 from trajectory_store.domain.ledger import Episode
 from trajectory_store.domain.queries import FeedChange, PageKey, TrajectoryFilter
@@ -28,7 +28,7 @@ _MAX_REASON_CHARS: Final = 500
 class ReadBody:
     """One body, or its quarantine."""
 
-    def __init__(self, index: SqlIndex, bodies: StoredBodies, *, confirm_after_s: float = 1.0) -> None:
+    def __init__(self, index: SqlIndex, bodies: TrajectoryBodies, *, confirm_after_s: float = 1.0) -> None:
         """confirm_after_s: a bad body is read again after so long, and quarantined when it is bad again."""
         self._index = index
         self._bodies = bodies

@@ -1,5 +1,5 @@
-"""Retired words stay out of identifiers, file names, settings and headings; the glossary says what to
-write.
+"""Retired words stay out of identifiers, file names, settings, headings, log events and metrics; the
+glossary says what to write.
 """
 
 import ast
@@ -17,6 +17,18 @@ _GENERATED = "libs/upcycle/api/"
 _SEEDS = "tests/e2e/listings/"
 
 
+_NAMING_CALLS = {
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "exception",
+    "critical",
+    "Counter",
+    "Gauge",
+    "Histogram",
+}
+"""What takes the name of a log event or of a metric as its first argument."""
 _IN_SERVICES = " (in services and libs)"
 
 
@@ -38,10 +50,16 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z]+", spaced.lower()))
 
 
+def _singulars(word: str) -> set[str]:
+    """`bodies` -> body among others: with each ending that a plural may have taken off."""
+    return {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
+
+
 def _refused(name: str, retired: dict[tuple[str, ...], str]) -> str | None:
     words = _words(name)
     for old, new in retired.items():
-        if any(words[at : at + len(old)] == old for at in range(len(words))):
+        found = (zip(words[at:], old, strict=False) for at in range(len(words) - len(old) + 1))
+        if any(all(part in _singulars(word) for word, part in pairs) for pairs in found):
             return f"{name!r} holds the retired word {' '.join(old)!r}; write: {new}"
     return None
 
@@ -65,6 +83,11 @@ def _identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
             case ast.arg() | ast.keyword() if node.arg:
                 yield getattr(node, "lineno", 0), node.arg
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called),
+                args=[ast.Constant(value=str(name)), *_],
+            ) if called in _NAMING_CALLS:
+                yield node.lineno, name
 
 
 def _names_in(path: Path, check: Callable[[str], str | None]) -> Iterator[tuple[int, str]]:
@@ -99,12 +122,26 @@ def test_no_retired_word_is_a_name() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", ["HandState", "by_hand", "last_word", "EngineKeeper", "_is_told", "Lane"])
+@pytest.mark.parametrize(
+    "name",
+    ["HandState", "by_hand", "last_word", "EngineKeeper", "_is_told", "Lane", "StoredBodies", "own_words"],
+)
 def test_the_check_finds_a_retired_word_in_any_spelling(name: str) -> None:
     retired = _retired() | {("hand", "state"): "interactive"}
     assert _refused(name, retired) is not None
 
 
-@pytest.mark.parametrize("name", ["handler", "on_handed", "shield", "swearword", "planet", "airplane"])
+@pytest.mark.parametrize(
+    "code",
+    ['log.info("keeper_lost", extra={})', 'self._log.error("keepers_lost")', 'G = Gauge("keepers", "Help.")'],
+)
+def test_the_check_finds_log_events_and_metrics(code: str) -> None:
+    names = [name for _, name in _identifiers(ast.parse(code))]
+    assert any(_refused(name, _retired()) for name in names)
+
+
+@pytest.mark.parametrize(
+    "name", ["handler", "on_handed", "shield", "swearword", "planet", "airplane", "bodies"]
+)
 def test_the_check_leaves_other_words_alone(name: str) -> None:
     assert _refused(name, _retired()) is None

@@ -55,7 +55,7 @@ async def test_a_login_is_asked_for(tmp_path: Path) -> None:
             await nats.connect(server.url, allow_reconnect=False, connect_timeout=2)
 
 
-def test_a_taken_port_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused_with_what_the_server_printed(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

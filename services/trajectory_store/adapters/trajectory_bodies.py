@@ -9,7 +9,7 @@ from trajectory_store.domain.ledger import Episode
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 
 
-class StoredBodies:
+class TrajectoryBodies:
     """The body behind a row's reference."""
 
     def __init__(self, store: BlobStore) -> None:

@@ -7,6 +7,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,7 +167,29 @@ def run_configuration() -> str:
     """Every field of a run."""
     from upcycle.run_config.reference import page
 
-    return _NOTE + page()
+    return _NOTE + page() + loss_options()
+
+
+OFF_UNTIL_SET: Final = {"sampler_weight_high": None, "off_policy_row_limit": None, "top_entropy": 1.0}
+"""Defaults of what stands beside every loss, where they are not 0; None: it does nothing until it is set."""
+
+
+def loss_options() -> str:
+    """Every key of loss_config: of the losses, with the defaults of the mathematics, and beside them."""
+    from grpo_math.objective import LOSSES as KINDS
+    from upcycle.run_config import LOSSES, OBJECTIVE_OPTIONS
+
+    lines = ["\n## [training.loss_config]\n", "All are numbers; `0 (off), or 1` is a switch. Of a loss:\n"]
+    lines.append("| loss | option | default | limits |\n|---|---|---|---|")
+    for name, loss in LOSSES.items():
+        defaults = {field.name: field.default for field in fields(KINDS[name])}
+        rows = [(f"`{key}`", f"{defaults[key]:g}", one.range_text) for key, one in loss.options.items()]
+        lines += [f"| `{name}` | {' | '.join(row)} |" for row in rows or [("none", "", "")]]
+    lines.append("\nBeside a loss:\n\n| option | default | limits |\n|---|---|---|")
+    for key, one in OBJECTIVE_OPTIONS.items():
+        default = OFF_UNTIL_SET.get(key, 0.0)
+        lines.append(f"| `{key}` | {'off' if default is None else f'{default:g}'} | {one.range_text} |")
+    return "\n".join(lines) + "\n"
 
 
 GENERATED: Final[dict[str, Callable[[], str]]] = {

@@ -178,7 +178,7 @@ def build_loss(
     for key, value in (parameters or {}).items():
         if key not in numeric:
             raise unknown_name(f"parameter of loss {name!r}", key, [*numeric, *_OBJECTIVE_KEYS])
-        values[key] = bool(value) if isinstance(numeric[key], bool) else float(value)
+        values[key] = _switch(key, {key: value}) if isinstance(numeric[key], bool) else float(value)
     if proximal_anchor:
         if "anchor" not in {f.name for f in fields(kind)}:
             raise UnsoundCombination(
@@ -188,6 +188,13 @@ def build_loss(
         values["anchor"] = "proximal"
     loss: TokenLoss = kind(**values)
     return loss
+
+
+def _switch(name: str, values: Mapping[str, float]) -> bool:
+    value = values.get(name, 0.0)
+    if value not in (0, 1):
+        raise GrpoMathError(f"{name} must be 0 (off), or 1, got {value}")
+    return bool(value)
 
 
 _OBJECTIVE_KEYS: Final = (
@@ -230,7 +237,7 @@ def build_objective(
     """
     given = dict(parameters or {})
     own: dict[str, float] = {key: float(given.pop(key)) for key in _OBJECTIVE_KEYS if key in given}
-    built = build_loss(loss, given, proximal_anchor=bool(own.get("proximal_anchor", 0.0)))
+    built = build_loss(loss, given, proximal_anchor=_switch("proximal_anchor", own))
     limit = own.get("off_policy_row_limit")
     return Objective(
         loss=built,
@@ -250,8 +257,8 @@ def _sampler_weight(own: Mapping[str, float]) -> SamplerWeight | None:
             raise UnsoundCombination(f"{', '.join(idle)} without sampler_weight_high: nothing reads it")
         return None
     return SamplerWeight(
-        level="row" if own.get("sampler_weight_rows") else "token",
-        action="drop" if own.get("sampler_weight_drop") else "truncate",
+        level="row" if _switch("sampler_weight_rows", own) else "token",
+        action="drop" if _switch("sampler_weight_drop", own) else "truncate",
         high=own["sampler_weight_high"],
         low=own.get("sampler_weight_low", 0.0),
     )
@@ -260,7 +267,7 @@ def _sampler_weight(own: Mapping[str, float]) -> SamplerWeight | None:
 def _kl_penalty(own: Mapping[str, float], choice: KlChoice) -> KlPenalty | None:
     coefficient = own.get("kl_coefficient", 0.0)
     if coefficient:
-        corrected = bool(own.get("kl_bias_correction", 0.0))
+        corrected = _switch("kl_bias_correction", own)
         return KlPenalty(coefficient, choice.estimator, corrected, choice.placement)
     if choice != KlChoice() or "kl_bias_correction" in own:
         raise UnsoundCombination("a KL estimator, placement or correction without kl_coefficient is not read")

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.generate import OFF_UNTIL_SET
 
+from grpo_math.objective import build_objective
 from upcycle.errors import UpcycleError
+from upcycle.run_config import LOSSES, OBJECTIVE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 SHOWN = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/sdk.md").read_text(), re.MULTILINE)
@@ -20,6 +23,15 @@ def test_the_reference_pages_are_up_to_date() -> None:
     command = [sys.executable, "-m", "docs.generate", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_a_loss_with_the_defaults_that_the_page_names_is_the_loss_without_options(loss: str) -> None:
+    beside = {key: OFF_UNTIL_SET.get(key, 0.0) for key in OBJECTIVE_OPTIONS}
+    # What changes something else than itself is refused alone, also at its default.
+    alone = [key for key in beside if key.startswith("sampler_weight_") or key == "kl_bias_correction"]
+    usable = {key: value for key, value in beside.items() if value is not None and key not in alone}
+    assert build_objective(loss, usable) == build_objective(loss)
 
 
 def named(path: str) -> Any:

@@ -77,10 +77,11 @@ class Limit(_Checked):
 
     @property
     def range_text(self) -> str:
-        """The range as people read it; a bound of LARGEST is none."""
+        """The range as people read it."""
         off = "0 (off), or " if self.zero_is_off else ""
         low, high = (">" if self.above else ">="), ("<" if self.below else "<=")
-        return f"{off}{low} {self.low:g} and {high} {self.high:g}"
+        both = f"{low} {self.low:.7g} and {high} {self.high:.7g}"
+        return f"{off}{both if self.low < self.high else f'{self.low:g}'}"
 
     def complaint(self, value: float) -> str:
         """Limit, value and reason."""
@@ -124,3 +125,4 @@ class Text(_Checked):
 POSITIVE: Final = Limit(0, above=True)
 NOT_NEGATIVE: Final = Limit(0)
 ANY: Final = Limit()
+SWITCH: Final = Limit(1, 1, zero_is_off=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from upcycle.run_config.limits import ANY, NOT_NEGATIVE, POSITIVE, Limit
+from upcycle.run_config.limits import ANY, NOT_NEGATIVE, POSITIVE, SWITCH, Limit
 from upcycle.run_config.names import KL_ESTIMATORS, KL_PLACEMENTS, Say, unknown
 
 _BELOW_ONE: Final = Limit(0, 1, above=True, below=True)
@@ -45,8 +45,8 @@ LOSSES: Final[Mapping[str, Loss]] = {
             **_CLIPS,
             "weight_cap": Limit(1),
             "weight_low": _FROM_ZERO_BELOW_ONE,
-            "clamp_weight": ANY,
-            "drop_positive_only": ANY,
+            "clamp_weight": SWITCH,
+            "drop_positive_only": SWITCH,
         }
     ),
     "vespo": Loss(dict.fromkeys(_VESPO, ANY), has_anchor=True),
@@ -55,15 +55,15 @@ LOSSES: Final[Mapping[str, Loss]] = {
 
 OBJECTIVE_OPTIONS: Final[Mapping[str, Limit]] = {
     _KL: NOT_NEGATIVE,
-    _CORRECTION: ANY,
+    _CORRECTION: SWITCH,
     "entropy_bonus": ANY,
     "off_policy_row_limit": ANY,
     "top_entropy": Limit(0, 1, above=True),
-    _ANCHOR: ANY,
+    _ANCHOR: SWITCH,
     _WEIGHT: Limit(1),
     "sampler_weight_low": _FROM_ZERO_BELOW_ONE,
-    "sampler_weight_drop": ANY,
-    "sampler_weight_rows": ANY,
+    "sampler_weight_drop": SWITCH,
+    "sampler_weight_rows": SWITCH,
 }
 """Keys of loss_config that belong to no loss but to what stands beside it."""
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, model_
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
-from upcycle.run_config.limits import ANY, MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
+from upcycle.run_config.limits import MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -150,7 +150,7 @@ class Training:
     lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
     """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the
     last two need a limit of steps."""
-    warmup_steps: Annotated[Whole, ANY] = 0
+    warmup_steps: Annotated[Whole, Limit(0)] = 0
     """first steps, during which the learning rate rises evenly."""
     min_lr_fraction: Annotated[Number, Limit(0, 1)] = 0.0
     """share of the learning rate towards which `linear` and `cosine` fall."""

@@ -1,11 +1,10 @@
-"""The reference page of the run configuration, from the model. `docs/generate.py` writes it."""
+"""The reference page of the run configuration, from the model. `docs/generate.py` writes it, and adds the
+options of the losses."""
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from upcycle.run_config.flags import default_text, flags_of
 from upcycle.run_config.limits import Limit, OneOf
-from upcycle.run_config.losses import LOSSES, OBJECTIVE_OPTIONS
 from upcycle.run_config.names import Purpose
 from upcycle.run_config.reading import RunFile
 from upcycle.run_config.refusing import leaves
@@ -30,7 +29,7 @@ def page() -> str:
     lines = [_INTRODUCTION]
     for name, rows in sections.items():
         lines += [f"## {f'[{name}]' if name else 'Top of the file'}\n", _HEAD, *rows, ""]
-    return "\n".join([*lines, *_options()]) + "\n"
+    return "\n".join(lines)
 
 
 _HEAD: Final = (
@@ -56,14 +55,3 @@ def _limits(info: Any) -> str:
     known = [one for one in info.metadata if isinstance(one, Limit | OneOf)]
     texts = [one.range_text if isinstance(one, Limit) else ", ".join(one.names) for one in known]
     return "; ".join(texts)
-
-
-def _options() -> Iterator[str]:
-    yield "## [training.loss_config]\n"
-    yield "| loss | options of its own |\n|---|---|"
-    for name, loss in LOSSES.items():
-        own = ", ".join(f"`{option}` {limit.range_text}" for option, limit in loss.options.items())
-        yield f"| `{name}` | {own or 'none'} |"
-    yield "\nBeside every loss:\n\n| option | limits |\n|---|---|"
-    for option, limit in OBJECTIVE_OPTIONS.items():
-        yield f"| `{option}` | {limit.range_text} |"

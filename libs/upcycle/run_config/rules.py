@@ -46,9 +46,9 @@ def _schedule(training: Training, say: Say) -> Iterator[str]:
             f"{say('lr_schedule')} {name!r} falls over the steps of a run, and {say('steps')} is 0, which "
             f"has no end: give {say('steps')} a number, or choose {CONSTANT}"
         )
-    if warmup < 0 or (training.epochs is None and 0 < steps <= warmup):
-        limit = f" and below {say('steps')} ({steps})" if training.epochs is None and steps > 0 else ""
-        yield f"{say('warmup_steps')} must be >= 0{limit}, got {warmup}: some step must have the full rate"
+    if training.epochs is None and 0 < steps <= warmup:
+        limit = f">= 0 and below {say('steps')} ({steps})"
+        yield f"{say('warmup_steps')} must be {limit}, got {warmup}: some step must have the full rate"
     if name == CONSTANT and training.min_lr_fraction > 0:
         yield (
             f"{say('min_lr_fraction')} is {training.min_lr_fraction:g} but a constant rate falls to nothing "

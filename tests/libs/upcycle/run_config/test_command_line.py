@@ -104,7 +104,7 @@ HUGE, HEXADECIMAL, DEEP = "1" + "0" * 400, "0x" + "f" * 5000, "[" * 3000
     ("options", "said"),
     [
         (["--steps", HUGE], "--steps must be >= 0 and <= 1e+09, got 100000"),
-        (["--set", f"training.seed={HEXADECIMAL}"], "--set training.seed must be >= -4.61169e+18"),
+        (["--set", f"training.seed={HEXADECIMAL}"], "--set training.seed must be >= -4.611686e+18"),
         (["--set", f"training.steps={HEXADECIMAL}", "--epochs", "2"], "both say how long"),
         (["--set", f"training.steps=1{'0' * 5000}"], "--set training.steps = '100000"),
         (["--set", f"training.steps={DEEP}"], "--set training.steps = '[[[[["),

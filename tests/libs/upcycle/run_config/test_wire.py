@@ -110,7 +110,7 @@ def test_a_default_is_the_same_in_the_model_and_in_the_comment_of_the_contract(
 
 def test_every_field_has_a_meaning_and_stands_in_the_reference_page() -> None:
     stored = (REPOSITORY / "docs/reference/run-configuration.md").read_text()
-    assert stored.endswith(page()), "run `make reference`"
+    assert page() in stored, "run `make reference`"
     for path, info in leaves().items():
         assert info.description, path
         assert f"| `{path}` |" in stored

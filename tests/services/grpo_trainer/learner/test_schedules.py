@@ -80,7 +80,7 @@ def test_the_fall_is_that_of_transformers_and_the_rise_begins_above_zero(name: s
 
 REFUSED = [
     ({"lr_schedule": "polynomial"}, "'polynomial' does not exist; known: constant, cosine, linear"),
-    ({"warmup_steps": -1}, "warmup_steps must be >= 0 and below steps.*got -1"),
+    ({"warmup_steps": -1}, "warmup_steps must be >= 0 and <= .*got -1"),
     ({"warmup_steps": 5}, r"below steps \(4\), got 5"),
     ({"warmup_steps": 4}, "some step must have the full rate"),
     ({"lr_schedule": "cosine", "min_lr_fraction": 1.5}, "min_lr_fraction must be >= 0 and <= 1, got 1.5"),

@@ -1,5 +1,6 @@
 """An episode that can have no reward: the error, and the fact that says so."""
 
+import re
 from datetime import datetime
 from typing import Final
 
@@ -8,6 +9,7 @@ from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed
 from upcycle.moments import timestamp
 
 _MAX_DETAIL_CHARS: Final = 2000
+_UNREADABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class EpisodeBroken(Exception):
@@ -35,8 +37,8 @@ def episode_failed(
     """Fact episode.failed. It shares its id with trajectory.graded: the stream keeps the first of the two."""
     return EpisodeFailed(
         episode=episode,
-        kind=kind,
-        detail=detail[:_MAX_DETAIL_CHARS],
+        kind=_UNREADABLE.sub("\ufffd", kind),
+        detail=_UNREADABLE.sub("\ufffd", detail[:_MAX_DETAIL_CHARS]),
         reported_by=reported_by,
         failed_at=timestamp(at),
         usage=usage,

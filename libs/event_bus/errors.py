@@ -55,6 +55,3 @@ class PoisonMessage(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason

@@ -5,6 +5,8 @@ from typing import Final, NamedTuple
 
 from identities.errors import InvalidIdentity
 
+SLUG: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+"""What a model may be called."""
 _TRAJECTORY: Final = "traj-"
 _INTERACTIVE: Final = "interactive-"
 _CHECKPOINT: Final = re.compile(r"ckpt-(?P<model>.+)-v(?P<version>\d{8,18})")

@@ -8,6 +8,7 @@ survives power loss. Postgres: a small pool, one thread per connection.
 import asyncio
 import contextvars
 import logging
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,7 @@ _STATEMENT_TIMEOUT_MS: Final = 30_000
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_TRIES: Final = 4
 _NOTICES: Final = "sql_store.notices"
+_UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class Database:
@@ -43,6 +45,7 @@ class Database:
         workers = 1 if self._is_sqlite else _POSTGRES_CONNECTIONS
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="sql")
         self._engine = self._sqlite() if self._is_sqlite else self._postgres()
+        event.listen(self._engine, "before_cursor_execute", _with_storable_texts, retval=True)
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._stopped = False
 
@@ -75,7 +78,7 @@ class Database:
 
         `fn` must touch nothing but the connection: after a deadlock it runs again. A caller that is
         cancelled does not know whether the transaction took place. Raises StoreFull, Unavailable,
-        and whatever `fn` raises.
+        PoisonMessage for a value that the database will never take, and whatever `fn` raises.
         """
         if self._stopped:
             raise Unavailable(f"the database {self._shown} was closed")
@@ -85,17 +88,15 @@ class Database:
         )
 
     def _with_retries(self, fn: Callable[[Connection], T]) -> T:
-        for attempt in range(1, _MAX_TRIES):
+        attempt = 1
+        while True:
             try:
                 return self._transact(fn)
             except DBAPIError as error:
-                if not is_transient(error):
+                if attempt == _MAX_TRIES or not is_transient(error):
                     raise translated(error, self._shown) from error
                 _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
-        try:
-            return self._transact(fn)
-        except DBAPIError as error:
-            raise translated(error, self._shown) from error
+            attempt += 1
 
     def _transact(self, fn: Callable[[Connection], T]) -> T:
         notices: set[str] = set()
@@ -159,6 +160,19 @@ def _normalised(url: str) -> URL:
     raise UnsupportedDatabase(
         f"database {backend!r} is not supported: use sqlite:///FILE or postgresql://..."
     )
+
+
+def _with_storable_texts(_c: object, _k: object, statement: str, values: Any, *_: object) -> tuple[str, Any]:
+    return statement, _storable(values)
+
+
+def _storable(value: Any) -> Any:
+    """Without what Postgres refuses in a text: NUL and halves of characters."""
+    if isinstance(value, dict):
+        return {key: _storable(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_storable, value))
+    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) else value
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:

@@ -3,22 +3,15 @@
 import sqlite3
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
+from event_bus.errors import PoisonMessage
 from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
 
 _SQLITE_UNAVAILABLE: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_PERM,
-    }
+    getattr(sqlite3, f"SQLITE_{why}")
+    for why in ("BUSY", "LOCKED", "READONLY", "IOERR", "CORRUPT", "CANTOPEN", "NOTADB", "PERM")
 )
 _PRIMARY_CODE: Final = 0xFF
 _POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
@@ -36,15 +29,13 @@ def translated(error: DBAPIError, where: str) -> Exception:
     if isinstance(error, IntegrityError):
         return error
     cause = f"{type(error.orig).__name__}: {str(error.orig).strip()}"
-    if _is_full(error):
+    if isinstance(error, DataError):
+        return PoisonMessage(f"database {where} refuses a value ({cause}): nothing was written")
+    if _sqlite_code(error) == sqlite3.SQLITE_FULL or _sqlstate(error) in _POSTGRES_FULL:
         return StoreFull(f"database {where} is full ({cause}): nothing was written, make room and try again")
     if _is_unavailable(error):
         return Unavailable(f"database {where} cannot be used now ({cause}): nothing was written")
     return error
-
-
-def _is_full(error: DBAPIError) -> bool:
-    return _sqlite_code(error) == sqlite3.SQLITE_FULL or _sqlstate(error) in _POSTGRES_FULL
 
 
 def _is_unavailable(error: DBAPIError) -> bool:

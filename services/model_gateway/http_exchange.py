@@ -99,7 +99,7 @@ class HttpExchange:
             request_id=self.request_id,
             key_id=self.key_id,
             path=self.path,
-            model=model[:128],
+            model=model,
             version=self.weights.newest if self.weights else None,
             digest=self.weights.digest if self.weights else "",
             status=self.status,

@@ -1,16 +1,13 @@
 """Models, checkpoints, heads and engine leases as values."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from blob_store import BlobRef
+from identities.entities import SLUG
 from service_kit.errors import InvalidRequest
-
-MAX_SLUG_CHARS = 64
-_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 
 # Longest lease. With a longer one, requests would be routed to a dead engine for too long.
 MAX_LEASE_TTL_S = 60.0
@@ -125,9 +122,9 @@ class LeaseRequest:
 
 def validate_slug(model: str) -> str:
     """The slug itself; raises InvalidRequest when it cannot be part of a key, a subject and a model name."""
-    if len(model) > MAX_SLUG_CHARS or not _SLUG.fullmatch(model):
+    if not SLUG.fullmatch(model):
         raise InvalidRequest(
-            f"model {model!r} is not a slug: 1 to {MAX_SLUG_CHARS} of a-z, 0-9, '.', '_', '-', "
+            f"model {model!r} is not a slug: 1 to 64 of a-z, 0-9, '.', '_', '-', "
             "beginning and ending with a letter or a digit"
         )
     return model

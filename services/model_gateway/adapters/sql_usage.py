@@ -16,7 +16,7 @@ from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-DROPPED = Counter("upcycle_gateway_usage_dropped", "TokenUsage rows given up because the database is away.")
+DROPPED = Counter("upcycle_gateway_usage_dropped", "Usage rows that the database did not take.")
 _FLUSH_S = 0.5
 _BATCH = 500
 _MAX_WAITING = 50_000
@@ -48,15 +48,24 @@ class SqlUsageSink:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes what waits; keeps it when the database does not take it."""
+        """Writes what waits; keeps it while the database is away. A row that it refuses is given up alone."""
+        size = _BATCH
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
             try:
                 await self._write(batch)
             except Unavailable as error:
                 self._waiting.extendleft(reversed(batch))
                 log.warning("usage_waits", extra={"rows": len(self._waiting), "why": str(error)})
                 return
+            except Exception as error:
+                if len(batch) > 1:
+                    self._waiting.extendleft(reversed(batch))
+                    size = 1
+                    continue
+                DROPPED.inc()
+                size = _BATCH
+                log.error("usage_refused", exc_info=error, extra={"request_id": batch[0].request_id})
 
     async def _write(self, batch: list[UsageRow]) -> None:
         rows = [{name: getattr(row, name) for name in _COLUMNS} for row in batch]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from identities.entities import checkpoint_id, parse_checkpoint_id
+from identities.entities import SLUG, checkpoint_id, parse_checkpoint_id
 from model_gateway.domain.errors import BadRequest, UnknownField
 from model_gateway.domain.fields import CHAT_FIELDS, COMPLETIONS_FIELDS
 
@@ -94,9 +94,9 @@ def read_call(route: ApiRoute, raw: bytes, body: Any, limits: CallLimits) -> Com
 
 def read_target(model: Any, checkpoint: Any = None) -> ModelTarget:
     """`incident`, `incident@head`, `incident@v12`; a checkpoint id beside the slug pins too."""
-    if not isinstance(model, str) or not model:
-        raise BadRequest("model must name a model, e.g. `incident`, `incident@v12`", param="model")
-    slug, _, at = model.partition("@")
+    slug, _, at = model.partition("@") if isinstance(model, str) else ("", "", "")
+    if not SLUG.fullmatch(slug):
+        raise BadRequest(f"model {model!r:.80}: it must name a model, e.g. `incident@v12`", param="model")
     pinned = _PINNED.fullmatch(at)
     if at and at != "head" and pinned is None:
         raise BadRequest(f"model {model!r}: after '@' comes `head` or `v<number>`", param="model")

@@ -51,10 +51,9 @@ class RegisterTaskset:
         # In a thread: 100,000 tasks take seconds, and environments are being driven meanwhile.
         try:
             checked = await asyncio.to_thread(self._checked, taskset)
+            description = await self._host.describe(checked.source)
         except TasksetInvalid as error:
             raise InvalidRequest(str(error)) from error
-        try:
-            description = await self._host.describe(checked.source)
         except EnvironmentBroken as error:
             raise InvalidRequest(f"environment cannot be loaded: {error}") from error
         await asyncio.to_thread(check_fits, checked.tasks, description)
@@ -174,13 +173,7 @@ def _is_kind(value: Any, schema: Mapping[str, Any]) -> bool:
         return any(_is_kind(value, option) for option in schema["anyOf"])
     if "enum" in schema:
         return value in schema["enum"]
-    kinds: dict[str, Any] = {
-        "string": str,
-        "boolean": bool,
-        "null": type(None),
-        "array": list,
-        "object": dict,
-    }
+    kinds = {"string": str, "boolean": bool, "null": type(None), "array": list, "object": dict}
     kind = schema.get("type")
     if kind in ("integer", "number"):
         whole = isinstance(value, int) or (

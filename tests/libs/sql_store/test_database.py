@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Column, Connection, Integer, MetaData, Table, insert, select, text
+from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.libs.sql_store.support import NOTES, opened, texts, write
 from tests.postgres import PROGRAMS, PostgresServer
 
+from event_bus import PoisonMessage
 from service_kit.errors import StoreFull
 from sql_store import Database, UnsupportedDatabase, UtcDateTime
 from sql_store.database import give_notice
@@ -44,6 +45,19 @@ async def test_a_conflict_is_the_callers_to_handle(sql_url: str) -> None:
         with pytest.raises(IntegrityError):
             await db.run(write("a"))
         assert await db.run(texts) == ["a"]
+
+
+async def test_texts_that_postgres_cannot_hold_are_stored_without_the_bytes_in_question(sql_url: str) -> None:
+    def fill(connection: Connection) -> None:
+        connection.execute(insert(NOTES).values(text="a\0b"))
+        connection.execute(insert(NOTES), [{"text": "c\ud800d"}, {"text": "e\tf\n"}])
+        connection.execute(insert(NOTES).values([{"text": "\0"}, {"text": "g"}]))
+
+    async with opened(sql_url) as db:
+        await db.run(fill)
+        assert await db.run(texts) == ["a\ufffdb", "c\ufffdd", "e\tf\n", "\ufffd", "g"]
+        found = select(NOTES.c.id).where(NOTES.c.text.in_(["a\0b", "g"]))
+        assert await db.run(lambda connection: len(connection.execute(found).all())) == 2
 
 
 async def test_a_wrong_statement_is_not_an_outage(sql_url: str) -> None:
@@ -220,6 +234,13 @@ if PROGRAMS:
                 await asyncio.to_thread(server.start)
                 await db.run(write("c"))
                 assert await db.run(texts) == ["a", "c"]
+
+    async def test_a_value_that_postgres_will_never_take_is_poison(postgres_server: PostgresServer) -> None:
+        long = Table("long", MetaData(), Column("text", String(3)))
+        async with opened(postgres_server.database()) as db:
+            await db.run(long.create)
+            with pytest.raises(PoisonMessage, match=r"refuses a value .*value too long"):
+                await db.run(lambda connection: connection.execute(insert(long).values(text="four")))
 
     async def test_a_deadlock_is_run_again(postgres_server: PostgresServer) -> None:
         url = postgres_server.database()

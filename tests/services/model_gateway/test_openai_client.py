@@ -174,6 +174,8 @@ async def test_an_engines_refusal_reaches_the_client(gateway: Gateway, served: E
         ({"stream": "yes"}, "stream", "true or false"),
         ({"model": "incident@latest"}, "model", "after '@'"),
         ({"model": ""}, "model", "must name a model"),
+        ({"model": "a\0b"}, "model", "'a\\x00b': it must name a model"),
+        ({"model": "a" * 65}, "model", "must name a model"),
         ({"checkpoint": "ckpt-other-v00000001"}, "checkpoint", "is not one of"),
     ],
 )

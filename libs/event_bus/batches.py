@@ -78,32 +78,24 @@ class BatchConsumer:
                 await unsubscribe(subscription)
 
     async def _let_leftovers_run_out(self, connection: BusConnection) -> None:
-        info = await connection.jetstream().consumer_info(self._spec.stream, self._spec.durable)
-        if info.num_ack_pending:
-            _LOG.info(
-                "waiting_for_leftovers",
-                extra={
-                    "consumer": self._spec.durable,
-                    "count": info.num_ack_pending,
-                    "wait_s": self._spec.ack_wait_s,
-                },
-            )
-            await asyncio.sleep(self._spec.ack_wait_s + _MARGIN_S)
+        spec = self._spec
+        info = await connection.jetstream().consumer_info(spec.stream, spec.durable)
+        if count := info.num_ack_pending:
+            extra = {"consumer": spec.durable, "count": count, "wait_s": spec.ack_wait_s}
+            _LOG.info("waiting_for_leftovers", extra=extra)
+            await asyncio.sleep(spec.ack_wait_s + _MARGIN_S)
 
     async def _tracked(self, raws: list[Msg]) -> float:
         """Handle a batch as one piece of work that a drain can wait for; returns the pause that follows."""
-        pause_s = 0.0
 
-        async def work() -> None:
-            nonlocal pause_s
+        async def work() -> float:
             try:
-                pause_s = await self._handle(sorted(raws, key=lambda raw: raw.metadata.sequence.stream))
+                return await self._handle(sorted(raws, key=lambda raw: raw.metadata.sequence.stream))
             except asyncio.CancelledError:
                 await self._nack(raws, 0.0)
                 raise
 
-        await self._deps.in_flight.run(work(), f"{self._spec.durable}/batch")
-        return pause_s
+        return await self._deps.in_flight.run(work(), f"{self._spec.durable}/batch")
 
     async def _handle(self, raws: Sequence[Msg]) -> float:
         pairs: list[Pair] = []

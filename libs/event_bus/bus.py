@@ -27,6 +27,7 @@ from event_bus.router import Ephemeral, EventRouter, Projection
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
+from service_kit.errors import as_errors
 from service_kit.groups import BusSettings
 
 _LOG = logging.getLogger(__name__)
@@ -158,7 +159,12 @@ class EventBus:
             return "stopping"
         if not self._connection.is_connected:
             return "not connected to NATS"
-        return "a consumer ended" if any(task.done() for task in self._tasks) else None
+        if stuck := self._deps.in_flight.stuck():
+            return f"handlers that do not end: {', '.join(stuck)}"
+        broker = self._connection.broker
+        ended = any(task.done() for task in self._tasks)
+        ended |= broker.running and not all(one.running for one in broker.subscribers)
+        return "a consumer ended" if ended else None
 
     def _bind(self, spec: ConsumerSpec) -> None:
         if self._started:
@@ -215,7 +221,8 @@ class EventBus:
         """Run a reading loop again after a surprise, so that one bug does not end reading for good."""
         while not self._stopping.is_set():
             try:
-                await loop()
+                with as_errors():
+                    await loop()
             except Exception as error:
                 _LOG.exception("reader_crashed", extra={"reader": name, "error": repr(error)})
                 await asyncio.sleep(self._timings.first_retry_s)

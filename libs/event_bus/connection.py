@@ -162,10 +162,8 @@ class BusConnection:
     async def _on_closed(self) -> None:
         if self._closing:
             return
-        _LOG.critical(
-            "nats_connection_closed",
-            extra={"client": self._client_name, "exit_status": EXIT_CONNECTION_CLOSED},
-        )
+        extra = {"client": self._client_name, "exit_status": EXIT_CONNECTION_CLOSED}
+        _LOG.critical("nats_connection_closed", extra=extra)
         logging.shutdown()
         # The client will not reconnect, so a drain could not answer any message: start again from outside.
         os._exit(EXIT_CONNECTION_CLOSED)

@@ -27,12 +27,8 @@ async def stored(publisher: Publisher, raw: Msg, *, consumer: str, reason: str) 
     """Store the dead letter; False, and an error in the log, when that fails. The caller terminates the
     message after that, so that it is in one place at least.
     """
-    extra = {
-        "consumer": consumer,
-        "subject": raw.subject,
-        "sequence": raw.metadata.sequence.stream,
-        "reason": reason,
-    }
+    sequence = raw.metadata.sequence.stream
+    extra = {"consumer": consumer, "subject": raw.subject, "sequence": sequence, "reason": reason}
     _LOG.error("dead_lettered", extra=extra)
     try:
         await _store(publisher, raw, consumer, reason)

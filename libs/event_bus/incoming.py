@@ -4,9 +4,10 @@ is in flight.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 from nats.aio.msg import Msg
@@ -18,10 +19,13 @@ from event_bus.errors import MalformedEvent
 from event_bus.topology import ConsumerSpec, Topology
 from identities import subjects
 from identities.errors import InvalidIdentity
+from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 _BEATS_PER_ACK_WAIT: Final = 3
+_MAX_RETRY_AFTER_S: Final = 300.0
 _NACK_S: Final = 5.0
 """What cancelled handlers get to nack their messages; longer than one exchange with a server that is down."""
 
@@ -70,23 +74,25 @@ async def in_work(raws: Sequence[Msg], spec: ConsumerSpec) -> AsyncIterator[None
     """While the body runs, tell the server every ack_wait/3 that the messages are in work. Raises
     TimeoutError when it takes longer than handler_timeout_s.
     """
-    beating = asyncio.create_task(_beat(raws, spec.ack_wait_s / _BEATS_PER_ACK_WAIT))
+    beating = asyncio.create_task(_beat(raws, spec))
     try:
-        async with asyncio.timeout(spec.handler_timeout_s):
-            yield
+        with as_errors():
+            async with asyncio.timeout(spec.handler_timeout_s):
+                yield
     finally:
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
 
 
-async def _beat(raws: Sequence[Msg], every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        for raw in raws:
-            try:
-                await raw.in_progress()
-            except NatsError as error:  # a missed beat costs a duplicate delivery, never the work
-                _LOG.warning("heartbeat_missed", extra={"subject": raw.subject, "error": repr(error)})
+async def _beat(raws: Sequence[Msg], spec: ConsumerSpec) -> None:
+    async with asyncio.timeout(spec.handler_timeout_s):  # also when the handler goes on after that
+        while True:
+            await asyncio.sleep(spec.ack_wait_s / _BEATS_PER_ACK_WAIT)
+            for raw in raws:
+                try:
+                    await raw.in_progress()
+                except NatsError as error:  # a missed beat costs a duplicate delivery, never the work
+                    _LOG.warning("heartbeat_missed", extra={"subject": raw.subject, "error": repr(error)})
 
 
 async def nack(raw: Msg, consumer: str, delay_s: float = 0.0) -> None:
@@ -106,7 +112,8 @@ def retry_delay_s(failures: int, timings: BusTimings) -> float:
 
 def retry_after_s(error: Unavailable, timings: BusTimings) -> float:
     """Delay before a handler that raised Unavailable gets its message again."""
-    return timings.unavailable_s if error.retry_after_s is None else max(0.0, error.retry_after_s)
+    asked = timings.unavailable_s if error.retry_after_s is None else error.retry_after_s
+    return min(max(0.0, asked), _MAX_RETRY_AFTER_S) if math.isfinite(asked) else timings.unavailable_s
 
 
 class InFlight:
@@ -115,18 +122,19 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.draining = False
 
-    def __len__(self) -> int:
-        return len(self._tasks)
+    def stuck(self) -> list[str]:
+        """Names of those that go on although they were cancelled: handler_timeout_s is over."""
+        return [task.get_name() for task in self._tasks if task.cancelling()]
 
-    async def run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def run(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Wait for `work`, which goes on when the caller is cancelled: the drain decides how long."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def drain(self, within_s: float) -> None:
         """Wait for what is in flight; cancel what is not done in time."""

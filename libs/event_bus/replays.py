@@ -27,6 +27,7 @@ from event_bus.incoming import Decoder, retry_after_s, retry_delay_s
 from event_bus.publisher import Publisher
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import EVENTS
+from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -89,10 +90,8 @@ async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
             "it is not the stream the cursor came from; start from 0 or restore the stream"
         )
     if 0 < after_sequence < state.first_seq - 1:
-        _LOG.warning(
-            "facts_aged_out",
-            extra={"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS},
-        )
+        extra = {"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS}
+        _LOG.warning("facts_aged_out", extra=extra)
     return True
 
 
@@ -113,9 +112,8 @@ async def _one_consumer(
                 expected += 1
                 yield raw
     except NatsError as error:
-        _LOG.warning(
-            "replay_interrupted", extra={"reader": reading.reader, "cursor": cursor, "error": repr(error)}
-        )
+        extra = {"reader": reading.reader, "cursor": cursor, "error": repr(error)}
+        _LOG.warning("replay_interrupted", extra=extra)
     finally:
         if subscription is not None:
             await unsubscribe(subscription)
@@ -233,27 +231,18 @@ class Follower:
             self._skip(delivery, poison.reason)
         except Exception as error:
             self._failures += 1
-            _LOG.error(
-                "handler_failed",
-                exc_info=error,
-                extra={"reader": self._reader, "event_id": delivery.event_id},
-            )
+            extra = {"reader": self._reader, "event_id": delivery.event_id}
+            _LOG.error("handler_failed", exc_info=error, extra=extra)
             if self._failures < MAX_EPHEMERAL_FAILURES:
                 return retry_delay_s(self._failures, self._timings)
             self._skip(delivery, f"failed {self._failures} times, last: {error!r}")
         return None
 
     async def _handled(self, delivery: Delivery[Any]) -> None:
-        await self._handler(delivery)
+        with as_errors():
+            await self._handler(delivery)
 
     def _skip(self, delivery: Delivery[Any], reason: str) -> None:
         metrics.DEAD_LETTERED.labels(self._reader).inc()
-        _LOG.error(
-            "skipped",
-            extra={
-                "reader": self._reader,
-                "event_id": delivery.event_id,
-                "sequence": delivery.sequence,
-                "reason": reason,
-            },
-        )
+        extra = {"reader": self._reader, "event_id": delivery.event_id, "sequence": delivery.sequence}
+        _LOG.error("skipped", extra={**extra, "reason": reason})

@@ -90,9 +90,8 @@ class Service:
         try:
             await self._until_stopped()
         except ComponentFailed as error:
-            log.error(
-                "start_failed", extra={"component": error.name, "why": error.why}, exc_info=error.__cause__
-            )
+            extra = {"component": error.name, "why": error.why}
+            log.error("start_failed", extra=extra, exc_info=error.__cause__)
             code = EXIT_FAILED
         except TaskDied as error:
             log.critical("died", extra={"component": error.name, "why": error.why}, exc_info=error.__cause__)

@@ -144,10 +144,8 @@ class OutboxRelay:
                 try:
                     await self._publish(row)
                 except (Unavailable, QueueFull) as error:
-                    _LOG.warning(
-                        "outbox_waits",
-                        extra={"stream": row.stream, "event_id": row.event_id, "error": str(error)},
-                    )
+                    extra = {"stream": row.stream, "event_id": row.event_id, "error": str(error)}
+                    _LOG.warning("outbox_waits", extra=extra)
                     break
                 except (BusError, KeyError) as error:
                     await self._set_aside(row, error)
@@ -168,9 +166,8 @@ class OutboxRelay:
 
     async def _set_aside(self, row: Row, error: Exception) -> None:
         REFUSED.labels(row.stream).inc()
-        _LOG.error(
-            "outbox_row_refused", extra={"event_id": row.event_id, "schema": row.schema, "error": repr(error)}
-        )
+        extra = {"event_id": row.event_id, "schema": row.schema, "error": repr(error)}
+        _LOG.error("outbox_row_refused", extra=extra)
         await self._db.run(
             lambda connection: connection.execute(
                 update(OUTBOX).where(OUTBOX.c.id == row.id).values(refusal=repr(error))

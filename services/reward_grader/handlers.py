@@ -14,6 +14,7 @@ from identities import events
 from reward_grader import telemetry, wire
 from reward_grader.domain import CannotGrade, Grade, Graded, GradeOutcome, GradingTask, clipped
 from reward_grader.usecases import GradeTrajectory
+from service_kit.errors import as_errors
 from service_kit.telemetry import mark_failed
 from service_kit.waits import WaitLog
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
@@ -70,7 +71,8 @@ class Grading:
 
     async def _outcome(self, task: GradingTask, is_last_try: bool) -> GradeOutcome:
         try:
-            return await self._grade(task)
+            with as_errors():
+                return await self._grade(task)
         except Unavailable as error:
             telemetry.TRAJECTORIES.labels("later", "").inc()
             self._waits.say(error.waiting_for)
@@ -101,10 +103,8 @@ class Grading:
 
     async def _publish_failure(self, recorded: TrajectoryRecorded, failure: CannotGrade) -> None:
         telemetry.TRAJECTORIES.labels("failed", failure.kind).inc()
-        log.warning(
-            "episode_failed",
-            extra={"episode_id": recorded.episode.episode_id, "kind": failure.kind, "detail": failure.detail},
-        )
+        episode_id, kind, detail = recorded.episode.episode_id, failure.kind, failure.detail
+        log.warning("episode_failed", extra={"episode_id": episode_id, "kind": kind, "detail": detail})
         at = self._now()
         event = episode_failed(
             recorded.episode,

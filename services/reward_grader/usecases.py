@@ -26,6 +26,7 @@ from reward_grader.domain import (
     why_invalid,
 )
 from service_kit.deadlines import DeadlineExceeded, deadline
+from service_kit.errors import as_errors
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +82,9 @@ class GradeTrajectory:
     async def _score(self, grader: ExtraGrader, transcript: GraderTranscript) -> Subscore:
         """The score of one extra grader. One that raises has failed; it has not scored 0."""
         try:
-            async with deadline(f"grader {grader.name}", self._extras.timeout_s):
-                value = await grader.score(transcript)
+            with as_errors():
+                async with deadline(f"grader {grader.name}", self._extras.timeout_s):
+                    value = await grader.score(transcript)
         except DeadlineExceeded as error:
             raise EpisodeBroken(EpisodeFailure.GRADER_ERROR, str(error)) from error
         except Exception as error:

@@ -11,6 +11,7 @@ from identities import events
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
 from rollout_sampler.usecases.play_episode import PlayEpisode
+from service_kit.errors import as_errors
 from service_kit.idleness import SlotMeter
 from service_kit.telemetry import mark_failed
 from service_kit.waits import WaitLog
@@ -70,7 +71,8 @@ class Episodes:
 
     async def _outcome(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> PlayOutcome:
         try:
-            return await self._play(task, may_be_stored=_came_before(task, delivery))
+            with as_errors():
+                return await self._play(task, may_be_stored=_came_before(task, delivery))
         except Unavailable:
             raise
         except Exception as error:
@@ -89,9 +91,8 @@ class Episodes:
                 await self._bus.publish(wire.recorded_to_wire(body, ref), model=model, event_id=recorded_id)
             case Failed(kind, detail, usage):
                 self._count("failed", kind)
-                log.warning(
-                    "episode_failed", extra={"episode_id": episode_id, "kind": kind, "detail": detail}
-                )
+                extra = {"episode_id": episode_id, "kind": kind, "detail": detail}
+                log.warning("episode_failed", extra=extra)
                 failed = episode_failed(
                     requested.episode,
                     kind,

@@ -72,14 +72,7 @@ class AttemptsMiddleware(EventMiddleware):
 
     def _report(self, error: Exception, attempts: Attempts) -> None:
         tracing.mark_failed(error)
-        _LOG.error(
-            "handler_failed",
-            exc_info=error,
-            extra={
-                "consumer": self.spec.durable,
-                "event_id": (self.msg.headers or {}).get(codec.EVENT_ID),
-                "failures": attempts.failures,
-                "max_deliver": self.spec.max_deliver,
-                "num_delivered": self.msg.metadata.num_delivered,
-            },
-        )
+        extra: dict[str, object] = {"consumer": self.spec.durable, "max_deliver": self.spec.max_deliver}
+        extra["event_id"] = (self.msg.headers or {}).get(codec.EVENT_ID)
+        extra |= {"failures": attempts.failures, "num_delivered": self.msg.metadata.num_delivered}
+        _LOG.error("handler_failed", exc_info=error, extra=extra)

@@ -33,14 +33,13 @@ class VerdictMiddleware(EventMiddleware):
         match exc_val:
             case None | NackMessage():
                 return False
-            case asyncio.CancelledError():
-                # Only the drain at stop cancels a handler: another process may have the message at once.
+            case asyncio.CancelledError() if self.deps.in_flight.draining:  # another process may have it
                 _LOG.info("nacked_at_drain", extra=self._where())
                 raise NackMessage from exc_val
             case PoisonMessage() | MalformedEvent() | SubscriberNotFound():
                 await self._dead_letter(str(exc_val))
                 raise RejectMessage from exc_val
-            case Exception():
+            case Exception() | asyncio.CancelledError():
                 _LOG.error("bus_failed", exc_info=exc_val, extra=self._where())
                 raise NackMessage(delay=BUS_TROUBLE_DELAY_S) from exc_val
         return False

@@ -28,6 +28,7 @@ from grpo_trainer.runs.reopening import Interim, ReadAgain, feed, hand_over, may
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.stores import FoundStates
 from grpo_trainer.runs.watermark import ReplayWatermark
+from service_kit.errors import as_errors
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +294,8 @@ class RunSessions:
 async def _end_of(session: TrainingSession) -> Exception | None:
     """Run a session. Returns the error that ended it; None if its run is over or the process stops."""
     try:
-        await session.run()
+        with as_errors():
+            await session.run()
     except ENDS_PROCESS:
         raise
     except Exception as error:

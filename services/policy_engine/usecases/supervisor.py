@@ -182,10 +182,8 @@ class EngineSupervisor:
         self._change(EngineState.READY)
         done = Reloaded(serving.version, self._serving, fetched_s - started_s, paused_s)
         self._deps.telemetry.count_reload(done)
-        log.info(
-            "reloaded",
-            extra={"from": done.from_version, "version": target.version, "paused_s": round(paused_s, 4)},
-        )
+        extra = {"from": done.from_version, "version": target.version, "paused_s": round(paused_s, 4)}
+        log.info("reloaded", extra=extra)
         await self._deps.announcer.reloaded(done)
         await self._deps.store.prune(self._in_use(self._serving.policy))
 
@@ -193,9 +191,8 @@ class EngineSupervisor:
         return [policy, *self._pins.policies()]
 
     async def _refuse(self, target: EngineTarget, why: VersionRefused) -> None:
-        log.error(
-            "version_refused", extra={"version": target.version, "kind": why.kind.value, "why": why.detail}
-        )
+        extra = {"version": target.version, "kind": why.kind.value, "why": why.detail}
+        log.error("version_refused", extra=extra)
         self._refusals.add(target, why)
         self._deps.telemetry.count_refusal(why)
         await self._deps.announcer.reload_failed(self._serving, target.version, why)

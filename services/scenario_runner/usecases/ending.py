@@ -93,9 +93,8 @@ def on_stopping(unit: PlanUnit, run: RunRecord, fact: Stopping) -> None:
         if row.state is EpisodeState.GRADED:
             graded.setdefault(row.group_id, []).append(row.episode_id)
     num_offers = announce_released(unit, run)
-    log.warning(
-        "settled_without_trainer", extra={"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
-    )
+    extra = {"run_id": run.run_id, "groups": len(graded), "offers": num_offers}
+    log.warning("settled_without_trainer", extra=extra)
     for group_id, episode_ids in sorted(graded.items()):
         unit.announce_settled(run, group_id, sorted(episode_ids))
 

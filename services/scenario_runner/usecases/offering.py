@@ -52,10 +52,8 @@ def offer(unit: PlanUnit, run: RunRecord, free: int, limit: int) -> int:
             looked_at.append(replace(candidate, state=SourceGroupState.OFFERED, offered_at=unit.now))
     unit.source_groups.update(looked_at)
     num_offered = sum(one.state is SourceGroupState.OFFERED for one in looked_at)
-    log.info(
-        "groups_offered",
-        extra={"run_id": run.run_id, "offered": num_offered, "left_out": len(looked_at) - num_offered},
-    )
+    extra = {"run_id": run.run_id, "offered": num_offered, "left_out": len(looked_at) - num_offered}
+    log.info("groups_offered", extra=extra)
     return len(looked_at)
 
 

@@ -21,6 +21,7 @@ from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
 from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus, PoisonMessage
+from event_bus.pulls import fetched
 from upcycle.errors import Unavailable
 
 SUBJECT = f"up.default.evt.episode.failed.{MODEL}"
@@ -107,6 +108,32 @@ async def test_a_failed_batch_comes_again_whole_before_anything_newer(server: Na
         await eyes.settled(spec)
         assert await eyes.dead_letters() == []
     assert got.done == [f"{n:02}" for n in range(12)]
+
+
+async def test_a_cancellation_of_its_own_does_not_end_a_projection(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that the handler raises nor one that the reading itself raises."""
+    spec, got, reads = projection(), Batches(), 0
+
+    def trouble(details: list[str]) -> None:
+        if len(got.seen) == 1:
+            raise asyncio.CancelledError("by another task")
+
+    async def cancelled_once(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            raise asyncio.CancelledError("by the client")
+        return await fetched(*args)
+
+    got.trouble = trouble  # type: ignore[method-assign]
+    monkeypatch.setattr("event_bus.batches.fetched", cancelled_once)
+    async with running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, got)) as bus:
+        await publish(bus, ["a"])
+        await until(lambda: got.done == ["a"])
+        assert bus.ready() is None
+    assert got.seen == [["a"], ["a"]]
 
 
 async def test_unavailable_nacks_the_batch_without_counting(server: NatsServer) -> None:

@@ -205,6 +205,20 @@ async def test_an_ephemeral_reader_tries_again_and_in_the_end_goes_on(server: Na
     assert seen.details == ["bad"] * 5 + ["good"]
 
 
+async def test_a_cancellation_of_its_own_does_not_end_an_ephemeral_reader(server: NatsServer) -> None:
+    seen = Seen()
+
+    async def handler(delivery: Delivery[Any]) -> None:
+        seen.note(delivery)
+        if len(seen.deliveries) == 1:
+            raise asyncio.CancelledError("by another task")
+
+    async with running(server, setup=lambda bus: subscribe_ephemeral(bus, [EpisodeFailed], handler)) as bus:
+        await publish(bus, "a", "b")
+        await until(lambda: seen.details == ["a", "a", "b"])
+        assert bus.ready() is None
+
+
 async def test_what_the_stream_holds_now_is_read_to_its_end(server: NatsServer) -> None:
     async with running(server) as bus, eyes_on(server) as eyes:
         assert await bus.stored([EpisodeFailed], after_sequence=0) == []

@@ -1,5 +1,8 @@
 """Extra graders of the operator: weighed into the tree, and never a zero when they break."""
 
+import asyncio
+import sys
+
 import pytest
 from tests.services.reward_grader.conftest import Testbed, tree
 
@@ -25,6 +28,14 @@ def broken(_: GraderTranscript) -> float:
     raise RuntimeError("no model here")
 
 
+def leaves(_: GraderTranscript) -> float:
+    sys.exit(1)
+
+
+async def cancels(_: GraderTranscript) -> float:
+    raise asyncio.CancelledError
+
+
 def silly(_: GraderTranscript) -> float:
     return 7.0
 
@@ -48,7 +59,15 @@ async def test_extra_graders_are_weighed_into_the_tree(bed: Testbed) -> None:
     assert fact.subscores[0].children[0].name == "service"
 
 
-@pytest.mark.parametrize(("name", "kind"), [("broken", "grader_error"), ("silly", "reward_invalid")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("broken", "grader_error"),
+        ("leaves", "grader_error"),
+        ("cancels", "grader_error"),
+        ("silly", "reward_invalid"),
+    ],
+)
 async def test_an_extra_grader_that_fails_has_not_scored_zero(bed: Testbed, name: str, kind: str) -> None:
     await bed.grader(extra_graders=(extra(name),))
     await bed.publish(await bed.record())

@@ -38,7 +38,7 @@ def holds(world: World, key: str) -> Callable[[], bool]:
     return lambda: key in world.store.objects
 
 
-def dies(of: Exception, *, after: int = 0, method: str = "step") -> Callable[[RunDeps], RunDeps]:
+def dies(of: BaseException, *, after: int = 0, method: str = "step") -> Callable[[RunDeps], RunDeps]:
     """Learners of RUN's model whose method raises, from call `after` + 1 on."""
 
     def change(deps: RunDeps) -> RunDeps:
@@ -87,6 +87,7 @@ WAYS: list[tuple[dict[str, Any], Callable[[RunDeps], RunDeps], str, str]] = [
     ({"gate": "gone"}, same, "error", "KeyError"),
     ({}, dies(Diverged("loss nan")), "diverged", "3 batches in a row"),
     ({}, dies(ValueError("a bug")), "error", "ValueError: a bug; the trainer's log has the traceback"),
+    ({}, dies(asyncio.CancelledError("elsewhere")), "error", "Escaped: CancelledError('elsewhere')"),
     ({}, dies(MemoryError("none left")), "out_of_memory", "none left"),
     ({}, dies(MemoryError("no room"), method="begin"), "out_of_memory", "no room"),
 ]

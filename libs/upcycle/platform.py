@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from upcycle.errors import UpcycleError
+from upcycle.errors import Unavailable, UpcycleError
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
 
 STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
-PEERS = ("tasksets", "environments", "trajectories", "training", "registry", "gateway")
+PEERS = {
+    "tasksets": "scenario_runner",
+    "environments": "scenario_runner",
+    "trajectories": "trajectory_store",
+    "training": "grpo_trainer",
+    "registry": "checkpoint_registry",
+    "gateway": "model_gateway",
+}
+"""The service behind each public address."""
 
 
 class PlatformNotFound(UpcycleError, LookupError):
@@ -97,7 +105,10 @@ def _alive(pid: int) -> bool:
 
 
 class Platform:
-    """Stubs of the public gRPC services: `async with Platform() as p: await p.tasksets.ListRuns(…)`."""
+    """Stubs of the public gRPC services: `async with Platform() as p: await p.tasksets.ListRuns(…)`.
+
+    A call that fails leaves the block as Unavailable or RemoteError.
+    """
 
     tasksets: "TasksetServiceAsyncStub"
     trajectories: "TrajectoryServiceAsyncStub"
@@ -126,8 +137,17 @@ class Platform:
         self.registry = RegistryServiceStub(await channel("registry"))
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from upcycle.rpc import remote_errors
+
         await self._open.aclose()
+        for peer, address in self.addresses.peers.items():
+            if f"{address}: Failed to connect" in str(error):  # gRPC's words where nothing listens
+                variable = f"UPCYCLE_PEERS_{peer.upper()}"
+                source = variable if variable in os.environ else self.addresses.source
+                silent = f"{PEERS[peer]} does not answer at {address} ({source})"
+                raise Unavailable(silent, hint="is `upcycle up` running?") from error
+        remote_errors().__exit__(None, error, None)
 
 
 @asynccontextmanager

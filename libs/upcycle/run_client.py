@@ -23,6 +23,7 @@ REGISTER_TIMEOUT_S: Final = 120.0
 """Registering imports the environment on the runner's side."""
 SUBMIT_TIMEOUT_S: Final = 60.0
 RECONNECT_S: Final = 0.3
+_GRADED: Final = ("graded", "trained", "evaluated", "excluded")
 _FINAL_STATES: Final = ("RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED")
 
 
@@ -51,6 +52,14 @@ def state_word(run: "Run") -> str:
     from upcycle.api.taskset.v1.taskset_pb2 import RunState
 
     return str(RunState.Name(run.state)).removeprefix("RUN_STATE_").lower()
+
+
+def scores(run: "Run") -> tuple[str, str, str]:
+    """Mean reward, success rate and number of episodes in words; a run of which nothing was graded has no
+    mean."""
+    if not any(run.counts.by_state.get(state) for state in _GRADED):
+        return "–", "–", f"0 of {run.counts.settled} graded" if run.counts.settled else "0 episodes"
+    return f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}", f"{run.counts.settled} episodes"
 
 
 def completed(run: "Run") -> bool:

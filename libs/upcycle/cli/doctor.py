@@ -119,32 +119,27 @@ async def platform_findings() -> list[Finding]:
     return [Finding("platform", "ok", f"found through {addresses.source}"), *calls]
 
 
-def _calls(platform: Platform) -> dict[str, Callable[[], Awaitable[object]]]:
+def _calls(platform: Platform) -> dict[str, Awaitable[object]]:
     from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
     from upcycle.api.taskset.v1.service_pb2 import ListTasksetsRequest
     from upcycle.api.training.v1.service_pb2 import ListLossesRequest
     from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
 
+    limit = PROBE_TIMEOUT_S
     return {
-        "scenario_runner": lambda: platform.tasksets.ListTasksets(
-            ListTasksetsRequest(), timeout=PROBE_TIMEOUT_S
-        ),
-        "trajectory_store": lambda: platform.trajectories.GetLedger(
-            GetLedgerRequest(), timeout=PROBE_TIMEOUT_S
-        ),
-        "grpo_trainer": lambda: platform.training.ListLosses(ListLossesRequest(), timeout=PROBE_TIMEOUT_S),
-        "checkpoint_registry": lambda: platform.registry.ListModels(
-            ListModelsRequest(), timeout=PROBE_TIMEOUT_S
-        ),
+        "scenario_runner": platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=limit),
+        "trajectory_store": platform.trajectories.GetLedger(GetLedgerRequest(), timeout=limit),
+        "grpo_trainer": platform.training.ListLosses(ListLossesRequest(), timeout=limit),
+        "checkpoint_registry": platform.registry.ListModels(ListModelsRequest(), timeout=limit),
     }
 
 
-async def _probe(name: str, call: Callable[[], Awaitable[object]]) -> Finding:
+async def _probe(name: str, call: Awaitable[object]) -> Finding:
     import grpc
 
     began = asyncio.get_running_loop().time()
     try:
-        await call()
+        await call
     except grpc.aio.AioRpcError as error:
         return Finding(name, "fail", f"{error.code().name}: {error.details()}")
     return Finding(name, "ok", f"answers in {(asyncio.get_running_loop().time() - began) * 1e3:.0f} ms")

@@ -10,7 +10,7 @@ from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_client import completed
+from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose
 from upcycle.run_config.wire import spec_to_wire
 from upcycle.tasks import plain_name
@@ -61,7 +61,6 @@ async def evaluate(
     :param model: slug of the model.
     """
     from upcycle.cli.tasksets import register_source
-    from upcycle.rpc import remote_errors
     from upcycle.run_client import follow_run, submit_run
 
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
@@ -74,8 +73,8 @@ async def evaluate(
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     if report.dry_run:
         return _dry_run(asked.taskset, report.as_json)
-    async with Platform() as platform, remote_errors():
-        name = await register_source(platform, asked.taskset, asked.taskset_name or None)
+    async with Platform() as platform:
+        name = await register_source(platform, asked.taskset, asked.taskset_name)
         run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         if report.detach:
@@ -98,24 +97,17 @@ async def _drawn(platform: Platform, run: "Run", as_json: bool) -> str:
     return drawn_text(run, found)
 
 
-def _dry_run(tasks: str, as_json: bool) -> int:
+def _dry_run(source: str, as_json: bool) -> int:
     from pathlib import Path
 
     from upcycle.cli.tasksets import load_tasksets
 
-    for taskset in load_tasksets(Path(tasks)).values():
-        summary = {
-            "taskset": taskset.name,
-            "split": taskset.split,
-            "tasks": len(taskset.tasks),
-            "digest": taskset.digest,
-        }
+    for taskset in load_tasksets(Path(source)).values():
+        name, split, tasks, digest = taskset.name, taskset.split, len(taskset.tasks), taskset.digest
         if as_json:
-            print_json("dry_run", summary)
+            print_json("dry_run", {"taskset": name, "split": split, "tasks": tasks, "digest": digest})
         else:
-            human().print(
-                f"{taskset.name}: {len(taskset.tasks)} tasks, split {taskset.split}, {taskset.digest[:12]}"
-            )
+            human().print(f"{name}: {tasks} tasks, split {split}, {digest[:12]}")
     return Exit.OK
 
 
@@ -134,10 +126,10 @@ class CountsLine:
         self._last = ""
 
     def __call__(self, run: "Run") -> None:
-        counts = run.counts
+        counts, (reward, success, _) = run.counts, scores(run)
         line = (
-            f"{counts.settled}/{counts.requested} settled · reward {run.reward_mean:.3f} · "
-            f"success {run.success_rate:.1%} · failed {counts.by_state.get('failed', 0)}"
+            f"{counts.settled}/{counts.requested} settled · reward {reward} · "
+            f"success {success} · failed {counts.by_state.get('failed', 0)}"
         )
         if line != self._last:
             self._last = line
@@ -148,11 +140,8 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
     if as_json:
         print_json("done", run)
     else:
-        counts = run.counts
-        print(
-            f"{run.run_id}: success {run.success_rate:.1%}, reward {run.reward_mean:.3f}, "
-            f"{counts.settled} episodes"
-        )
+        reward, success, episodes = scores(run)
+        print(f"{run.run_id}: success {success}, reward {reward}, {episodes}")
         print(usage_of([run.usage]))
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if not completed(run):
@@ -160,6 +149,6 @@ def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
         human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
         return Exit.FAILED
     if min_success is not None and run.success_rate < min_success:
-        human().print(f"success {run.success_rate:.1%} is below --min-success {min_success:.1%}")
+        human().print(f"success {scores(run)[1]} is below --min-success {min_success:.1%}")
         return Exit.GATE_UNMET
     return Exit.OK

@@ -20,9 +20,8 @@ IMPORT_TIMEOUT_S = 600.0
 async def list_models(*, as_json: JsonFlag = False) -> int:
     """Models, their heads and newest checkpoints."""
     from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         models = (await platform.registry.ListModels(ListModelsRequest(), timeout=10)).models
     if as_json:
         for model in models:
@@ -45,11 +44,10 @@ async def import_model(
     :param if_not_exists: the same weights under that name are fine.
     :param as_json: one JSON line.
     """
-    from upcycle.rpc import remote_errors
     from upcycle.uploading import import_parts
 
     parts = import_parts(name, directory, if_not_exists=if_not_exists)
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         answer = await platform.registry.ImportModel(parts, timeout=IMPORT_TIMEOUT_S)
     if as_json:
         print_json("model", answer.model)
@@ -67,10 +65,9 @@ async def fork(source: str, *, name: str, checkpoint: str = "", as_json: JsonFla
     :param as_json: one JSON line.
     """
     from upcycle.api.registry.v1.service_pb2 import ForkModelRequest
-    from upcycle.rpc import remote_errors
 
     request = ForkModelRequest(source_model=source, source_checkpoint_id=checkpoint, model=name)
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         answer = await platform.registry.ForkModel(request, timeout=60)
     if as_json:
         print_json("model", answer.model)
@@ -86,9 +83,8 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     :param as_json: one JSON line per checkpoint.
     """
     from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         request = ListCheckpointsRequest(model=model)
         listed = (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
     if as_json:
@@ -134,9 +130,8 @@ async def head(
     :param as_json: one JSON line.
     """
     from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListHeadMovesRequest, SetHeadRequest
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         now = (await platform.registry.GetModel(GetModelRequest(model=model), timeout=10)).model
         if set_to is not None:
             request = SetHeadRequest(

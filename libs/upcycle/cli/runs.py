@@ -6,7 +6,7 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_client import completed, follow_run, state_word
+from upcycle.run_client import completed, follow_run, scores, state_word
 from upcycle.tasks import plain_name
 from upcycle.wire import usage_of
 
@@ -70,13 +70,11 @@ async def runs(
     :param limit: list at most so many.
     :param as_json: one JSON line per run.
     """
-    from upcycle.rpc import remote_errors
-
     if cancel is not None:
         action, run = "cancel", cancel
     if action != "list" and run is None:
         raise NoRunNamed(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         if run is None:
             listed = await _listed(platform, model, limit)
         else:
@@ -143,10 +141,8 @@ def run_table(listed: "list[Run]") -> object:
     for run in listed:
         purpose = Purpose.Name(run.spec.purpose).removeprefix("PURPOSE_").lower()
         progress = f"{run.counts.settled}/{run.counts.requested}"
-        has_own = run.counts.requested > 0 or not run.spec.no_sampling
-        scores = (f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}") if has_own else ("–", "–")
         what = (plain_name(run.spec.taskset), run.spec.policy.model)
-        table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores)
+        table.add_row(run.run_id, purpose, *what, state_word(run), _steps(run), progress, *scores(run)[:2])
     return table
 
 

@@ -83,12 +83,11 @@ class SftCall:
 
 async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
     """Train `model` on what the options name; only the last step moves head. Raises SftRefused."""
-    from upcycle.rpc import remote_errors
     from upcycle.train import TrainingClient
 
     if options.sft is not None and options.sft_from is not None:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         source, inputs = await _inputs(platform, options)
         plan = planned(inputs, source, options.batch, call)
         client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)

@@ -83,7 +83,7 @@ async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
 
     # Not exactly these tasks: the same request again must be the same run after the file changed.
     asked = standing.run
-    taskset = await register_source(platform, asked.taskset, asked.taskset_name or None, exact=False)
+    taskset = await register_source(platform, asked.taskset, asked.taskset_name, exact=False, trains=True)
     known = await _earlier(platform, standing)
     sources, quick = asked.source_runs, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):
@@ -163,8 +163,6 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
         refusal = error.message
     except UpcycleError as error:
         refusal = str(error)
-    except Exception as error:  # a tasks file is the user's code: the platform outlives whatever it raises
-        return [f"no standing run: {standing.run.taskset}: {type(error).__name__}: {error}"]
     other = await _other_training(platform, standing)
     if other is None:
         return [f"no standing run: {refusal}"]

@@ -1,8 +1,12 @@
 """Tasksets that a person names: the file that defines them, or the name of a registered one."""
 
+import os
+import sysconfig
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import upcycle
 from upcycle.cli.output import human
 from upcycle.errors import UpcycleError
 
@@ -10,7 +14,14 @@ if TYPE_CHECKING:
     from upcycle.platform import Platform
     from upcycle.tasks import Taskset
 
+_NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
 TASKS_FILES: Final = (".py", ".json", ".jsonl")
+
+
+class TasksFileRaised(UpcycleError):
+    """The code of a tasks file, or of an environment that it imports, raised."""
+
+    kind = "tasks_file_raised"
 
 
 class AmbiguousTaskset(UpcycleError, ValueError):
@@ -20,7 +31,7 @@ class AmbiguousTaskset(UpcycleError, ValueError):
 
 
 async def register_source(
-    platform: "Platform", source: str, name: str | None = None, *, exact: bool = True
+    platform: "Platform", source: str, name: str = "", *, exact: bool = True, trains: bool = False
 ) -> str:
     """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
 
@@ -42,10 +53,10 @@ async def register_source(
         names[taskset.name] = done.exact_name if exact else done.name
         if done.is_new and done.revision > 1:
             human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
-    if name is None and len(found) > 1:
-        raise AmbiguousTaskset(
-            f"{path} defines {len(found)} tasksets", f"name one: --taskset {' | '.join(found)}"
-        )
+    if not name and len(found) > 1:
+        usable = " | ".join(one.name for one in found.values() if not trains or one.split != "held_out")
+        flag = "--taskset-name" if trains else "--taskset"
+        raise AmbiguousTaskset(f"{path} defines {len(found)} tasksets", f"name one: {flag} {usable}")
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")
@@ -57,6 +68,19 @@ def load_tasksets(path: Path) -> "dict[str, Taskset]":
     from upcycle.tasks import Taskset, tasksets_in
 
     if path.suffix == ".py":
-        return tasksets_in(path)
+        try:
+            return tasksets_in(path)
+        except Exception as error:
+            if isinstance(error, UpcycleError):
+                raise
+            raise TasksFileRaised(f"{_place(error)}: {type(error).__name__}: {error}") from error
     taskset = Taskset.load(path)
     return {taskset.name: taskset}
+
+
+def _place(error: Exception) -> str:
+    """`mine/raises.py:3`: the newest line of the user's own files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [(one.filename, one.lineno) for one in frames if not one.filename.startswith(_NOT_OWN)]
+    name, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else own[-1]
+    return f"{os.path.relpath(name or '')}:{line}"

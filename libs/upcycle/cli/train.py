@@ -11,7 +11,7 @@ from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, flag_class, sources_of
 from upcycle.cli.sft import NO_SFT, SftCall, SftOptions, SftRefused, train_sft
 from upcycle.errors import UpcycleError
 from upcycle.platform import Platform
-from upcycle.run_client import completed
+from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose, RunSpec, Training, checked
 from upcycle.run_config.reading import RunFile, Sources
 from upcycle.run_config.wire import spec_to_wire
@@ -69,24 +69,24 @@ async def train(
 
     :param model: slug of the model; its weights advance in place.
     """
-    from upcycle.rpc import remote_errors
-
     given = sources_of(Purpose.TRAIN, flags, config, arguments={"policy.model": ("MODEL", model)})
     if view.attach is not None:
         _refuse_sources(given)
-        async with Platform() as platform, remote_errors():
+        async with Platform() as platform:
             return await _follow(platform, await _attached(platform, view.attach), view)
     model = given.value("policy.model")
     if not model or not (sft.is_asked or given.value("taskset") or given.value("source_runs")):
         raise UnclearTraining(
-            "nothing to train on",
+            "nothing to train on"
+            if model or not config.config
+            else f"{config.config}: policy.model is missing",
             "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
             "names them, or --attach RUN",
         )
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
     run = given.run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE} if given.value("source_runs") else {})
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         run_id = await _launched(platform, await _registered(platform, run), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
@@ -139,7 +139,7 @@ async def _registered(platform: Platform, run: RunFile) -> RunSpec:
         name = await taskset_of(platform, evaluations[0])
     else:
         exact = run.training is not None and not run.training.is_standing
-        name = await register_source(platform, run.taskset, run.taskset_name or None, exact=exact)
+        name = await register_source(platform, run.taskset, run.taskset_name, exact=exact, trains=True)
     return replace(run.run, taskset=name, source_runs=evaluations)
 
 
@@ -222,9 +222,9 @@ def _print_done(run: "Run", as_json: bool) -> None:
         outcome = f"; {run.failure}" if run.failure else ""
     else:
         outcome = f"; it did not complete: {run.failure or 'cancelled'}"
-    sampled = "no episodes of its own"
-    if run.counts.requested or not run.spec.no_sampling:
-        sampled = f"reward {run.reward_mean:.3f}, {run.counts.settled} episodes"
+    reward, _, episodes = scores(run)
+    has_own = run.counts.requested or not run.spec.no_sampling
+    sampled = f"reward {reward}, {episodes}" if has_own else "no episodes of its own"
     print(f"{run.run_id}: {run.step} steps{early}, v{run.policy_version}, {sampled}{outcome}")
     for line in (str(usage_of([run.usage])), groups_text(run), *map(source_text, run.sources)):
         if line:

@@ -23,9 +23,8 @@ async def list_trajectories(
     from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
     from upcycle.cli.runs import resolve_run
     from upcycle.cli.trajectory_view import ledger_words
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         run_id = await resolve_run(platform, run) if run else ""
         request = ListTrajectoriesRequest(
             filter=TrajectoryFilter(run_id=run_id, model=model), page_size=limit
@@ -56,9 +55,8 @@ async def show(trajectory: str, *, tokens: bool = True, as_json: JsonFlag = Fals
     """
     from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
     from upcycle.cli.trajectory_view import render
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         trajectory_id = await _resolve(platform, trajectory)
         request = GetTrajectoryRequest(trajectory_id=trajectory_id)
         record = await platform.trajectories.GetTrajectory(request, timeout=10)
@@ -90,11 +88,10 @@ async def export(*, run: str = "", model: str = "", form: Literal["triples", "re
     """
     from upcycle.api.trajectory.v1 import service_pb2
     from upcycle.cli.runs import resolve_run
-    from upcycle.rpc import remote_errors
 
     formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
     lines = 0
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         run_id = await resolve_run(platform, run) if run else ""
         wanted = service_pb2.TrajectoryFilter(run_id=run_id, model=model)
         request = service_pb2.ExportTrajectoriesRequest(filter=wanted, format=formats[form])

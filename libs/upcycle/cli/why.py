@@ -5,17 +5,16 @@ from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.platform import Platform
 
 
-async def why(run: str, *, as_json: JsonFlag = False) -> int:
+async def why(run: str = "last", *, as_json: JsonFlag = False) -> int:
     """What is RUN waiting for, who owns it, and what to do.
 
-    :param run: id of the run, or `last`.
+    :param run: id of the run; `last` is the newest.
     :param as_json: print one JSON line instead of text.
     """
     from upcycle.api.taskset.v1.service_pb2 import ExplainRunRequest
     from upcycle.cli.runs import resolve_run
-    from upcycle.rpc import remote_errors
 
-    async with Platform() as platform, remote_errors():
+    async with Platform() as platform:
         run_id = await resolve_run(platform, run)
         answer = await platform.tasksets.ExplainRun(ExplainRunRequest(run_id=run_id), timeout=5)
     if as_json:

@@ -38,7 +38,7 @@ class RemoteError(Exception):
         self.failure_kind = failure_kind
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.code.name} {self.reason}: {self.message}"
+        return f"{self.what}: {self.code.name} {self.reason}: {self.message}".removeprefix(": ")
 
 
 class RemoteNotFound(RemoteError):
@@ -80,7 +80,7 @@ class remote_errors:
     `with remote_errors("open episode"): await stub.Open(request)`
     """
 
-    def __init__(self, what: str = "call") -> None:
+    def __init__(self, what: str = "") -> None:
         """`what` opens the message: which call, on which thing."""
         self._what = what
 
@@ -110,7 +110,7 @@ def remote_error(what: str, error: grpc.aio.AioRpcError) -> Unavailable | Remote
     details, failure = _trailing(error, DETAILS_KEY), _trailing(error, FAILURE_KIND_KEY)
     reason = (_reason_in(details) if isinstance(details, bytes) else None) or code.name
     if code in _NOT_NOW:
-        return _NOT_NOW[code](f"{what}: {code.name} {reason}: {message}")
+        return _NOT_NOW[code](f"{what}: {code.name} {reason}: {message}".removeprefix(": "))
     failure_kind = failure.decode("ascii", "replace") if isinstance(failure, bytes) else failure
     return _CLASSES.get(code, RemoteError)(what, code, reason, message, failure_kind)
 

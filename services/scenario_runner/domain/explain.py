@@ -132,7 +132,7 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     run = facts.view.run
     if run.state in FINAL_RUN_STATES:
         why = f": {run.failure}" if run.failure else ""
-        return [], f"run {run.run_id} is {run.state.value}{why}"
+        return [], f"is {run.state.value}{why}"
     reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = facts.view.counts

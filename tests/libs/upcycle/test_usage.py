@@ -6,7 +6,9 @@ import pytest
 from tests.libs.upcycle_cli.planner import evaluation, training
 
 from upcycle.api.common.v1 import common_pb2 as common
+from upcycle.api.taskset.v1 import taskset_pb2 as ts
 from upcycle.cli import evaluate, train
+from upcycle.cli.runs import run_table
 from upcycle.usage import Usage
 from upcycle.wire import usage_of
 
@@ -39,3 +41,15 @@ def test_the_last_lines_of_eval_and_train_have_the_usage(capsys: pytest.CaptureF
     without, with_cost = (json.loads(line)["usage"] for line in capsys.readouterr().out.splitlines())
     assert without == {"engine_s": 12.34, "environment_s": 40.0, "trainer_s": 0.0}
     assert with_cost["cost"] == 0.125
+
+
+def test_a_run_of_which_nothing_was_graded_has_no_reward_of_0(capsys: pytest.CaptureFixture[str]) -> None:
+    broken, wrong = evaluation("run-e"), evaluation("run-w")
+    broken.counts.CopyFrom(ts.RunCounts(requested=4, settled=4, by_state={"failed": 4}))
+    wrong.counts.CopyFrom(ts.RunCounts(requested=4, settled=4, by_state={"evaluated": 4}))
+    evaluate._report(broken, None, as_json=False)
+    assert "run-e: success –, reward –, 0 of 4 graded" in capsys.readouterr().out.splitlines()
+    evaluate._report(wrong, None, as_json=False)
+    assert "run-w: success 0.0%, reward 0.000, 4 episodes" in capsys.readouterr().out.splitlines()
+    columns = {one.header: list(one.cells) for one in run_table([broken, wrong]).columns}  # type: ignore[attr-defined]
+    assert (columns["reward"], columns["success"]) == (["–", "0.000"], ["–", "0.0%"])

@@ -14,10 +14,12 @@ from grpc import StatusCode
 from local_stack.supervisor import AlreadyRunning
 from upcycle.api.registry.v1.registry_pb2 import Model
 from upcycle.api.registry.v1.service_pb2 import GetModelResponse
+from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetRequest, RegisterTasksetResponse
 from upcycle.cli import train
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.cli.output import fail
+from upcycle.cli.tasksets import AmbiguousTaskset, register_source
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.platform import PEERS, Platform, PlatformNotFound, find_addresses
 from upcycle.rpc import RemoteConflict, RemoteRefused
@@ -63,6 +65,65 @@ def test_without_a_platform_the_status_is_4_and_stdout_stays_empty(tmp_path: Pat
     assert done.returncode == 4
     assert done.stdout == ""
     assert "upcycle up" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["runs", "why", "trajectories show last", "models head m"])
+def test_a_service_that_does_not_listen_is_named_with_its_address_and_setting(
+    tmp_path: Path, command: str
+) -> None:
+    peers = {f"UPCYCLE_PEERS_{peer.upper()}": "127.0.0.1:1" for peer in PEERS}
+    done = upcycle(*command.split(), cwd=tmp_path, **peers)
+    assert done.returncode == 4
+    said = "scenario_runner does not answer at 127.0.0.1:1 (UPCYCLE_PEERS_TASKSETS); is `upcycle up` running?"
+    assert done.stderr == f"upcycle: {said}\n"
+
+
+def test_what_a_service_refuses_begins_with_what_was_called_or_with_its_status() -> None:
+    assert str(RemoteConflict("", StatusCode.ABORTED, "HEAD_MOVED", "x")) == "ABORTED HEAD_MOVED: x"
+    assert str(RemoteConflict("set", StatusCode.ABORTED, "HEAD_MOVED", "x")) == "set: ABORTED HEAD_MOVED: x"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("# stock\n\nopen('nowhere.json')\n", "3: FileNotFoundError: [Errno 2] No such file"),
+        ("import json\njson.loads('{')\n", "2: JSONDecodeError: "),
+        ("\nx = = 3\n", "2: SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_a_users_file_raises_is_one_line_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raises.py").write_text(body)
+    (tmp_path / "tasks.py").write_text("import raises\n")
+    monkeypatch.delitem(sys.modules, "raises", raising=False)
+    assert run(["eval", "tasks.py", "m", "--dry-run"]) == Exit.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"upcycle: raises.py:{said}")
+
+
+async def test_of_several_tasksets_train_names_its_own_flag_and_those_that_may_train(tmp_path: Path) -> None:
+    async def register(request: RegisterTasksetRequest, timeout: float) -> RegisterTasksetResponse:
+        return RegisterTasksetResponse(name=request.taskset.name, revision=1, num_tasks=1)
+
+    (tmp_path / "two.py").write_text(
+        "from upcycle.tasks import EnvironmentRef, Task, Taskset\n"
+        "where = EnvironmentRef('env', 'env.py')\n"
+        "a = Taskset('a', [Task(where, 's', slug='x')])\n"
+        "b = Taskset('b', [Task(where, 's', slug='y')], 'held_out')\n"
+    )
+    platform = cast(Platform, SimpleNamespace(tasksets=SimpleNamespace(RegisterTaskset=register)))
+    for trains, said in ((True, "--taskset-name a"), (False, "--taskset a | b")):
+        with pytest.raises(AmbiguousTaskset) as refused:
+            await register_source(platform, str(tmp_path / "two.py"), trains=trains)
+        assert refused.value.hint == f"name one: {said}"
+
+
+def test_a_file_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text('taskset = "sums"\n')
+    assert run(["train", "--config", str(tmp_path / "run.toml")]) == Exit.USAGE
+    assert "run.toml: policy.model is missing" in capsys.readouterr().err
 
 
 def test_json_errors_are_one_line_on_stdout(tmp_path: Path) -> None:

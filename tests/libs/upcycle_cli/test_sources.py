@@ -166,7 +166,7 @@ async def test_a_run_that_learns_nothing_says_so_and_its_reason_is_one_line(
     assert [line.strip() for line in err.splitlines()].count(account) == 1  # before any step
     assert f"run-t is failed: {LONG}" in err.splitlines()
     assert LONG in out.splitlines()[0]
-    assert out.splitlines()[1:] == ["groups 50: 50 no spread", "from run-a 0/20 groups trained, 20 no spread"]
+    assert out.splitlines()[2:] == ["groups 50: 50 no spread", "from run-a 0/20 groups trained, 20 no spread"]
 
 
 async def test_a_run_without_a_limit_is_not_ended_early(planner: tuple[Planner, Addresses]) -> None:

@@ -142,7 +142,7 @@ def test_a_run_that_is_over_says_how() -> None:
     run = replace(healthy.view.run, state=RunState.FAILED, failure="the last 8 groups had no graded episode")
     reasons, summary = explain(replace(healthy, view=RunView(run, healthy.view.counts)))
     assert reasons == []
-    assert summary == "run run-1 is failed: the last 8 groups had no graded episode"
+    assert summary == "is failed: the last 8 groups had no graded episode"
 
 
 def test_the_head_channel_is_asked_for_by_name() -> None:

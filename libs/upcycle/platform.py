@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
 
 STATE_FILES = (".upcycle/up/state.json", ".upcycle/demo/state.json")
-PEERS = {
+PEERS = {  # public addresses, and the service at each
     "tasksets": "scenario_runner",
     "environments": "scenario_runner",
     "trajectories": "trajectory_store",
@@ -29,7 +29,6 @@ PEERS = {
     "registry": "checkpoint_registry",
     "gateway": "model_gateway",
 }
-"""The service behind each public address."""
 
 
 class PlatformNotFound(UpcycleError, LookupError):
@@ -105,10 +104,8 @@ def _alive(pid: int) -> bool:
 
 
 class Platform:
-    """Stubs of the public gRPC services: `async with Platform() as p: await p.tasksets.ListRuns(…)`.
-
-    A call that fails leaves the block as Unavailable or RemoteError.
-    """
+    """Stubs of the public gRPC services: `async with Platform() as p: await p.tasksets.ListRuns(…)`. A call
+    that fails leaves the block as Unavailable or RemoteError."""
 
     tasksets: "TasksetServiceAsyncStub"
     trajectories: "TrajectoryServiceAsyncStub"

@@ -55,8 +55,7 @@ def state_word(run: "Run") -> str:
 
 
 def scores(run: "Run") -> tuple[str, str, str]:
-    """Mean reward, success rate and number of episodes in words; a run of which nothing was graded has no
-    mean."""
+    """Mean reward, success rate and number of episodes as text; without a graded episode there is no mean."""
     if not any(run.counts.by_state.get(state) for state in _GRADED):
         return "–", "–", f"0 of {run.counts.settled} graded" if run.counts.settled else "0 episodes"
     return f"{run.reward_mean:.3f}", f"{run.success_rate:.1%}", f"{run.counts.settled} episodes"

@@ -125,12 +125,11 @@ def _calls(platform: Platform) -> dict[str, Awaitable[object]]:
     from upcycle.api.training.v1.service_pb2 import ListLossesRequest
     from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest
 
-    limit = PROBE_TIMEOUT_S
     return {
-        "scenario_runner": platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=limit),
-        "trajectory_store": platform.trajectories.GetLedger(GetLedgerRequest(), timeout=limit),
-        "grpo_trainer": platform.training.ListLosses(ListLossesRequest(), timeout=limit),
-        "checkpoint_registry": platform.registry.ListModels(ListModelsRequest(), timeout=limit),
+        "scenario_runner": platform.tasksets.ListTasksets(ListTasksetsRequest(), timeout=PROBE_TIMEOUT_S),
+        "trajectory_store": platform.trajectories.GetLedger(GetLedgerRequest(), timeout=PROBE_TIMEOUT_S),
+        "grpo_trainer": platform.training.ListLosses(ListLossesRequest(), timeout=PROBE_TIMEOUT_S),
+        "checkpoint_registry": platform.registry.ListModels(ListModelsRequest(), timeout=PROBE_TIMEOUT_S),
     }
 
 

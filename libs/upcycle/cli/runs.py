@@ -23,15 +23,9 @@ _SAID = {
 
 
 class NoSuchRun(UpcycleError, LookupError):
-    """`last` was asked for and there is no run."""
+    """An action names no run, or `last` and there is none."""
 
     kind = "no_such_run"
-
-
-class NoRunNamed(UpcycleError, ValueError):
-    """An action needs a run, and none was named."""
-
-    kind = "no_run_named"
 
 
 async def resolve_run(platform: Platform, run: str) -> str:
@@ -73,7 +67,7 @@ async def runs(
     if cancel is not None:
         action, run = "cancel", cancel
     if action != "list" and run is None:
-        raise NoRunNamed(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
+        raise NoSuchRun(f"`upcycle runs {action}` needs a run", "name its id, or `last`")
     async with Platform() as platform:
         if run is None:
             listed = await _listed(platform, model, limit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import upcycle
 from upcycle.cli.output import human
-from upcycle.errors import UpcycleError
+from upcycle.errors import DefinitionError, UpcycleError
 
 if TYPE_CHECKING:
     from upcycle.platform import Platform
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 _NOT_OWN: Final = ("<", *sysconfig.get_paths().values(), str(Path(upcycle.__file__).parent))
 TASKS_FILES: Final = (".py", ".json", ".jsonl")
-
-
-class TasksFileRaised(UpcycleError):
-    """The code of a tasks file, or of an environment that it imports, raised."""
-
-    kind = "tasks_file_raised"
 
 
 class AmbiguousTaskset(UpcycleError, ValueError):
@@ -73,7 +67,7 @@ def load_tasksets(path: Path) -> "dict[str, Taskset]":
         except Exception as error:
             if isinstance(error, UpcycleError):
                 raise
-            raise TasksFileRaised(f"{_place(error)}: {type(error).__name__}: {error}") from error
+            raise DefinitionError(f"{_place(error)}: {type(error).__name__}: {error}") from error
     taskset = Taskset.load(path)
     return {taskset.name: taskset}
 

@@ -13,7 +13,7 @@ class UnknownModel(RegistryError):
     def __init__(self, model: str) -> None:
         super().__init__(
             f"model {model!r} is not in the registry; `upcycle models list` shows what is, "
-            "ImportModel or ForkModel adds one"
+            "`upcycle models import` or `upcycle models fork` adds one"
         )
 
 

@@ -131,8 +131,7 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
     """(causes, most episodes first; one sentence)."""
     run = facts.view.run
     if run.state in FINAL_RUN_STATES:
-        why = f": {run.failure}" if run.failure else ""
-        return [], f"is {run.state.value}{why}"
+        return [], f"is {run.state.value}" + (f": {run.failure}" if run.failure else "")
     reasons = [*_paused(facts), *sorted(_reasons(facts), key=lambda reason: -reason.episodes)]
     if not reasons:
         counts = facts.view.counts

@@ -102,8 +102,8 @@ class RegisterTaskset:
         if not any(path.is_relative_to(root) for root in roots):
             allowed = ", ".join(map(str, roots)) or "none"
             raise InvalidRequest(
-                f"environment.python.path {source.path!r} is outside the allowed roots ({allowed}); move it, "
-                "or add its folder: `upcycle up --environments FOLDER`, SCENARIO_RUNNER_ENVIRONMENT_ROOTS"
+                f"environment.python.path {source.path!r} is outside the allowed roots ({allowed}); add "
+                "its folder: `upcycle up --environments FOLDER`, SCENARIO_RUNNER_ENVIRONMENT_ROOTS"
             )
         if path.suffix != ".py" or not path.is_file():
             raise InvalidRequest(f"environment.python.path {source.path!r} is not a Python file")

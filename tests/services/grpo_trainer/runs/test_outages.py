@@ -165,4 +165,4 @@ async def test_a_retry_says_what_it_waits_for_and_ends_with_its_budget() -> None
         await retry.until_available(never)
     assert awaited[0] is None
     assert set(awaited[1:]) == {"the registry"}
-    assert retry.waiting_for is None
+    assert retry.waiting_for == "the registry"  # what was given up is still awaited

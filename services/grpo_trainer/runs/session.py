@@ -212,9 +212,7 @@ class TrainingSession:
         await self._landed()
 
     def _give_up(self, error: Superseded) -> None:
-        """The planner ended the run without the newest step: publish nothing more, and wait for
-        run.finished.
-        """
+        """The planner ended the run without the newest step: publish nothing, and wait for run.finished."""
         log.warning("step_void", extra={"run_id": self.spec.run_id, "error": str(error)})
         self._superseded = True
 

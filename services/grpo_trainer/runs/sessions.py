@@ -82,9 +82,7 @@ class RunSessions:
         return self.watermark.handled
 
     def _know(self, run: FailedRun) -> None:
-        """Take note of a failed run that has no session here, and publish its failure if that is still
-        open.
-        """
+        """Take note of a failed run that has no session here; publish its failure if that is open."""
         run_id = run.failure.run_id
         self.failures.add(run)
         if not run.closed:

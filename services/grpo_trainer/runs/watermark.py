@@ -5,8 +5,7 @@ from __future__ import annotations
 
 class ReplayWatermark:
     """`handled`: sequence of the newest fact that reached its session. Until the first state of a run is
-    durable, no cursor may pass the run's submission: only a replay from before it would find the run
-    again.
+    durable, no cursor may pass the run's submission: only a replay from before it finds the run again.
     """
 
     def __init__(self, handled: int = 0) -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chat_format import ChatFormat, assistant_message, tool_message
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 POLICY = Path(__file__).parents[3] / "examples" / "incident" / "policy"
 MAX_POLICY_BYTES = 8 * 1024 * 1024
 
@@ -30,7 +31,7 @@ def chat() -> ChatFormat:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # other workers use the other core
     return AutoModelForCausalLM.from_pretrained(POLICY)
 
 

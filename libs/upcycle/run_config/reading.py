@@ -105,7 +105,7 @@ def gather(
     reasons = []
     for path, given in [*_from_sets(sets), *from_flags.items()]:
         first, said[path] = said.get(path, given), given
-        if first.value != given.value:
+        if first is not given and first.value != given.value:
             texts = [f"{one.where} is {shown(one.value)}" for one in (first, given)]
             reasons.append(f"{', and '.join(texts)}: give one")
     if reasons:

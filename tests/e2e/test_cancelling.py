@@ -60,5 +60,5 @@ async def test_a_trainer_that_is_not_waited_for_leaves_no_conflict_in_the_ledger
     async with Stack(settings) as impatient:
         await register_incident(impatient)
         async with Platform(addresses(impatient)) as platform:
-            for round_ in range(4):
+            for round_ in range(2):
                 await cancelled(impatient, platform, after_s=0.25 * round_, trainer_dies=round_ % 2 == 1)

@@ -29,7 +29,11 @@ async def balanced(platform: Platform, run_id: str) -> GetLedgerResponse:
     """The run's ledger, once nothing is in flight."""
     async with asyncio.timeout(60):
         while True:
-            ledger = await platform.trajectories.GetLedger(GetLedgerRequest(run_id=run_id), timeout=10)
+            ledger = await platform.trajectories.GetLedger(
+                GetLedgerRequest(run_id=run_id),
+                timeout=30,
+                wait_for_ready=True,  # it may have been killed just now
+            )
             if ledger.in_flight == 0:
                 return ledger
             await asyncio.sleep(0.2)

@@ -111,7 +111,7 @@ BAD_TASKSETS: list[tuple[Spoil, str]] = [
     (_set(slug=""), "task.slug"),
     (_set(slug="line\nbreak"), "not printable"),
     (_set(digest="f" * 64), "digest"),
-    (_path("/etc/passwd"), "or add its folder: `upcycle up --environments FOLDER`"),
+    (_path("/etc/passwd"), "add its folder: `upcycle up --environments FOLDER`"),
     (_path(f"{ENVIRONMENTS}/../../../../libs/upcycle/errors.py"), "outside the allowed roots"),
     (_path(str(ENVIRONMENTS / "missing.py")), "not a Python file"),
     (_no_source, "no source"),

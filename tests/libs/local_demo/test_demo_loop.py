@@ -64,7 +64,7 @@ async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: 
     (beside,) = [spec for spec in others if spec.purpose == common.PURPOSE_EVAL]
     assert (run.taskset, list(run.source_runs), run.no_sampling) == (PRACTICE_TASKSET, ["run-first"], False)
     asked = (run.training.steps, run.training.prompts_per_step, run.training.max_staleness, run.group_size)
-    assert asked == (14, 32, 1, 8)
+    assert asked == (14, 24, 1, 8)
     assert (beside.taskset, beside.trainable, beside.group_size) == (PRACTICE_TASKSET, True, 8)
     assert beside.policy.channel == common.CHANNEL_LATEST
     assert {spec.sampling.seed for spec in (first, run, beside)} == {7}

@@ -55,7 +55,9 @@ def run_message(state: "taskset.RunState.ValueType", step: int) -> taskset.Run:
         training=taskset.TrainingConfig(steps=3),
         gate=taskset.GateConfig(taskset="incident-held"),
     )
-    return taskset.Run(run_id=RUN, spec=spec, state=state, step=step, policy_version=step, reward_mean=0.5)
+    run = taskset.Run(run_id=RUN, spec=spec, state=state, step=step, policy_version=step, reward_mean=0.5)
+    run.counts.by_state["trained"] = 8
+    return run
 
 
 class Platform(

@@ -19,7 +19,7 @@ class StoreFull(Unavailable):
 
 
 class Escaped(Exception):
-    """SystemExit, or a CancelledError in a task that nobody cancelled; the text names it."""
+    """SystemExit, or a CancelledError in a task that was not cancelled; the text names it."""
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def directory_router(directory: RegistryDirectory) -> EventRouter:
     router = EventRouter()
     facts = router.ephemeral()
     facts(registry.CheckpointPromoted)(directory.on_promoted)
-    facts(registry.CheckpointRolledBack)(directory.on_rolled_back)
+    facts(registry.CheckpointRolledBack)(directory.on_head_moved)
     facts(registry.EngineReady)(directory.on_engine)
     facts(registry.EngineReloaded)(directory.on_engine)
     return router

@@ -37,15 +37,12 @@ def supervisor_router(
 
     else:
 
-        @channel(CheckpointPromoted)
-        async def on_checkpoint_promoted(event: CheckpointPromoted, _: Delivery[Any]) -> None:
+        async def on_head_moved(event: CheckpointPromoted | CheckpointRolledBack, _: Delivery[Any]) -> None:
             telemetry.announced(event.version)
             look_now()
 
-        @channel(CheckpointRolledBack)
-        async def on_checkpoint_rolled_back(event: CheckpointRolledBack, _: Delivery[Any]) -> None:
-            telemetry.announced(event.version)
-            look_now()
+        channel(CheckpointPromoted)(on_head_moved)
+        channel(CheckpointRolledBack)(on_head_moved)
 
     @runs(RunSubmitted)
     async def on_run_submitted(event: RunSubmitted, _: Delivery[Any]) -> None:

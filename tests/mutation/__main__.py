@@ -68,7 +68,7 @@ def described(mutant: str) -> str:
 
 
 def report(name: str) -> bool:
-    """Print the figures and the survivors that nobody has explained; whether enough were killed."""
+    """Print the figures and the survivors that survivors.md does not explain; whether enough were killed."""
     known = SURVIVORS.read_text().partition("## Not equivalent")
     counts: Counter[str] = Counter()
     unknown = []

@@ -157,6 +157,11 @@ def trainer_bytes(model: ModelShape, machines: Machines) -> float:
     return (model.parameters + 3 * model.trained) * FLOAT32_BYTES + activations
 
 
+def state_bytes(model: ModelShape) -> float:
+    """Of a training state: weights and two moments of what is trained."""
+    return 3 * model.trained * FLOAT32_BYTES
+
+
 def seconds_of_batch(model: ModelShape, work: Workload, machines: Machines) -> Seconds:
     """2 operations per parameter and token to sample, 6 to train."""
     giga_parameters = model.parameters / 1e9
@@ -237,7 +242,7 @@ def _memory_lines(model: ModelShape, work: Workload, machines: Machines) -> list
         Line("memory of the trainer", trainer_bytes(model, machines) / GIB, "GiB", "computed", state),
         Line(
             "host copy of a training state",
-            3 * model.trained * FLOAT32_BYTES / GIB,
+            state_bytes(model) / GIB,
             "GiB",
             "computed",
             "4 B × 3 × trained: weights and two moments",
@@ -259,7 +264,7 @@ def _byte_lines(model: ModelShape, work: Workload, machines: Machines) -> list[L
         Line("moved per version", moved / GIB, "GiB", "computed", "stored once, fetched by each engine"),
         Line(
             "training state, stored per step",
-            3 * model.trained * FLOAT32_BYTES / GIB,
+            state_bytes(model) / GIB,
             "GiB",
             "computed",
             "4 B × 3 × trained",

@@ -82,8 +82,7 @@ def accumulate(
     *,
     max_row_tokens: int,
 ) -> Gradient | None:
-    """Adds the gradient of the step's loss to the parameters. None where no token is trained: nothing to
-    learn.
+    """Adds the gradient of the step's loss to the parameters. None where no token is trained.
 
     rows: of this rank; all ranks call this together, and what is returned is of all of them. max_row_tokens:
     the constant of the aggregation `constant_length`.

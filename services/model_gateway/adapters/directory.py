@@ -85,15 +85,15 @@ class RegistryDirectory:
         return found.version.digest
 
     async def on_promoted(self, event: events_pb2.CheckpointPromoted, delivery: Delivery[Any]) -> None:
-        """A new head is known at once, and the registry is asked."""
-        await self.on_rolled_back(event, delivery)
+        """Head moved by a promotion, which is noted with its time."""
+        await self.on_head_moved(event, delivery)
         promoted_at = moment_of(event.promoted_at)
         self._on_promotion(Promotion(event.model, event.version, event.digest, promoted_at))
 
-    async def on_rolled_back(
+    async def on_head_moved(
         self, event: events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack, _: Delivery[Any]
     ) -> None:
-        """As for a promotion."""
+        """A new head is known at once, and the registry is asked."""
         self._digests[event.model, event.version] = event.digest
         self._take(wire.with_head(self._view, event.model, event.version, event.checkpoint_id))
         self._look.set()

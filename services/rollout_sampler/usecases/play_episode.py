@@ -79,14 +79,16 @@ class PlayEpisode:
             grader_needs_it = stored.body.lease_id == environment.lease.lease_id
             return stored
         except EpisodeBroken as error:
-            wire.note_environment(body, self._now())
-            return Failed(error.kind, error.detail, body.usage)
+            return self._failed(body, error.kind, error.detail)
         except DeadlineExceeded as error:
-            wire.note_environment(body, self._now())
-            return Failed(EpisodeFailure.TIMEOUT, str(error), body.usage)
+            return self._failed(body, EpisodeFailure.TIMEOUT, str(error))
         finally:
             if not grader_needs_it:
                 await self._deps.environments.close(environment.lease)
+
+    def _failed(self, body: TrajectoryBody, kind: str, detail: str) -> Failed:
+        wire.note_environment(body, self._now())
+        return Failed(kind, detail, body.usage)
 
     def _time_left_s(self, task: EpisodeTask) -> float:
         """The planner sends the command again at the deadline: stop before it, but give a late start time."""

@@ -57,7 +57,6 @@ class EpisodePlayer:
         self._environments = environments
         self._began_s = asyncio.get_running_loop().time()
         self._engine_id = ""
-        self._usage = Usage()
 
     async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> str:
         """Append the turns; set the stop reason and the answer, which stays empty when a budget cut it.
@@ -66,13 +65,12 @@ class EpisodePlayer:
         even the first prompt fits.
         """
         body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
-        self._usage = body.usage
         new_prompt_ids: Sequence[int] = self._begin()
         for index in range(self._task.sampling.max_turns):
             if index:
                 new_prompt_ids = self._reply(body.turns[-1])
             try:
-                turn = await self._turn(index, new_prompt_ids, limits, nonce)
+                turn = await self._turn(index, new_prompt_ids, limits, nonce, body.usage)
             except ContextOverflow:
                 if not index:
                     raise
@@ -88,13 +86,13 @@ class EpisodePlayer:
         return self._engine_id
 
     async def _turn(
-        self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str
+        self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str, usage: Usage
     ) -> Turn | None:
         """One turn; None when the episode's tokens are spent. A completion cut by length calls no tools."""
         if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
-        completion = await self._complete(index, limits.retry_s)
+        completion = await self._complete(index, limits.retry_s, usage)
         self._engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
@@ -127,7 +125,7 @@ class EpisodePlayer:
             )
         return ids
 
-    async def _complete(self, index: int, retry_s: float) -> Completion:
+    async def _complete(self, index: int, retry_s: float, usage: Usage) -> Completion:
         """One completion; when an engine is lost, the same request goes to another one."""
         policy, asked, context = self._task.policy, self._task.sampling, self._conversation.token_ids
         sampling = SamplingParams(
@@ -139,7 +137,7 @@ class EpisodePlayer:
         )
         with telemetry.chat_span(self._task, index, sampling.max_tokens) as span, telemetry.TURN_S.time():
             completion = await retry(
-                lambda: self._engines.sample(policy, context, sampling, self._usage),
+                lambda: self._engines.sample(policy, context, sampling, usage),
                 budget_s=retry_s,
                 first_pause_s=_FIRST_RETRY_S,
                 max_pause_s=_MAX_RETRY_S,

@@ -1,4 +1,4 @@
-"""Verdicts of the gate on evidence small enough to work every number and every sentence by hand."""
+"""Verdicts of the gate on evidence so small that a reader can check every number and every sentence."""
 
 import hashlib
 from typing import Any

@@ -308,7 +308,7 @@ async def test_head_moved_meanwhile_means_judged_again(harness: RegistryHarness)
     await harness.drive()
     target = await harness.models.version(MODEL, 1)
     await harness.models.move_head(
-        target, expected_revision=1, actor="ada", reason="by hand", at=harness.clock()
+        target, expected_revision=1, actor="ada", reason="a manual move", at=harness.clock()
     )
     await harness.finish(2, 1.0)
     assert await harness.head() == 2

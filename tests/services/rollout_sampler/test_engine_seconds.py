@@ -26,7 +26,7 @@ def test_a_second_with_two_requests_counts_half_for_each() -> None:
     clock[0] = 110.0
     third = engine.begin()
     clock[0] = 110.5
-    assert engine.end(third) == 0.5  # nobody pays for the idle time before it
+    assert engine.end(third) == 0.5  # the idle time before it counts for no request
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 4)), min_size=1, max_size=12))

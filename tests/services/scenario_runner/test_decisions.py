@@ -1,4 +1,4 @@
-"""What the planner decides, on values alone: numbers and sentences worked by hand."""
+"""What the planner decides, on values alone: with numbers and sentences that a reader can check."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -23,6 +23,7 @@ from tests.services.scenario_runner.planning import (
     train_spec,
 )
 
+from event_bus.topology import SCENARIO_RUNNER_PLAN
 from identities.entities import group_of_episode
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunState
 from scenario_runner.handlers import FACTS
@@ -176,7 +177,7 @@ class Platform:
 
     async def apply(self, pick: int) -> None:
         batch = self.stream.facts[self.applied : self.applied + 1 + pick % 5]
-        facts = [FACTS.handle(delivered(one)) for one in batch]
+        facts = [FACTS.handle(delivered(one)) for one in batch if type(one) in SCENARIO_RUNNER_PLAN.events]
         await self.planner.apply(*(fact for fact in facts if fact is not None))
         self.applied += len(batch)
 

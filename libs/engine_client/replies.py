@@ -36,7 +36,7 @@ def generated(reply: Any, versions: Mapping[str, int]) -> Completion:
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedReply(f"{_GENERATE} left out logprobs: {error}") from error
     spans = [TokenSpan(versions[label], start, end) for label, start, end in _label_spans(choice)]
-    return _completion(reply, choice, logprobs, _merged(spans), exact=True)
+    return _completion(choice, logprobs, _merged(spans), exact=True)
 
 
 def completed(reply: Any, version: int, *, exact: bool) -> Completion:
@@ -46,7 +46,7 @@ def completed(reply: Any, version: int, *, exact: bool) -> Completion:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedReply(f"{_COMPLETIONS} left out logprobs: {error}") from error
-    return _completion(reply, choice, logprobs, (TokenSpan(version, 0, len(logprobs)),), exact=exact)
+    return _completion(choice, logprobs, (TokenSpan(version, 0, len(logprobs)),), exact=exact)
 
 
 def _sampled_choice(reply: Any, path: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _merged(spans: Sequence[TokenSpan]) -> tuple[TokenSpan, ...]:
 
 
 def _completion(
-    reply: Any, choice: Mapping[str, Any], logprobs: list[float], spans: tuple[TokenSpan, ...], *, exact: bool
+    choice: Mapping[str, Any], logprobs: list[float], spans: tuple[TokenSpan, ...], *, exact: bool
 ) -> Completion:
     token_ids = choice.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids or len(token_ids) != len(logprobs):
@@ -88,14 +88,12 @@ def _completion(
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != len(token_ids):
         raise MalformedReply(f"version spans {spans} do not cover {len(token_ids)} tokens")
-    details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
     return Completion(
         token_ids=tuple(map(int, token_ids)),
         logprobs=tuple(logprobs),
         finish_reason=FinishReason(choice["finish_reason"]),
         version_spans=spans,
         spans_are_exact=exact,
-        num_cached_tokens=int(details.get("cached_tokens") or 0),
     )
 
 

@@ -64,8 +64,6 @@ class Completion:
     """Contiguous, in order, covering every token id."""
     spans_are_exact: bool = True
     """False: the engine cannot say where the version changed; one span carries the older version."""
-    num_cached_tokens: int = 0
-    """Prompt tokens that the engine did not have to compute again (0 where it does not say)."""
     engine_id: str = ""
     """Lease of the engine that sampled it; empty unless the caller fills it in."""
     weights_digests: Mapping[int, str] = field(default_factory=dict)

@@ -115,7 +115,7 @@ class Demo:
             first = await self._first_batch()
         production = Production(
             self._addresses.gateway_url,
-            self._addresses.gateway_key() or "",
+            self._addresses.gateway_key(),
             MODEL,
             [{"role": "user", "content": self.plan.recipe.production_prompt}],
         )

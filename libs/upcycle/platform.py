@@ -50,13 +50,16 @@ class Addresses:
         """Base URL for an OpenAI client."""
         return f"http://{self.peers['gateway']}/v1"
 
-    def gateway_key(self) -> str | None:
-        """The key of a local stack, or UPCYCLE_API_KEY; None when neither is there."""
+    def gateway_key(self) -> str:
+        """UPCYCLE_API_KEY, or the key of a local stack. Raises PlatformNotFound when there is neither."""
         if key := os.environ.get("UPCYCLE_API_KEY"):
             return key
         if self.gateway_key_file is not None and self.gateway_key_file.exists():
             return self.gateway_key_file.read_text().strip()
-        return None
+        raise PlatformNotFound(
+            f"no key of the gateway is known: {self.source} gives addresses only",
+            "set UPCYCLE_API_KEY; `upcycle up` writes the key of a local platform to DATA_DIR/gateway.key",
+        )
 
 
 def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None = None) -> Addresses:

@@ -1,7 +1,8 @@
 """`upcycle models …`."""
 
 import getpass
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json, result_console
+from upcycle.errors import UnknownName
 from upcycle.platform import Platform
 
 if TYPE_CHECKING:
@@ -82,11 +84,8 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     :param model: slug.
     :param as_json: one JSON line per checkpoint.
     """
-    from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
-
     async with Platform() as platform:
-        request = ListCheckpointsRequest(model=model)
-        listed = (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
+        listed = await _checkpoints_of(platform, model)
     if as_json:
         for checkpoint in listed:
             print_json("checkpoint", checkpoint)
@@ -94,6 +93,23 @@ async def checkpoints(model: str, *, as_json: JsonFlag = False) -> int:
     columns = ("", "checkpoint", "state", "step", "held-out", "sources", "reason")
     _print_table(columns, map(_checkpoint_row, listed))
     return Exit.OK
+
+
+async def _checkpoints_of(platform: Platform, model: str) -> "Sequence[Checkpoint]":
+    from upcycle.api.registry.v1.service_pb2 import ListCheckpointsRequest
+
+    request = ListCheckpointsRequest(model=model)
+    return (await platform.registry.ListCheckpoints(request, timeout=10)).checkpoints
+
+
+async def _checkpoint_id(platform: Platform, model: str, name: str) -> str:
+    """The id of the checkpoint of version `v14`; any other name is an id, which the registry checks."""
+    if not re.fullmatch(r"v\d+", name):
+        return name
+    listed = {f"v{one.version}": one.checkpoint_id for one in await _checkpoints_of(platform, model)}
+    if name not in listed:
+        raise UnknownName(f"{model} has no checkpoint of {name}", f"it has {', '.join(listed)}")
+    return listed[name]
 
 
 def _checkpoint_row(checkpoint: "Checkpoint") -> tuple[str, ...]:
@@ -125,7 +141,7 @@ async def head(
     """The head of MODEL and how it got there; `--set CHECKPOINT` rolls back or promotes manually.
 
     :param model: slug.
-    :param set_to: checkpoint id that becomes head.
+    :param set_to: checkpoint that becomes head: its id, or its version as `v14`.
     :param reason: written to the audit log.
     :param as_json: one JSON line.
     """
@@ -136,7 +152,7 @@ async def head(
         if set_to is not None:
             request = SetHeadRequest(
                 model=model,
-                checkpoint_id=set_to,
+                checkpoint_id=await _checkpoint_id(platform, model, set_to),
                 expected_revision=now.head_revision,
                 actor=getpass.getuser(),
                 reason=reason,

@@ -235,5 +235,6 @@ def _print_done(run: "Run", as_json: bool) -> None:
     elif run.step:
         print(
             f"without a gate nothing is promoted; measure it: upcycle eval TASKS {model} "
-            f"--at-version {run.policy_version}; make it head: upcycle models head {model} --set CHECKPOINT"
+            f"--at-version {run.policy_version}; make it head: upcycle models head {model} "
+            f"--set v{run.policy_version}"
         )

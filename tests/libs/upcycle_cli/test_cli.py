@@ -243,6 +243,8 @@ def test_the_environment_wins_and_half_of_it_is_refused_by_name(tmp_path: Path) 
     whole = {f"UPCYCLE_PEERS_{peer.upper()}": "h:2" for peer in PEERS}
     state(tmp_path, os.getpid())
     assert find_addresses(tmp_path, environ=whole).peers["training"] == "h:2"
+    with pytest.raises(PlatformNotFound, match=r"UPCYCLE_PEERS_\* gives addresses only; set UPCYCLE_API_KEY"):
+        find_addresses(tmp_path, environ=whole).gateway_key()
     half = {"UPCYCLE_PEERS_REGISTRY": "h:2"}
     assert find_addresses(tmp_path, environ=half).peers["registry"] == "h:2"
     with pytest.raises(UpcycleError, match="UPCYCLE_PEERS_TASKSETS"):

@@ -1,4 +1,4 @@
-"""`upcycle models checkpoints` and `upcycle trajectories list` say which evaluations trained."""
+"""`upcycle models` and `upcycle trajectories list`: which evaluations trained, and what becomes head."""
 
 import asyncio
 import json
@@ -40,10 +40,22 @@ class Services(RegistryServiceServicer, TrajectoryServiceServicer):
         trained = registry.Checkpoint(
             checkpoint_id="ckpt-incident-v00000001",
             state=registry.CHECKPOINT_STATE_CANDIDATE,
+            version=1,
             step=4,
             sources={"run-b": 1, "run-a": 38},
         )
         return registry_service.ListCheckpointsResponse(checkpoints=[base, trained])
+
+    async def GetModel(self, request: Any, context: Any) -> registry_service.GetModelResponse:
+        return registry_service.GetModelResponse(model=registry.Model(model=request.model, head_revision=7))
+
+    async def SetHead(self, request: Any, context: Any) -> registry_service.SetHeadResponse:
+        assert request.expected_revision == 7
+        model = registry.Model(model=request.model, head_checkpoint_id=request.checkpoint_id)
+        return registry_service.SetHeadResponse(model=model)
+
+    async def ListHeadMoves(self, request: Any, context: Any) -> registry_service.ListHeadMovesResponse:
+        return registry_service.ListHeadMovesResponse()
 
     async def ListTrajectories(
         self, request: Any, context: Any
@@ -108,3 +120,19 @@ async def test_an_episode_of_an_evaluation_names_the_run_that_trained_on_it(
 
 def test_no_sources_are_a_dash() -> None:
     assert sources_words({}) == "–"
+
+
+async def test_head_is_set_to_the_checkpoint_of_a_version_and_an_unknown_version_names_the_known_ones(
+    environment: dict[str, str],
+) -> None:
+    set_to = ("models", "head", "incident", "--json", "--set")
+    for name in ("v1", "ckpt-incident-v00000001"):
+        (line,) = await printed(environment, *set_to, name)
+        assert json.loads(line)["head_checkpoint_id"] == "ckpt-incident-v00000001"
+    refused = await asyncio.create_subprocess_exec(
+        str(UPCYCLE), *set_to, "v9", env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(100):
+        _, error = await refused.communicate()
+    assert refused.returncode == 2
+    assert "incident has no checkpoint of v9; it has v0, v1" in " ".join(error.decode().split())

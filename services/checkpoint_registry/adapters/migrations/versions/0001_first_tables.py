@@ -58,15 +58,6 @@ def upgrade() -> None:
     outbox_table(sa.MetaData()).create(op.get_bind())
 
 
-def downgrade() -> None:
-    """There is nothing before this revision."""
-    names = (
-        "outbox evaluation_request evaluation gate_job engine_lease published_version head_move checkpoint"
-    )
-    for name in (*names.split(), "model"):
-        op.drop_table(name)
-
-
 def _models() -> None:
     op.create_table(
         "model",

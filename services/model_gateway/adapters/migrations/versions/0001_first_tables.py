@@ -42,9 +42,3 @@ def upgrade() -> None:
     )
     op.create_index("usage_by_key", "usage", ["key_id", "started_at"])
     op.create_index("usage_by_model", "usage", ["model", "started_at"])
-
-
-def downgrade() -> None:
-    """There is nothing before this revision."""
-    op.drop_table("usage")
-    op.drop_table("api_key")

@@ -21,12 +21,6 @@ def upgrade() -> None:
     outbox_table(sa.MetaData()).create(op.get_bind())
 
 
-def downgrade() -> None:
-    """There is nothing before this revision."""
-    for name in ("outbox", "source_group", "episode", "task_group", "run", "task_claim", "task", "taskset"):
-        op.drop_table(name)
-
-
 def _text(name: str, size: int | None = None) -> sa.Column[str]:
     return sa.Column(name, sa.String(size) if size else sa.Text(), nullable=False)
 

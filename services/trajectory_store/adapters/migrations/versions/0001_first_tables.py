@@ -41,12 +41,6 @@ def upgrade() -> None:
     outbox_table(sa.MetaData()).create(op.get_bind())
 
 
-def downgrade() -> None:
-    """There is nothing before this revision."""
-    for name in ("outbox", "feed", "ledger_alarms", "ledger_counts", "episodes"):
-        op.drop_table(name)
-
-
 def _required(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 

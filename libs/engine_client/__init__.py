@@ -18,14 +18,18 @@ from engine_client.labels import (
     unproven_label,
     version_of_label,
 )
+from engine_client.states import SERVING_STATES, STATE_NUMBERS, EngineState, state_from_wire
 from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan
 
 __all__ = [
+    "SERVING_STATES",
+    "STATE_NUMBERS",
     "Completion",
     "ContextOverflow",
     "EngineClient",
     "EngineError",
     "EngineRejected",
+    "EngineState",
     "EngineUnavailable",
     "FinishReason",
     "GenerationAborted",
@@ -37,6 +41,7 @@ __all__ = [
     "pinned_name",
     "pinned_version",
     "proven_label",
+    "state_from_wire",
     "unproven_label",
     "version_of_label",
 ]

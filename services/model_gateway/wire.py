@@ -1,20 +1,12 @@
 """protobuf <-> domain, nothing else."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from model_gateway.domain.routing import EngineRoute, LeasedEngineState, ModelHead, RoutingView
+from engine_client import state_from_wire
+from model_gateway.domain.routing import EngineRoute, ModelHead, RoutingView
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
-
-_STATES: Mapping[int, LeasedEngineState] = {
-    registry_pb2.ENGINE_STATE_STARTING: LeasedEngineState.STARTING,
-    registry_pb2.ENGINE_STATE_READY: LeasedEngineState.READY,
-    registry_pb2.ENGINE_STATE_RELOADING: LeasedEngineState.RELOADING,
-    registry_pb2.ENGINE_STATE_FAILED: LeasedEngineState.FAILED,
-    registry_pb2.ENGINE_STATE_STOPPING: LeasedEngineState.STOPPING,
-}
 
 
 def view_from_wire(models: pb.ListModelsResponse, engines: pb.ListEnginesResponse) -> RoutingView:
@@ -38,7 +30,7 @@ def engine_from_wire(lease: registry_pb2.EngineLease) -> EngineRoute:
         version=lease.version,
         digest=lease.digest,
         held_versions=frozenset(lease.held_versions),
-        state=_STATES.get(lease.state, LeasedEngineState.STARTING),
+        state=state_from_wire(lease.state),
         renewal=lease.expires_at.ToJsonString(),
     )
 

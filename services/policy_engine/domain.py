@@ -8,16 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from blob_store import BlobRef
-
-
-class EngineState(StrEnum):
-    """The engine's state in its lease."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RELOADING = "reloading"
-    FAILED = "failed"
-    STOPPING = "stopping"
+from engine_client import EngineState
 
 
 class FailureKind(StrEnum):

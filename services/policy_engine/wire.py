@@ -5,31 +5,16 @@ from datetime import datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from blob_store import ref as blob_ref
+from engine_client import STATE_NUMBERS
 from episodes import Channel
 from episodes.identity import CHANNEL_NUMBERS
-from policy_engine.domain import (
-    CanaryRow,
-    EngineState,
-    EngineTarget,
-    LeaseFacts,
-    Reloaded,
-    ServedPolicy,
-    VersionRefused,
-)
+from policy_engine.domain import CanaryRow, EngineTarget, LeaseFacts, Reloaded, ServedPolicy, VersionRefused
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import events_pb2, registry_pb2
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.moments import moment_of, timestamp
-
-_STATES = {
-    EngineState.STARTING: registry_pb2.ENGINE_STATE_STARTING,
-    EngineState.READY: registry_pb2.ENGINE_STATE_READY,
-    EngineState.RELOADING: registry_pb2.ENGINE_STATE_RELOADING,
-    EngineState.FAILED: registry_pb2.ENGINE_STATE_FAILED,
-    EngineState.STOPPING: registry_pb2.ENGINE_STATE_STOPPING,
-}
 
 
 class EngineIdentity:
@@ -83,7 +68,7 @@ def lease_to_wire(who: EngineIdentity, facts: LeaseFacts) -> registry_pb2.Engine
         model=who.model,
         channel=who.channel,
         held_versions=facts.held_versions,
-        state=_STATES[facts.state],
+        state=STATE_NUMBERS[facts.state],
         reason=facts.reason,
         engine_kind=who.kind,
     )

@@ -3,23 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 
+from engine_client import SERVING_STATES, EngineState
 from identities.entities import checkpoint_id
 from model_gateway.domain.calls import ModelTarget
-
-
-class LeasedEngineState(StrEnum):
-    """As its engine supervisor says."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RELOADING = "reloading"
-    FAILED = "failed"  # a reload failed; the old version is served
-    STOPPING = "stopping"
-
-
-_USABLE = (LeasedEngineState.READY, LeasedEngineState.FAILED, LeasedEngineState.RELOADING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +20,7 @@ class EngineRoute:
     version: int
     digest: str
     held_versions: frozenset[int]
-    state: LeasedEngineState
+    state: EngineState
     renewal: str  # changes with each renewal, so that one after a failure clears the suspicion
 
 
@@ -56,7 +43,7 @@ class RoutingView:
 
     def serving(self, target: ModelTarget) -> list[EngineRoute]:
         """Engines that can take a request for the target, now or once their reload is done."""
-        usable = (one for one in self.engines if one.model == target.model and one.state in _USABLE)
+        usable = (one for one in self.engines if one.model == target.model and one.state in SERVING_STATES)
         if target.version is None:
             return [one for one in usable if one.follows_head]
         return [one for one in usable if served_name(one, target) is not None]
@@ -64,7 +51,7 @@ class RoutingView:
     def is_settled(self, engine: EngineRoute) -> bool:
         """Whether the lease's version is certain: no reload is under way or due."""
         head = self.models.get(engine.model)
-        if engine.state is LeasedEngineState.RELOADING or head is None:
+        if engine.state is EngineState.RELOADING or head is None:
             return False
         return not engine.follows_head or engine.version == head.head_version
 
@@ -75,7 +62,7 @@ def served_name(engine: EngineRoute, target: ModelTarget) -> str | None:
         return target.model if engine.follows_head else None
     if target.version in engine.held_versions:
         return f"{target.model}@v{target.version}"
-    is_served = engine.version == target.version and engine.state is not LeasedEngineState.RELOADING
+    is_served = engine.version == target.version and engine.state is not EngineState.RELOADING
     return target.model if is_served else None
 
 
@@ -91,7 +78,7 @@ def choose(
         trusted,
         key=lambda engine: (
             engine.version != head_version,
-            engine.state is LeasedEngineState.RELOADING,
+            engine.state is EngineState.RELOADING,
             busy.get(engine.engine_id, 0),
             engine.engine_id,
         ),

@@ -59,7 +59,10 @@ class ChannelVersions:
             wire.target_of_checkpoint(reply.head, reply.model.promoted_at),
             wire.target_of_checkpoint(reply.base),
         ]
-        return list({target.digest: target for target in reversed(found)}.values())[::-1]
+        by_digest: dict[str, EngineTarget] = {}
+        for target in found:
+            by_digest.setdefault(target.digest, target)
+        return list(by_digest.values())
 
     async def of_pin(self, version: int) -> EngineTarget:
         """The version that a run pins. Raises VersionRefused for one that was removed."""

@@ -1,18 +1,19 @@
 """The supervisor's loop: one engine process, one channel, one proven version at a time.
 
-What it waits for is always named (`ready`). Guarantees: the lease never names a version that is not
-proven in the running process; newest wins, versions in between are skipped; a refused version leaves the
+What it waits for is always named (`ready`). Guarantees: the lease never says that a version serves which is
+not proven in the running process; newest wins, versions in between are skipped; a refused version leaves the
 old one serving; a dead engine is started again on the version it served.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine_client import EngineState
 from policy_engine.domain import (
     EngineBroken,
-    EngineState,
     EngineTarget,
     FailureKind,
     LeaseFacts,
@@ -67,6 +68,7 @@ class EngineSupervisor:
         self._engine: EngineControl | None = None
         self._serving: ServedPolicy | None = None
         self._state = EngineState.STARTING
+        self._reason = ""
         self._waiting_for = "the first version"
         self._refusals = RefusedVersions(timings, deps.clock)
         self._wake = asyncio.Event()
@@ -83,7 +85,7 @@ class EngineSupervisor:
         if not self._deps.host.base_url or self._serving is None:
             return None
         return LeaseFacts(
-            self._deps.host.base_url, self._state, self._reason(), self._serving, self._pins.held()
+            self._deps.host.base_url, self._state, self._reason, self._serving, self._pins.held()
         )
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -127,7 +129,7 @@ class EngineSupervisor:
         """Start on what served last, else on what the channel wants, else on what that falls back to."""
         served = [self._serving.policy.target] if self._serving else []
         for target in served or await self._deps.versions.current():
-            if self._refusals.holds(target):
+            if self._refusals.why_not_now(target) is not None:
                 continue
             self._waiting_for = f"v{target.version} to be fetched, loaded and proven"
             try:
@@ -147,7 +149,6 @@ class EngineSupervisor:
             self._serving = await self._protocol.adopt(engine, policy)
         except EngineBroken as error:
             raise VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True) from error
-        self._pins.forget_engine()
         self._change(EngineState.READY)
         self._deps.telemetry.serves(target.version)
         await self._deps.announcer.ready(self._serving)
@@ -158,15 +159,18 @@ class EngineSupervisor:
         target, serving = (await self._deps.versions.current())[0], self._serving
         if serving is None or self._engine is None:
             return
-        same = target.version == serving.version and target.digest == serving.policy.target.digest
-        if same or self._refusals.holds(target):
+        if target.version == serving.version and target.digest == serving.policy.target.digest:
+            self._change(EngineState.READY)
+            return
+        if (refused := self._refusals.why_not_now(target)) is not None:
+            self._change(EngineState.FAILED, str(refused))
             return
         try:
             with self._deps.telemetry.reloading(serving.version, target):
                 await self._reload(self._engine, serving, target)
         except VersionRefused as error:
             await self._refuse(target, error)
-            self._change(EngineState.READY)
+            self._change(EngineState.FAILED, str(error))
         except EngineBroken as error:
             # The version may be what breaks it: not at once again after the restart.
             why = VersionRefused(FailureKind.ENGINE_ERROR, str(error), may_pass_later=True)
@@ -199,15 +203,13 @@ class EngineSupervisor:
 
     async def _lose_engine(self, why: str) -> None:
         self._engine = None
+        self._pins.forget_engine()
         self._waiting_for = f"the engine to be started again: {why}"
-        self._change(EngineState.FAILED)
+        self._change(EngineState.STARTING, self._waiting_for)
         await self._deps.host.stop()
 
-    def _reason(self) -> str:
-        return self._waiting_for if self._state is EngineState.FAILED else ""
-
-    def _change(self, state: EngineState) -> None:
-        self._state = state
+    def _change(self, state: EngineState, reason: str = "") -> None:
+        self._state, self._reason = state, reason
         self._on_change()
 
     def _on_death(self, watch: asyncio.Task[None]) -> None:
@@ -234,24 +236,19 @@ class RefusedVersions:
     def __init__(self, timings: SupervisorTimings, clock: Clock) -> None:
         self._timings = timings
         self._clock = clock
-        self._for_good: set[str] = set()
-        self._until: dict[str, tuple[float, float]] = {}
+        self._refused: dict[str, tuple[VersionRefused, float, float]] = {}
+        """By digest: the last refusal, until when it holds, and for how long it does."""
 
     def add(self, target: EngineTarget, why: VersionRefused) -> None:
         """Remember a refusal."""
-        if not why.may_pass_later:
-            self._for_good.add(target.digest)
-            return
-        _, delay_s = self._until.get(target.digest, (0.0, self._timings.refused_s / 2))
-        delay_s = min(delay_s * 2, self._timings.max_refused_s)
-        self._until[target.digest] = (self._clock() + delay_s, delay_s)
+        _, _, delay_s = self._refused.get(target.digest, (why, 0.0, self._timings.refused_s / 2))
+        delay_s = min(delay_s * 2, self._timings.max_refused_s) if why.may_pass_later else math.inf
+        self._refused[target.digest] = (why, self._clock() + delay_s, delay_s)
 
-    def holds(self, target: EngineTarget) -> bool:
-        """Whether the version should be left alone now."""
-        if target.digest in self._for_good:
-            return True
-        until_s, _ = self._until.get(target.digest, (0.0, 0.0))
-        return self._clock() < until_s
+    def why_not_now(self, target: EngineTarget) -> VersionRefused | None:
+        """The refusal for which the version should be left alone now."""
+        why, until_s, _ = self._refused.get(target.digest, (None, 0.0, 0.0))
+        return why if self._clock() < until_s else None
 
 
 def _nothing() -> None:

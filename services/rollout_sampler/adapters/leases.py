@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from engine_client import pinned_name
+from engine_client import SERVING_STATES, pinned_name, state_from_wire
 from episodes.identity import CHANNEL_NUMBERS
 from rollout_sampler.domain import PolicyWanted
 from upcycle.api.common.v1 import common_pb2
@@ -17,12 +17,6 @@ if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
 
 _LIST_TIMEOUT_S: Final = 5.0
-_SERVING: Final = {
-    registry_pb2.ENGINE_STATE_READY: 0,
-    # A reload keeps requests waiting for a moment; a failed one left the old version serving.
-    registry_pb2.ENGINE_STATE_RELOADING: 1,
-    registry_pb2.ENGINE_STATE_FAILED: 2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +31,7 @@ class EngineChoice:
     @property
     def rank(self) -> int:
         """Smaller is better."""
-        return _SERVING[self.lease.state]
+        return SERVING_STATES.index(state_from_wire(self.lease.state))
 
 
 class LeaseCache:
@@ -83,7 +77,8 @@ def choices_among(leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWant
     found = []
     for lease in leases:
         name = _name_on(lease, wanted)
-        if name is not None and lease.state in _SERVING and lease.model == wanted.model:
+        serves = state_from_wire(lease.state) in SERVING_STATES
+        if name is not None and serves and lease.model == wanted.model:
             found.append(EngineChoice(lease.engine_id, lease.base_url, name, lease))
     return found
 

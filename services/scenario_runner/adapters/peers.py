@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from engine_client import SERVING_STATES, state_from_wire
 from episodes import Channel, Purpose
 from episodes.identity import CHANNELS
 from event_bus.topology import (
@@ -186,13 +187,13 @@ async def _answered(call: Awaitable[T]) -> T | None:
 
 
 def _engine(lease: registry_pb2.EngineLease) -> EngineFact:
-    state = registry_pb2.EngineState.Name(lease.state).removeprefix("ENGINE_STATE_").lower()
+    state = state_from_wire(lease.state)
     return EngineFact(
         engine_id=lease.engine_id,
         channel=CHANNELS.get(lease.channel, Channel.LATEST).value,
         version=lease.version,
         held_versions=tuple(lease.held_versions),
-        is_serving=state in ("ready", "reloading", "failed"),
+        is_serving=state in SERVING_STATES,
         state=state,
         reason=lease.reason,
     )

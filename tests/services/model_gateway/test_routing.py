@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from engine_client import EngineState
 from model_gateway.domain.calls import ModelTarget
 from model_gateway.domain.routing import (
     EngineRoute,
-    LeasedEngineState,
     ModelHead,
     Promotion,
     RoutingView,
@@ -30,7 +30,7 @@ def engine(name: str = "e", **changes: Any) -> EngineRoute:
         "version": 3,
         "digest": "d",
         "held_versions": frozenset(),
-        "state": LeasedEngineState.READY,
+        "state": EngineState.READY,
         "renewal": "1",
     }
     return EngineRoute(**(values | changes))
@@ -44,7 +44,7 @@ def pick(
 
 
 def test_head_before_reload_before_load_before_name() -> None:
-    old, reloading = engine("a", version=2), engine("b", state=LeasedEngineState.RELOADING)
+    old, reloading = engine("a", version=2), engine("b", state=EngineState.RELOADING)
     idle, busy = engine("d"), engine("c")
     assert pick(old, reloading, busy, idle, busy={"c": 2}) == "d"
     assert pick(old, reloading, busy, busy={"c": 2}) == "c"
@@ -58,16 +58,13 @@ def test_suspects_are_left_out_altogether() -> None:
     assert pick(engine("a"), suspects=("a",)) is None
 
 
-@pytest.mark.parametrize("state", [LeasedEngineState.STARTING, LeasedEngineState.STOPPING])
-def test_engines_that_start_or_stop_take_nothing(state: LeasedEngineState) -> None:
+@pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.STOPPING])
+def test_engines_that_start_or_stop_take_nothing(state: EngineState) -> None:
     assert RoutingView(engines=(engine(state=state),)).serving(ModelTarget("incident")) == []
 
 
 def test_a_failed_reload_still_serves() -> None:
-    assert (
-        len(RoutingView(engines=(engine(state=LeasedEngineState.FAILED),)).serving(ModelTarget("incident")))
-        == 1
-    )
+    assert len(RoutingView(engines=(engine(state=EngineState.FAILED),)).serving(ModelTarget("incident"))) == 1
 
 
 def test_names_of_versions() -> None:
@@ -79,7 +76,7 @@ def test_names_of_versions() -> None:
     rollout = engine(follows_head=False)
     assert served_name(rollout, ModelTarget("incident")) is None
     # A version that is about to be replaced cannot be promised.
-    assert served_name(engine(state=LeasedEngineState.RELOADING), ModelTarget("incident", 3)) is None
+    assert served_name(engine(state=EngineState.RELOADING), ModelTarget("incident", 3)) is None
 
 
 def test_a_lease_is_certain_while_no_reload_is_due() -> None:
@@ -87,7 +84,7 @@ def test_a_lease_is_certain_while_no_reload_is_due() -> None:
     view = RoutingView({"incident": head})
     assert view.is_settled(engine())
     assert not view.is_settled(engine(version=2))
-    assert not view.is_settled(engine(state=LeasedEngineState.RELOADING))
+    assert not view.is_settled(engine(state=EngineState.RELOADING))
     assert view.is_settled(engine(version=9, follows_head=False))
 
 

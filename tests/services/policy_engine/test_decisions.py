@@ -5,8 +5,8 @@ import asyncio
 from tests.services.policy_engine.doubles import HostDouble, PlatformDouble
 from tests.support.waiting import until
 
-from engine_client import EngineUnavailable
-from policy_engine.domain import EngineState, FailureKind, LeaseFacts, PinRequests, VersionRefused
+from engine_client import SERVING_STATES, EngineState, EngineUnavailable
+from policy_engine.domain import FailureKind, LeaseFacts, PinRequests, VersionRefused
 from policy_engine.usecases.pins import PinDeps, PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
 from policy_engine.usecases.supervisor import EngineSupervisor, SupervisorDeps, SupervisorTimings
@@ -26,12 +26,18 @@ class SupervisorBench:
         timings = SupervisorTimings(poll_s=0.02, retry_s=0.01, refused_s=refused_s, max_refused_s=60.0)
         self.supervisor = EngineSupervisor(supervisor_deps, protocol, pins, timings)
         self.states: list[EngineState] = []
+        self.while_starting: list[LeaseFacts] = []
+        """What the lease said when its state was `starting`."""
         self.supervisor.on_change(self._note)
         self._stop = asyncio.Event()
 
     def _note(self) -> None:
         facts = self.supervisor.facts()
-        if facts is not None and (not self.states or self.states[-1] is not facts.state):
+        if facts is None:
+            return
+        if facts.state is EngineState.STARTING:
+            self.while_starting.append(facts)
+        if not self.states or self.states[-1] is not facts.state:
             self.states.append(facts.state)
 
     async def __aenter__(self) -> "SupervisorBench":
@@ -97,8 +103,24 @@ async def test_a_bad_version_is_refused_once_and_the_next_one_taken() -> None:
         await bench.rounds(5)
         assert bench.platform.facts.count("failed 1 canary_mismatch") == 1
         assert (bench.version(), bench.host.engine.loaded) == (0, 0)
+        facts = bench.facts()
+        assert facts.state is EngineState.FAILED
+        assert facts.state in SERVING_STATES, "the old version serves on"
+        assert facts.reason.startswith("canary_mismatch: v1: the engine's log-probabilities are off by")
         bench.platform.wanted = [2, 0]
         await bench.until("reloaded 0->2")
+        assert (bench.facts().state, bench.facts().reason) == (EngineState.READY, "")
+
+
+async def test_a_refusal_is_forgotten_when_the_channel_wants_what_serves() -> None:
+    async with SupervisorBench() as bench:
+        await bench.until("ready 0")
+        bench.platform.refused[1] = refusal(FailureKind.DIGEST_MISMATCH, may_pass_later=False)
+        bench.platform.wanted = [1, 0]
+        await bench.until("failed 1 digest_mismatch")
+        bench.platform.wanted = [0]
+        await bench.rounds(2)
+        assert (bench.facts().state, bench.facts().reason) == (EngineState.READY, "")
 
 
 async def test_a_fetch_that_fails_is_tried_again() -> None:
@@ -120,6 +142,9 @@ async def test_at_start_a_bad_newest_version_falls_back_to_head() -> None:
     async with bench:
         await bench.until("ready 0")
         assert bench.platform.facts[:2] == ["failed 5 digest_mismatch", "failed 3 engine_error"]
+        await bench.rounds(2)
+        facts = bench.facts()
+        assert (facts.state, facts.reason) == (EngineState.FAILED, "digest_mismatch: because")
 
 
 async def test_a_dead_engine_is_started_on_what_it_served() -> None:
@@ -131,8 +156,19 @@ async def test_a_dead_engine_is_started_on_what_it_served() -> None:
         bench.host.dead = "killed"
         await bench.until("ready 4")
         assert bench.host.started == [0, 4]
-        assert EngineState.FAILED in bench.states
         assert bench.facts().state is EngineState.READY
+
+
+async def test_nothing_is_sent_to_an_engine_that_died() -> None:
+    async with SupervisorBench() as bench:
+        await bench.until("ready 0")
+        bench.requests.pin("run-a", 3)
+        await _until_held(bench, (3,))
+        bench.host.dead = "killed"
+        await until(lambda: bench.platform.facts.count("ready 0") == 2, "the engine to be ready again")
+        lost = bench.while_starting[0]
+        assert lost.state not in SERVING_STATES
+        assert (lost.reason, lost.held_versions) == ("the engine to be started again: killed", ())
 
 
 async def test_an_engine_that_can_go_neither_forth_nor_back_is_restarted() -> None:

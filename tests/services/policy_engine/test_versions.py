@@ -150,3 +150,10 @@ async def test_a_candidate_engine_passes_over_pins_on_removed_versions() -> None
     pins.pin("run-b", 5)
     versions = of_channel(Channel.CANDIDATE, RegistryDouble(latest=7, head=4, removed={3}), pins)
     assert await wanted(versions) == [5, 4, 0]
+
+
+async def test_a_candidate_engine_serves_the_pinned_base_also_after_head_moved() -> None:
+    pins = PinRequests()
+    pins.pin("run-a", 0)
+    versions = of_channel(Channel.CANDIDATE, RegistryDouble(latest=7, head=5), pins)
+    assert await wanted(versions) == [0, 5]

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
@@ -37,6 +37,13 @@ def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
         if (match := _FOLDER.match(key)) is not None:
             folders.setdefault(match[1], []).append(key)
     return folders
+
+
+def old(folders: Mapping[str, Collection[str]], *, newest: int, is_over: bool = False) -> list[str]:
+    """The folders before the `newest` states; if nothing is written any more, the folders after them too. A
+    folder without a marker is no state: a trainer may be writing it, or was killed there."""
+    kept = [folder for folder, keys in folders.items() if f"{folder}/{MARKER}" in keys][-newest:]
+    return [one for one in folders if one not in kept and (is_over or (kept and one < kept[0]))]
 
 
 async def delete(store: BlobStore, keys: Iterable[str]) -> None:

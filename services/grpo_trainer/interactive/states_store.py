@@ -41,7 +41,7 @@ class InteractiveStates(StepStates[InteractiveState]):
         """Delete all states but the newest ones."""
         with object_store(f"old states of {model}"):
             folders = step_folders.by_folder(await self._store.list(f"{objects.interactive_session(model)}/"))
-            for folder in list(folders)[:-newest]:
+            for folder in step_folders.old(folders, newest=newest):
                 await step_folders.delete(self._store, folders[folder])
 
     async def _markers(self, model: str) -> list[str]:

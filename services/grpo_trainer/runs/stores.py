@@ -96,7 +96,8 @@ class BlobStates(StepStates[SessionState]):
     ) -> SessionState | BrokenRun | FailedRun | None:
         """A run by the objects in its folder; None where nothing durable is there."""
         newest = max((name for name in names if name.endswith(f"/{MARKER}")), default="")
-        closed, state, why = _CLOSED in names, None, ""
+        closed, state = _CLOSED in names, None
+        why = "the run is over, and none of its states is there" if closed and not newest else ""
         if newest:
             try:
                 state = await self.read(f"{line}/{newest}")
@@ -108,7 +109,7 @@ class BlobStates(StepStates[SessionState]):
         if not why:
             return state
         model, run_id = parse_training_run(line)
-        return BrokenRun(run_id, model, step_folders.step_of(newest), why, closed)
+        return BrokenRun(run_id, model, step_folders.step_of(newest) if newest else 0, why, closed)
 
     async def _failure(self, line: str) -> Failure:
         """The stored failure of a run; a general one if the record cannot be read."""
@@ -149,7 +150,7 @@ class BlobStates(StepStates[SessionState]):
         with object_store(f"the end of {run_id}"):
             await self._store.put(f"{line}/{_CLOSED}", json.dumps({"seen": seen}).encode())
             await self._store.delete(f"{line}/{_ATTEMPTS}")
-        await self.prune(run_id, model, newest=1)
+        await self.prune(run_id, model, newest=1, is_over=True)
 
     async def attempt(self, model: str, run_id: str) -> Attempt | None:
         """The batch that was begun last; None where nothing is recorded, or nothing that can be read."""
@@ -170,11 +171,12 @@ class BlobStates(StepStates[SessionState]):
         with object_store(f"attempts of {run_id}"):
             await self._store.put(f"{training_run(model, run_id)}/{_ATTEMPTS}", data)
 
-    async def prune(self, run_id: str, model: str, *, newest: int) -> None:
-        """Delete old states, except the `newest` and those that a checkpoint names."""
+    async def prune(self, run_id: str, model: str, *, newest: int, is_over: bool = False) -> None:
+        """Delete old states, except the `newest` and those that a checkpoint names. is_over: what a kill left
+        of a newer one, too."""
         with object_store(f"old states of {run_id}"):
             folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/step-"))
-            for folder in list(folders)[:-newest]:
+            for folder in step_folders.old(folders, newest=newest, is_over=is_over):
                 named = await self._named(folder, folders[folder])
                 await step_folders.delete(self._store, set(folders[folder]) - named)
                 if not named:
@@ -182,11 +184,16 @@ class BlobStates(StepStates[SessionState]):
 
     async def _named(self, folder: str, keys: Collection[str]) -> frozenset[str]:
         """The objects of a state that a checkpoint refers to; others in its folder were left by a trainer
-        that was killed. The answer is kept, because markers never change.
+        that was killed. The answer is kept, because markers never change. All of them where the marker cannot
+        be read: another trainer is deleting it, or another version of this program wrote it.
         """
         marker = f"{folder}/{MARKER}"
         if folder not in self._checkpoints and marker in keys:
-            state = await self.read(marker)
+            try:
+                state = await self.read(marker)
+            except BrokenArtifact as error:
+                log.warning("old_state_unreadable", extra={"key": marker, "error": str(error)})
+                return frozenset(keys)
             if state.last_step is not None and state.last_step.saves_checkpoint:
                 self._checkpoints[folder] = frozenset({marker, *(file.key for file in state.tensors)})
         return self._checkpoints.get(folder, frozenset())

@@ -39,7 +39,6 @@ class EpisodeTask:
     seed: int | None
     """Of the episode, which the planner derived from the run's; None: sampled without a seed."""
     deadline: datetime | None
-    requested_at: datetime | None
 
     def completion_limit(self, num_context_tokens: int) -> int:
         """Tokens that the next completion may have; 0 or less: the episode's budget is spent."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final, assert_never
+from typing import assert_never
 
 from episodes import EpisodeFailure, episode_failed
 from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter
@@ -19,8 +19,6 @@ from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
-
-_SENT_AGAIN_AFTER_S: Final = 10.0
 
 
 def episode_router(
@@ -72,7 +70,7 @@ class Episodes:
     async def _outcome(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> PlayOutcome:
         try:
             with as_errors():
-                return await self._play(task, may_be_stored=_came_before(task, delivery))
+                return await self._play(task)
         except Unavailable:
             raise
         except Exception as error:
@@ -111,13 +109,3 @@ class Episodes:
 
     def _count(self, outcome: str, kind: str = "") -> None:
         telemetry.EPISODES.labels(self._pool, outcome, kind).inc()
-
-
-def _came_before(task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> bool:
-    """A redelivery, or a command that the planner sent again long after the episode was requested.
-
-    Its trajectory may be stored already. A first command that only waited in the queue has none to look for.
-    """
-    if delivery.num_delivered > 1 or task.requested_at is None:
-        return True
-    return (delivery.published_at - task.requested_at).total_seconds() > _SENT_AGAIN_AFTER_S

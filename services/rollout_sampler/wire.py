@@ -41,7 +41,6 @@ def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
         sampling=_sampling(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         deadline=moment_of(message.deadline) if message.HasField("deadline") else None,
-        requested_at=moment_of(message.requested_at) if message.HasField("requested_at") else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Which engines are alive, by the leases in the registry: read at most once a second, and after a failure."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -55,21 +56,22 @@ class LeaseCache:
         return await asyncio.shield(reading)
 
     def forget(self) -> None:
-        """Read again at the next call."""
-        self._cached.clear()
+        """Read again at the next call; the last list stays for as long as the registry is away."""
+        self._cached = {model: (-math.inf, leases) for model, (_, leases) in self._cached.items()}
 
     async def _read(self, model: str) -> Sequence[registry_pb2.EngineLease]:
         request = service_pb2.ListEnginesRequest(model=model)
+        leases: Sequence[registry_pb2.EngineLease]
         try:
             with remote_errors(f"list engines of {model}"):
-                response = await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)
+                leases = (await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)).engines
         except (RemoteError, Unavailable) as error:
-            # Engines go on without the registry, so the last list is still the best one.
-            if (cached := self._cached.get(model)) is not None:
-                return cached[1]
-            raise Unavailable(f"the registry, to find an engine of {model}") from error
-        self._cached[model] = (asyncio.get_running_loop().time(), response.engines)
-        return response.engines
+            if model not in self._cached:
+                raise Unavailable(f"the registry, to find an engine of {model}") from error
+            # Engines go on without the registry: the last list is still the best one, and asking costs time.
+            leases = self._cached[model][1]
+        self._cached[model] = (asyncio.get_running_loop().time(), leases)
+        return leases
 
 
 def choices_among(leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWanted) -> list[EngineChoice]:

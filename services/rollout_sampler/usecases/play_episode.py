@@ -50,13 +50,12 @@ class PlayEpisode:
         self._now = now
         self._new_nonce = new_nonce
 
-    async def __call__(self, task: EpisodeTask, *, may_be_stored: bool) -> PlayOutcome:
-        """may_be_stored: the command came before, so look for its trajectory first. Raises Unavailable."""
+    async def __call__(self, task: EpisodeTask) -> PlayOutcome:
+        """Looks for the trajectory first: a command comes again after a crash, and when the planner sends it
+        again, which nothing in the command tells. Raises Unavailable."""
         try:
-            if may_be_stored:
-                stored = await self._deps.trajectories.find_stored(task.identity)
-                if stored is not None:
-                    return stored
+            if (stored := await self._deps.trajectories.find_stored(task.identity)) is not None:
+                return stored
             version = await self._deps.engines.version_now(task.policy)
             form = await self._deps.policies.chat_format(task.policy.model, version)
             asked_at = self._now()

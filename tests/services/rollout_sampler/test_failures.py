@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -46,12 +47,12 @@ async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_agai
     bed.events.clear()
     forgotten = bed.request(1)
     stored = await _store_without_publishing(bed, forgotten)
-    # The command comes again, as after a crash or a re-dispatch by the planner.
-    late = EpisodeRequested()
-    late.CopyFrom(forgotten)
-    late.requested_at.FromSeconds(late.requested_at.seconds - 3600)
+    # A command that the planner sends again is a new message, requested at the time of the new one.
+    again = EpisodeRequested()
+    again.CopyFrom(forgotten)
+    again.requested_at.FromDatetime(datetime.now(UTC))
     asked = len(engine.requests)
-    await bed.ask(late)
+    await bed.ask(again, again="/again")
     (fact,) = await bed.outcomes(1)
     assert fact == wire.recorded_to_wire(stored.body, stored.ref)
     assert fact.episode == forgotten.episode
@@ -62,7 +63,7 @@ async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_agai
 async def _store_without_publishing(bed: Testbed, request: EpisodeRequested) -> Recorded:
     """Play an episode up to the stored body."""
     play, held = build_play(bed.settings, bed.blobs)
-    outcome = await play(wire.task_from_wire(request), may_be_stored=False)
+    outcome = await play(wire.task_from_wire(request))
     for component in held:
         await component.stop()
     assert isinstance(outcome, Recorded)

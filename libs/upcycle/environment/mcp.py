@@ -3,6 +3,8 @@
 Imported only by environments that use it: the `mcp` package takes most of a second to load.
 """
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 # Seconds for connecting and for one call. A hanging server becomes a typed error, not a hanging episode.
 CONNECT_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 _STDIO_FIELDS = frozenset({"command", "args", "env", "cwd"})
 _HTTP_FIELDS = frozenset({"url", "headers"})
@@ -58,27 +63,48 @@ class McpTool:
 
 
 class McpTools:
-    """The tools of all attached servers; a name that is taken becomes `<server>__<tool>`."""
+    """The tools of all attached servers; a name that is taken becomes `<server>__<tool>`.
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
+    One task of its own enters the clients and leaves them, because only the task that entered one may leave
+    it; so `close` may be called in any task.
+    """
+
+    def __init__(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
         self.tools: dict[str, McpTool] = {}
+        self._stack = AsyncExitStack()
+        self._attached, self._closing = asyncio.Event(), asyncio.Event()
+        self._owner = asyncio.create_task(self._hold(config, taken))
+        self._owner.add_done_callback(lambda _: self._attached.set())
 
     @classmethod
     async def connect(cls, config: Mapping[str, Mapping[str, Any]], *, taken: frozenset[str]) -> "McpTools":
         """Start or reach every server and list its tools. Raises ToolFailed naming the one that fails."""
-        attached = cls(AsyncExitStack())
+        attached = cls(config, taken)
         try:
-            for name, server in config.items():
-                await attached._attach(name, server, taken)
+            await attached._attached.wait()
         except BaseException:
-            await attached.close()
+            attached._owner.cancel()
             raise
+        if attached._owner.done():
+            await attached._owner
         return attached
 
     async def close(self) -> None:
-        """Disconnect, and stop the servers that were started as programs."""
-        await self._stack.aclose()
+        """Disconnect, and stop the servers that were started as programs. What a server answers to that is
+        logged; one that does not answer within CLOSE_TIMEOUT_S is left."""
+        self._closing.set()
+        done, _ = await asyncio.wait([self._owner], timeout=CLOSE_TIMEOUT_S)
+        if not done:
+            self._owner.cancel()
+        elif not self._owner.cancelled() and (error := self._owner.exception()):
+            log.warning("mcp_not_closed", extra={"why": repr(error)})
+
+    async def _hold(self, config: Mapping[str, Mapping[str, Any]], taken: frozenset[str]) -> None:
+        async with self._stack:
+            for name, server in config.items():
+                await self._attach(name, server, taken)
+            self._attached.set()
+            await self._closing.wait()
 
     async def _attach(self, name: str, server: Mapping[str, Any], taken: frozenset[str]) -> None:
         from mcp import Client

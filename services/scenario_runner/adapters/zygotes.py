@@ -21,6 +21,7 @@ from scenario_runner.domain.environments import EnvironmentBroken, EnvironmentLo
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
+END_TIMEOUT_S = 5.0
 FOLDER_PREFIX = "upcycle-env-"
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TZ")
@@ -56,7 +57,7 @@ class WarmEnvironment:
         self.description: Mapping[str, Any] = {}
         self._options = options
         self._tokens = itertools.count(1)
-        self._forks: dict[str, asyncio.Future[int]] = {}
+        self._forks: dict[str, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
         self._episodes: dict[int, asyncio.Future[int]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
@@ -98,45 +99,54 @@ class WarmEnvironment:
         folder = self._folder / token  # the child makes it
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._forks[token] = forked
+        self._forks[token] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._options.fork_timeout_s):
                 with theirs:
                     await self._send({"fork": token, "folder": str(folder)}, theirs.fileno())
-                pid = await forked
+                pid, ended = await self._forks[token]
         except BaseException as error:
             ours.close()
             self._litter.append(folder)
-            if isinstance(error, TimeoutError | OSError):
+            if isinstance(error, TimeoutError):
+                if not self._episodes:  # while there are some, it is `end` that finds it hanging
+                    self._give_up(error)
                 raise EnvironmentLost(f"the zygote of {self.source.path} did not fork: {error!r}") from error
             raise
         finally:
             self._forks.pop(token, None)
-        return Forked(pid, ours, folder, self._episodes[pid])
+        return Forked(pid, ours, folder, ended)
 
     async def end(self, forked: Forked) -> int:
-        """Kill an episode with everything it started; its folder goes soon after. Returns its exit status."""
+        """Kill an episode with everything it started; its folder goes soon after. Returns its exit status.
+
+        A zygote that does not do so within END_TIMEOUT_S is killed itself, with all its episodes.
+        """
         forked.sock.close()
-        if not forked.ended.done():
-            await self._send({"kill": forked.pid})
-        status = await forked.ended
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                if not forked.ended.done():
+                    await self._send({"kill": forked.pid})
+                    await asyncio.wait([forked.ended])  # a deadline must not cancel what others wait for
+        except (TimeoutError, EnvironmentLost) as error:
+            if not forked.ended.done():
+                self._give_up(error)
         self._litter.append(forked.folder)
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(self._sweep())
-        return status
+        return forked.ended.result()
 
     async def stop(self) -> None:
-        """Close the control socket, upon which the zygote kills its episodes and exits; kill it after 5 s."""
+        """Close the control socket, upon which the zygote kills its episodes and exits; kill it after
+        END_TIMEOUT_S."""
         if self._control is not None:
             self._control.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(END_TIMEOUT_S):
                     await self._process.wait()
-            except TimeoutError:
-                log.warning("zygote_killed", extra={"path": self.source.path, "pid": self._process.pid})
-                self.kill()
+            except TimeoutError as error:
+                self._give_up(error)
                 await self._process.wait()
         self._gone()
         if self._sweeping is not None:
@@ -147,6 +157,11 @@ class WarmEnvironment:
         """Kill it with its episodes, at once; `dead` follows."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+    def _give_up(self, why: Exception) -> None:
+        log.warning("zygote_killed", extra={"path": self.source.path, "why": repr(why)})
+        self.kill()
+        self._gone()
 
     def output_of(self, forked: Forked, limit: int = 2000) -> str:
         """The end of what an episode process printed, for error details."""
@@ -214,8 +229,8 @@ class WarmEnvironment:
     def _on_message(self, message: Mapping[str, Any]) -> None:
         if "forked" in message:
             pid = int(message["pid"])
-            self._episodes[pid] = asyncio.get_running_loop().create_future()
-            _settle(self._forks.get(message["forked"]), pid)
+            ended = self._episodes[pid] = asyncio.get_running_loop().create_future()
+            _settle(self._forks.get(message["forked"]), (pid, ended))
         elif "exited" in message:
             _settle(self._episodes.pop(int(message["exited"]), None), int(message["status"]))
         elif "unforked" in message:

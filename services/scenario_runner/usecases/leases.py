@@ -193,7 +193,10 @@ class Leases:
         if not lease.ended:
             lease.ended = True
             self._alive -= 1
-            await lease.environment.close()
+            try:
+                await lease.environment.close()
+            except Exception:  # no other lease, and no grade, depends on how this environment ends
+                log.exception("environment_not_closed", extra={"lease_id": lease.lease_id})
 
     async def _limit_leases_of(self, episode_id: str, lease_id: str) -> None:
         lease_ids = self._by_episode.setdefault(episode_id, [])

@@ -23,11 +23,12 @@ STDIO = {"command": sys.executable, "args": [WEATHER]}
 
 @asynccontextmanager
 async def opened(env: Environment) -> AsyncIterator[Environment]:
-    await env.open()
+    # Each in a task of its own, as the calls of the control channel are.
+    await asyncio.create_task(env.open())
     try:
         yield env
     finally:
-        await env.close()
+        await asyncio.create_task(env.close())
 
 
 @pytest.fixture

@@ -46,7 +46,9 @@ def episode(url: str, scenario: str = "sum", args: Any = None) -> EpisodeToPlay:
 
 
 @pytest.mark.parametrize("extension", ["upcycle/1", "not/ours"])
-async def test_an_episode_over_tcp(served: str, extension: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_episode_over_tcp_that_each_call_meets_in_another_task(
+    served: str, extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # With an extension it does not announce, the environment is one that has tools only behind its MCP
     # binding.
     monkeypatch.setattr(channel_client, "EXTENSION", extension)
@@ -54,7 +56,7 @@ async def test_an_episode_over_tcp(served: str, extension: str, monkeypatch: pyt
     description = await host.describe(TcpEnvironment("arith", served))
     assert description.name == "arith"
     assert description.scenarios["sum"]["required"] == ["a", "b"]
-    environment = await host.start(episode(served))
+    environment = await asyncio.create_task(host.start(episode(served)))
     assert [message["content"] for message in environment.prompt] == ["You add.", "1+2?"]
     assert {tool.name for tool in environment.tools} == {"add", "process"}
     outcome = await environment.call_tool("add", {"a": 1, "b": 2})
@@ -64,7 +66,7 @@ async def test_an_episode_over_tcp(served: str, extension: str, monkeypatch: pyt
     assert (await environment.call_tool("add", {"a": "x"})).is_error
     grade = await environment.grade("3", {"turns": []})
     assert (grade.reward, grade.success) == (1.0, True)
-    await environment.close()
+    await asyncio.create_task(environment.close())
     await environment.close()
 
 
@@ -96,7 +98,11 @@ async def test_an_environment_that_hangs_up_is_lost() -> None:
     server.close()
 
 
-async def test_a_run_over_a_served_environment(runner: Runner, served: str) -> None:
+@pytest.mark.parametrize("extension", ["upcycle/1", "not/ours"])
+async def test_a_run_over_a_served_environment(
+    runner: Runner, served: str, extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_client, "EXTENSION", extension)
     taskset = arith()
     taskset.environment.tcp.url = served
     await register(runner, taskset)

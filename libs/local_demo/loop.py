@@ -26,7 +26,7 @@ from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import register_source
-from upcycle.errors import UpcycleError
+from upcycle.errors import Failed
 from upcycle.platform import Addresses, Platform
 from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
@@ -37,7 +37,7 @@ from upcycle.wire import usage_of
 EVAL_TIMEOUT_S, TRAIN_TIMEOUT_S, SETTLE_TIMEOUT_S = 300.0, 900.0, 180.0
 
 
-class RunDidNotComplete(UpcycleError):
+class RunDidNotComplete(Failed):
     """A run of the demo failed or was cancelled."""
 
     kind = "run_did_not_complete"

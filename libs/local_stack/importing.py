@@ -1,9 +1,10 @@
-"""Brings a policy on disk into a running registry as version 0 of a model."""
+"""Which models a running registry has, and how a policy on disk becomes version 0 of a new one."""
 
 from pathlib import Path
 
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
-from upcycle.rpc import connect, remote_errors
+from upcycle.rpc import RemoteNotFound, connect, remote_errors
 from upcycle.uploading import import_parts
 
 
@@ -17,3 +18,14 @@ async def import_policy(registry: str, model: str, directory: Path, *, timeout_s
         with remote_errors(f"import {directory} as {model}"):
             answer = await RegistryServiceStub(channel).ImportModel(parts, timeout=timeout_s)
     return bool(answer.created)
+
+
+async def has_model(registry: str, model: str, *, timeout_s: float) -> bool:
+    """Whether the registry knows the model."""
+    async with connect(registry) as channel:
+        try:
+            with remote_errors(f"look up {model}"):
+                await RegistryServiceStub(channel).GetModel(GetModelRequest(model=model), timeout=timeout_s)
+        except RemoteNotFound:
+            return False
+    return True

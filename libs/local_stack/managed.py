@@ -14,6 +14,7 @@ from local_stack.logfile import open_for_append, tail
 from local_stack.spec import ProcessSpec, RestartPolicy
 from service_kit.deadlines import DeadlineExceeded, deadline
 from service_kit.leash import leashed
+from upcycle.errors import Failed
 
 _POLL_S: Final = 0.05
 _REAP_S: Final = 10.0
@@ -32,8 +33,10 @@ class ProcessPhase(enum.Enum):
     FAILED = "failed"
 
 
-class GaveUp(Exception):
+class GaveUp(Failed):
     """A process did not become ready, again and again; the message ends with its last log lines."""
+
+    kind = "gave_up"
 
 
 class Managed:

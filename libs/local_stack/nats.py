@@ -8,9 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from upcycle.errors import UpcycleError
 
-class NatsServerError(Exception):
+
+class NatsServerError(UpcycleError):
     """nats-server is missing, did not start, or died."""
+
+    kind = "nats_server"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from blob_store.provision import provision_bucket
 from local_stack.spec import Probe
 from service_kit.groups import S3Settings
 from service_kit.ports import LOOPBACK, free_ports, is_free
-from upcycle.errors import Unavailable
+from upcycle.errors import Unavailable, UpcycleError
 
 _SHELL_TIMEOUT_S: Final = 30.0
 _ADMIN_GRPC_OFFSET: Final = 10_000
@@ -32,8 +32,10 @@ _MEMORY_LIMIT: Final = "512MiB"
 """Go's soft limit; without it the process was seen at 2.7 GB after a bulk load, with it at 364 MB."""
 
 
-class S3ServerError(Exception):
+class S3ServerError(UpcycleError):
     """weed is missing, did not start, or died."""
+
+    kind = "s3_server"
 
 
 @dataclass(frozen=True, slots=True)

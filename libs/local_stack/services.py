@@ -24,7 +24,6 @@ CHANNELS: Final[Mapping[Engine, tuple[str, ...]]] = {
 """The embedded engine of channel `latest` also holds pinned versions; vLLM needs a third one for them."""
 
 PROVISION: Final = "provision"
-IMPORT_MODEL: Final = "import_model"
 _INFRASTRUCTURE: Final = ("nats", "s3")
 _ENGINE_START_S: Final[Mapping[Engine, float]] = {"embedded": 120.0, "vllm-cpu": 420.0}
 

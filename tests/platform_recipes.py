@@ -6,7 +6,7 @@ from local_demo.plan import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET
 from local_stack.stack import Stack, StackSettings
 from upcycle.api.common.v1.common_pb2 import CHANNEL_LATEST, PURPOSE_EVAL, PURPOSE_TRAIN, PolicySelector
 from upcycle.api.taskset.v1.taskset_pb2 import GateConfig, RunSpec, SamplingConfig, TrainingConfig
-from upcycle.cli.tasksets import register_source
+from upcycle.cli.tasksets import load_source
 from upcycle.platform import Addresses, Platform
 
 __all__ = ["HELD_OUT_TASKSET", "MODEL", "TRAIN_TASKSET"]
@@ -36,7 +36,7 @@ def addresses(stack: Stack) -> Addresses:
 async def register_incident(stack: Stack) -> None:
     """Register both incident tasksets."""
     async with Platform(addresses(stack)) as platform:
-        await register_source(platform, str(EXAMPLE / "tasks.py"), TRAIN_TASKSET)
+        await load_source(str(EXAMPLE / "tasks.py"), TRAIN_TASKSET).register(platform)
 
 
 def sampling(seed: int) -> SamplingConfig:

@@ -25,7 +25,7 @@ from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpoints
 from upcycle.api.taskset.v1.service_pb2 import ListRunsRequest
 from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
-from upcycle.cli.tasksets import register_source
+from upcycle.cli.tasksets import load_source
 from upcycle.errors import Failed
 from upcycle.platform import Addresses, Platform
 from upcycle.run_client import completed, follow_run, state_word, submit_run
@@ -107,7 +107,7 @@ class Demo:
 
     async def run(self) -> Report:
         """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
-        await register_source(self.platform, str(self.plan.tasks_file), PRACTICE_TASKSET)
+        await load_source(str(self.plan.tasks_file), PRACTICE_TASKSET).register(self.platform)
         async with self._phase(
             "baseline", "measuring the base policy on held-out tasks, then on train tasks"
         ):

@@ -60,7 +60,7 @@ async def evaluate(
     :param tasks: a tasks file (.py, .json, .jsonl), or the name of a registered taskset.
     :param model: slug of the model.
     """
-    from upcycle.cli.tasksets import register_source
+    from upcycle.cli.tasksets import load_source
     from upcycle.run_client import follow_run, submit_run
 
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
@@ -73,8 +73,9 @@ async def evaluate(
     asked = given.run(Purpose.EVAL, eval_defaults(given))
     if report.dry_run:
         return _dry_run(asked.taskset, report.as_json)
+    source = load_source(asked.taskset, asked.taskset_name)
     async with Platform() as platform:
-        name = await register_source(platform, asked.taskset, asked.taskset_name)
+        name = await source.register(platform)
         run = await submit_run(platform, spec_to_wire(replace(asked.run, taskset=name)))
         _launched(run, report.as_json)
         if report.detach:

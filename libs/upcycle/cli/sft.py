@@ -18,7 +18,7 @@ from upcycle.platform import Platform
 
 if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
-    from upcycle.train import Conversation, StepResult
+    from upcycle.train import Conversation, StepResult, TrainingClient
 
 LOSS: Final = "cross_entropy"
 _PAGE: Final = 1000
@@ -59,15 +59,6 @@ class SftPlan:
     batches: "tuple[tuple[str | Conversation, ...], ...]"
 
 
-class Client(Protocol):
-    """The part of TrainingClient that is used here."""
-
-    async def step(
-        self, inputs: "Sequence[Any]", *, learning_rate: float, loss_fn: str, promote: bool
-    ) -> "StepResult":
-        """One optimizer step."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftCall:
     """The options that SFT shares with GRPO. steps: the most optimizer steps; None: all of the epochs.
@@ -87,8 +78,11 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
 
     if options.sft is not None and options.sft_from is not None:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
+    told = None if options.sft is None else list(conversations_in(options.sft))
     async with Platform() as platform:
-        source, inputs = await _inputs(platform, options)
+        source, inputs = (
+            (str(options.sft), told) if told is not None else await _successes_of(platform, options)
+        )
         plan = planned(inputs, source, options.batch, call)
         client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)
         with shown(plan, model, as_json=call.as_json) as show:
@@ -113,7 +107,9 @@ def planned(inputs: "Sequence[str | Conversation]", source: str, batch: int, cal
     return SftPlan(source, tuple(batches[: call.steps]))
 
 
-async def run_plan(client: Client, plan: SftPlan, learning_rate: float, show: "Show") -> "StepResult":
+async def run_plan(
+    client: "TrainingClient", plan: SftPlan, learning_rate: float, show: "Show"
+) -> "StepResult":
     """Take all steps, of which only the last one moves head; returns the result of the last."""
     last: StepResult | None = None
     for number, batch in enumerate(plan.batches, start=1):
@@ -130,10 +126,8 @@ def loss_of(result: "StepResult") -> float:
     return float(result.metrics.get("loss", float("nan")))
 
 
-async def _inputs(platform: Platform, options: SftOptions) -> "tuple[str, Sequence[str | Conversation]]":
-    """The name of the source, and what it holds: conversations of a file, or trajectory ids of a run."""
-    if options.sft is not None:
-        return str(options.sft), list(conversations_in(options.sft))
+async def _successes_of(platform: Platform, options: SftOptions) -> tuple[str, list[str]]:
+    """The id of the run that is named, and those of its trajectories that can train."""
     from upcycle.cli.runs import resolve_run
 
     run_id = await resolve_run(platform, options.sft_from or "last")
@@ -172,10 +166,15 @@ def successes(summaries: "Iterable[TrajectorySummary]", run_id: str) -> "list[Tr
 
 def conversations_in(path: Path) -> "Iterator[Conversation]":
     """The conversations of a JSONL file. Raises SftRefused, naming the line."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _conversation(f"{path.name}:{number}", line)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise SftRefused(f"{path}: no such file", "give a JSONL file of conversations") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SftRefused(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _conversation(f"{path.name}:{number}", line)
 
 
 def _conversation(name: str, line: str) -> "Conversation":

@@ -78,12 +78,13 @@ def read(path: Path) -> Standing:
 
 async def start_or_find(platform: "Platform", standing: Standing) -> "Run":
     """The standing run, going on or begun anew. Raises FailsAtOnce, and what the platform refuses."""
-    from upcycle.cli.tasksets import register_source
+    from upcycle.cli.tasksets import load_source
     from upcycle.run_client import is_over
 
     # Not exactly these tasks: the same request again must be the same run after the file changed.
     asked = standing.run
-    taskset = await register_source(platform, asked.taskset, asked.taskset_name, exact=False, trains=True)
+    source = load_source(asked.taskset, asked.taskset_name, trains=True)
+    taskset = await source.register(platform, exact=False)
     known = await _earlier(platform, standing)
     sources, quick = asked.source_runs, 0
     for ordinal in range(min(known, default=1), MAX_ORDINAL + 1):

@@ -3,6 +3,7 @@
 import os
 import sysconfig
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,29 +25,42 @@ class AmbiguousTaskset(UpcycleError, ValueError):
     kind = "ambiguous_taskset"
 
 
-async def register_source(
-    platform: "Platform", source: str, name: str = "", *, exact: bool = True, trains: bool = False
-) -> str:
-    """Register the taskset(s) of a tasks file, or take `source` as a registered name; the name to run.
+@dataclass(frozen=True, slots=True)
+class TasksetSource:
+    """What a person named. name: of the taskset that runs. defined: all that the file has."""
 
-    Of a file it is that of exactly these tasks, `name@2`, or without `exact` the name alone: tasks that
-    changed since they were registered are a new revision. A registered name stays as it is.
+    name: str
+    defined: "tuple[Taskset, ...]" = ()
+
+    async def register(self, platform: "Platform", *, exact: bool = True) -> str:
+        """The name to run. Of a file it is that of exactly these tasks, `name@2`, or without `exact` the name
+        alone: tasks that changed since they were registered are a new revision. A registered name stays as
+        it is.
+        """
+        from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest
+        from upcycle.run_client import register_taskset
+
+        if not self.defined:
+            await platform.tasksets.GetTaskset(GetTasksetRequest(name=self.name), timeout=10)
+            return self.name
+        names = dict[str, str]()
+        for taskset in self.defined:
+            done = await register_taskset(platform, taskset)
+            names[taskset.name] = done.exact_name if exact else done.name
+            if done.is_new and done.revision > 1:
+                human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
+        return names[self.name]
+
+
+def load_source(source: str, name: str = "", *, trains: bool = False) -> TasksetSource:
+    """The tasksets of a tasks file, or `source` as a registered name; connects to nothing.
 
     Raises AmbiguousTaskset when the file defines several and `name` says nothing.
     """
-    from upcycle.api.taskset.v1.service_pb2 import GetTasksetRequest
-    from upcycle.run_client import register_taskset
-
     path = Path(source)
     if path.suffix not in TASKS_FILES:
-        await platform.tasksets.GetTaskset(GetTasksetRequest(name=source), timeout=10)
-        return source
-    found, names = load_tasksets(path), dict[str, str]()
-    for taskset in found.values():
-        done = await register_taskset(platform, taskset)
-        names[taskset.name] = done.exact_name if exact else done.name
-        if done.is_new and done.revision > 1:
-            human().print(f"{done.name}: revision {done.revision}, {done.num_tasks} tasks", markup=False)
+        return TasksetSource(source)
+    found = load_tasksets(path)
     if not name and len(found) > 1:
         usable = " | ".join(one.name for one in found.values() if not trains or one.split != "held_out")
         flag = "--taskset-name" if trains else "--taskset"
@@ -54,7 +68,7 @@ async def register_source(
     chosen = name or next(iter(found))
     if chosen not in found:
         raise AmbiguousTaskset(f"{path} has no taskset {chosen!r}", f"it has {', '.join(found)}")
-    return names[chosen]
+    return TasksetSource(chosen, tuple(found.values()))
 
 
 def load_tasksets(path: Path) -> "dict[str, Taskset]":

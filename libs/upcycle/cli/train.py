@@ -20,6 +20,7 @@ from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
     from upcycle.api.taskset.v1.taskset_pb2 import Run
+    from upcycle.cli.tasksets import TasksetSource
 
 TrainFlags: Any = flag_class(Purpose.TRAIN, "TrainFlags")
 NO_FLAGS: Final = TrainFlags()
@@ -86,8 +87,12 @@ async def train(
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
     run = given.run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE} if given.value("source_runs") else {})
+    from upcycle.cli.tasksets import load_source
+
+    of_source = run.taskset == _OF_FIRST_SOURCE
+    source = None if of_source else load_source(run.taskset, run.taskset_name, trains=True)
     async with Platform() as platform:
-        run_id = await _launched(platform, await _registered(platform, run), view)
+        run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
 
 
@@ -127,19 +132,18 @@ def _sft_call(given: Sources, view: View) -> SftCall:
     )
 
 
-async def _registered(platform: Platform, run: RunFile) -> RunSpec:
+async def _registered(platform: Platform, run: RunFile, source: "TasksetSource | None") -> RunSpec:
     """The run with names that the platform knows: its taskset, and the run ids of its sources. Without a
     limit of steps it follows the revisions of a taskset that a file defines."""
     from upcycle.cli.sources import resolve
-    from upcycle.cli.tasksets import register_source
     from upcycle.train.running import taskset_of
 
     evaluations = tuple(await resolve(platform, run.policy.model, run.source_runs))
-    if run.taskset == _OF_FIRST_SOURCE:
+    if source is None:
         name = await taskset_of(platform, evaluations[0])
     else:
         exact = run.training is not None and not run.training.is_standing
-        name = await register_source(platform, run.taskset, run.taskset_name, exact=exact, trains=True)
+        name = await source.register(platform, exact=exact)
     return replace(run.run, taskset=name, source_runs=evaluations)
 
 

@@ -14,12 +14,11 @@ from grpc import StatusCode
 from local_stack.supervisor import AlreadyRunning
 from upcycle.api.registry.v1.registry_pb2 import Model
 from upcycle.api.registry.v1.service_pb2 import GetModelResponse
-from upcycle.api.taskset.v1.service_pb2 import RegisterTasksetRequest, RegisterTasksetResponse
 from upcycle.cli import train
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
 from upcycle.cli.output import fail
-from upcycle.cli.tasksets import AmbiguousTaskset, register_source
+from upcycle.cli.tasksets import AmbiguousTaskset, load_source
 from upcycle.errors import Unavailable, UpcycleError
 from upcycle.platform import PEERS, Platform, PlatformNotFound, find_addresses
 from upcycle.rpc import RemoteConflict, RemoteRefused
@@ -103,21 +102,37 @@ def test_what_a_users_file_raises_is_one_line_with_its_place(
     assert line.startswith(f"upcycle: raises.py:{said}")
 
 
-async def test_of_several_tasksets_train_names_its_own_flag_and_those_that_may_train(tmp_path: Path) -> None:
-    async def register(request: RegisterTasksetRequest, timeout: float) -> RegisterTasksetResponse:
-        return RegisterTasksetResponse(name=request.taskset.name, revision=1, num_tasks=1)
-
+def test_of_several_tasksets_train_names_its_own_flag_and_those_that_may_train(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "from upcycle.tasks import EnvironmentRef, Task, Taskset\n"
         "where = EnvironmentRef('env', 'env.py')\n"
         "a = Taskset('a', [Task(where, 's', slug='x')])\n"
         "b = Taskset('b', [Task(where, 's', slug='y')], 'held_out')\n"
     )
-    platform = cast(Platform, SimpleNamespace(tasksets=SimpleNamespace(RegisterTaskset=register)))
     for trains, said in ((True, "--taskset-name a"), (False, "--taskset a | b")):
         with pytest.raises(AmbiguousTaskset) as refused:
-            await register_source(platform, str(tmp_path / "two.py"), trains=trains)
+            load_source(str(tmp_path / "two.py"), trains=trains)
         assert refused.value.hint == f"name one: {said}"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("eval nope.py m", "no such file: nope.py; "),
+        ("train m --taskset nope.jsonl", "no such file: nope.jsonl; "),
+        ("train m --sft nope.jsonl", "nope.jsonl: no such file; give a JSONL file of conversations"),
+    ],
+)
+def test_a_file_that_is_missing_is_a_usage_error_also_without_a_platform(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(command.split()) == Exit.USAGE
+    assert capsys.readouterr().err.startswith(f"upcycle: {said}")
 
 
 def test_a_file_without_a_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

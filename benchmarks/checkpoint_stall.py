@@ -112,7 +112,7 @@ class _Line:
     cpu_s: list[float] = field(default_factory=list)
 
     async def begin(self, groups: Sequence[BatchGroup]) -> None:
-        """On the incident policy; takes the first step, which nobody times."""
+        """On the incident policy; takes the first step, which is not timed."""
         model, rate = f"{MODEL}-{self.way}", RECIPE.training.learning_rate
         spec = TrainingSpec(f"run-{self.way}", model, RECIPE.run.group_size, learning_rate=rate)
         base = await self.deps.policies.head(MODEL)
@@ -218,7 +218,7 @@ class _SilentFacts(BusFacts):
 
 class _SilentInstruments:
     def count_step(self, *_: Any) -> None:
-        """Nobody measures."""
+        """Records nothing."""
 
 
 async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:

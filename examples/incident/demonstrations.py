@@ -1,7 +1,7 @@
 """Scripted demonstrations, deliberately imperfect: what an untrained habit looks like.
 
 The common choices are wrong ones (guess early, blame the alerting service, skip the deploys), and the right
-path is a minority. So the cloned policy has every skill the task needs, and poor judgement: the part that
+path is a minority. So the SFT policy has every skill the task needs, and poor judgement: the part that
 reinforcement learning is there to change. Greedy decoding of it is wrong, too.
 """
 

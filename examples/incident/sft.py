@@ -1,6 +1,6 @@
 """Supervised training of the tiny policy: encoded conversations, copying drills, one training step.
 
-A model this small learns to imitate a decision in a few steps and to *copy a name it has never seen* in a few
+A model this small learns a decision in a few steps and to *copy a name it has never seen* in a few
 hundred. Short drills and right demonstrations come first because they teach copying; see `warmstart`.
 """
 

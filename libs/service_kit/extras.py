@@ -17,7 +17,7 @@ def needs_train(program: str) -> Iterator[None]:
         if error.name not in _TRAIN:
             raise
         print(
-            f"{program} needs {error.name}, which is not installed; pip install 'upcycle-platform[train]'",
+            f"{program} needs {error.name}, which is missing; in a checkout: pip install ./libs '.[train]'",
             file=sys.stderr,
         )
         raise SystemExit(2) from None

@@ -36,6 +36,8 @@ PROMOTED_TO_FIRST_TOKEN: Final = Histogram(
     ["model"],
     buckets=_PROMOTION,
 )
+CAPTURE_DROPPED: Final = Counter("upcycle_gateway_capture_dropped", "Captured exchanges given up.", ["why"])
+USAGE_DROPPED: Final = Counter("upcycle_gateway_usage_dropped", "Usage rows that were not stored.")
 
 
 class Series(NamedTuple):

@@ -26,7 +26,7 @@ FACTS(SessionFailed)(received.session_failed)
 
 
 def plan_router(plan: SqlPlan, *, wake: Callable[[], None]) -> EventRouter:
-    """Applies facts to the plan. wake: called afterwards, because a slot may have become free."""
+    """Applies facts to the plan. wake: called afterwards, because another group may open now."""
     router = EventRouter()
 
     @router.projection(SCENARIO_RUNNER_PLAN, FACTS)

@@ -122,7 +122,7 @@ def test_a_command_that_needs_the_platform_names_what_to_install(
         check=False,
     )
     assert done.returncode == 2
-    assert "pip install 'upcycle-platform" in done.stderr
+    assert "pip install ./libs '.[local,train]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

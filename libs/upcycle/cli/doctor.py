@@ -72,7 +72,7 @@ def _binary(what: str, program: str) -> Callable[[], Finding]:
         )
         if path is None:
             return Finding(
-                what, "warn", f"no {program} on PATH; pip install 'upcycle-platform[local]' brings it"
+                what, "warn", f"no {program} on PATH; in a checkout: pip install ./libs '.[local]'"
             )
         return Finding(what, "ok", path)
 

@@ -16,5 +16,5 @@ def require_platform(command: str) -> None:
     if importlib.util.find_spec("local_stack") is None:
         raise PlatformNotInstalled(
             f"`upcycle {command}` runs the platform on this machine, and it is not installed",
-            "pip install 'upcycle-platform[local,train]'",
+            "in a checkout: pip install ./libs '.[local,train]'",
         )

@@ -53,6 +53,6 @@ def _torch() -> Any:
     except ImportError as error:
         raise UpcycleError(
             "a custom loss is computed here, with torch, which is not installed",
-            "pip install 'upcycle[train]', or use a built-in loss",
+            "in a checkout: pip install './libs[train]'; or use a built-in loss",
         ) from error
     return torch

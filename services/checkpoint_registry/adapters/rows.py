@@ -68,7 +68,7 @@ def job_of(row: RowMapping) -> GateJob:
 
 
 def job_values(job: GateJob) -> dict[str, Any]:
-    """Columns of a job, without its slot."""
+    """Columns of a job, without `active_for_model`."""
     return {**asdict(job), "phase": job.phase.value}
 
 

@@ -72,14 +72,14 @@ class SqlGateStore:
         return await self._db.run(lambda connection: connection.execute(move).rowcount == 1)
 
     async def start_job(self, checkpoint_id: str) -> bool:
-        """QUEUED to RUNNING and the checkpoint to EVALUATING, unless the model's slot is taken."""
+        """QUEUED to RUNNING and the checkpoint to EVALUATING, unless another job of the model runs."""
 
         def work(connection: Connection) -> bool:
             queued = owned(tables.gate_job, checkpoint_id=checkpoint_id, phase=JobPhase.QUEUED.value)
             started = connection.execute(
                 update(tables.gate_job)
                 .where(queued)
-                .values(phase=JobPhase.RUNNING.value, slot=tables.gate_job.c.model)
+                .values(phase=JobPhase.RUNNING.value, active_for_model=tables.gate_job.c.model)
             )
             if started.rowcount == 0:
                 return False
@@ -91,7 +91,7 @@ class SqlGateStore:
         try:
             return await self._db.run(work)
         except IntegrityError:
-            # The unique slot is taken: another replica started a candidate of this model first.
+            # `active_for_model` is unique: another replica started a candidate of this model first.
             return False
 
     async def close_ungated(self, checkpoint_id: str, reason: str) -> None:
@@ -217,7 +217,7 @@ def _finish(connection: Connection, checkpoint_id: str) -> bool:
     finished = connection.execute(
         update(tables.gate_job)
         .where(owned(tables.gate_job, checkpoint_id=checkpoint_id), open_job)
-        .values(phase=JobPhase.DONE.value, slot=None)
+        .values(phase=JobPhase.DONE.value, active_for_model=None)
     )
     return finished.rowcount == 1
 

@@ -103,7 +103,7 @@ class SqlModelStore:
             _require_model(connection, checkpoint.model)
             record_version(connection, checkpoint.published)
             if insert_once(connection, tables.checkpoint, checkpoint_values(checkpoint)):
-                connection.execute(insert(tables.gate_job).values(**job_values(job), slot=None))
+                connection.execute(insert(tables.gate_job).values(**job_values(job), active_for_model=None))
                 return True
             return False
 

@@ -131,9 +131,9 @@ gate_job = Table(
     Column("profile", JSON, nullable=True),
     Column("taskset_digest", String(64), nullable=False),
     Column("taskset_revision", Integer, nullable=False),
-    # The model's name while the job runs, else null: unique, so that a model has one evaluation slot.
-    Column("slot", String(64), nullable=True),
-    UniqueConstraint("tenant", "slot", name="gate_job_slot_once"),
+    # The model's name while the job runs, else null: unique, so that one job of a model runs at a time.
+    Column("active_for_model", String(64), nullable=True),
+    UniqueConstraint("tenant", "active_for_model", name="gate_job_active_once"),
     Index("gate_job_by_phase", "phase", "model", "version"),
     _of_checkpoint(),
 )

@@ -14,7 +14,7 @@ class JobPhase(StrEnum):
     """Phases only move forward."""
 
     NEW = "new"  # its run's spec is not read yet
-    QUEUED = "queued"  # waits for the model's one evaluation slot
+    QUEUED = "queued"  # waits for the model's evaluation under way
     RUNNING = "running"  # evidence is being gathered and judged
     DONE = "done"  # the checkpoint's state says how it ended
 

@@ -1,7 +1,8 @@
 """The promotion gate's state machine: every step is one transaction, so a restart goes on where it stopped.
 
-A model has one evaluation slot. The newest waiting candidate gets it; older ones that were never evaluated
-are held as superseded. Judgements are made against a revision of head and count only while it is head.
+A model has one evaluation at a time. The newest waiting candidate is next; older ones that were never
+evaluated are held as superseded. Judgements are made against a revision of head and count only while it
+is head.
 """
 
 import asyncio

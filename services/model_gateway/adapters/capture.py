@@ -7,13 +7,13 @@ from collections import deque
 
 import orjson
 import zstandard
-from prometheus_client import Counter
 
 from blob_store import BlobError, BlobRef, BlobStore
 from blob_store import ref as blob_ref
 from event_bus import BusError, EventBus
 from identities import events, objects
 from model_gateway.domain.records import CapturedExchange
+from model_gateway.telemetry import CAPTURE_DROPPED
 from service_kit.loops import pause
 from upcycle.api.registry.v1.events_pb2 import GatewaySampled
 from upcycle.errors import Unavailable as StoreAway
@@ -21,7 +21,6 @@ from upcycle.moments import timestamp
 
 log = logging.getLogger(__name__)
 
-DROPPED = Counter("upcycle_gateway_capture_dropped", "Captured exchanges given up.", ["why"])
 _MAX_WAITING = 1000
 _HASH_RANGE = 1 << 32
 _LONGEST_WAIT_S = 60.0
@@ -47,7 +46,7 @@ class BlobCapture:
     def add(self, sample: CapturedExchange) -> None:
         """Never blocks, never raises; what a full buffer drops is counted."""
         if len(self._waiting) >= _MAX_WAITING:
-            DROPPED.labels("buffer_full").inc()
+            CAPTURE_DROPPED.labels("buffer_full").inc()
             return
         self._waiting.append(sample)
         self._arrived.set()
@@ -64,7 +63,7 @@ class BlobCapture:
             try:
                 await self._keep(sample)
             except (BlobError, StoreAway, BusError) as error:
-                DROPPED.labels(type(error).__name__).inc()
+                CAPTURE_DROPPED.labels(type(error).__name__).inc()
                 log.warning("capture_lost", extra={"request_id": sample.request_id, "why": str(error)})
 
     async def _keep(self, sample: CapturedExchange) -> None:

@@ -1,22 +1,21 @@
-"""Usage rows in SQL, written in batches behind the requests' back."""
+"""Usage rows in SQL, written in batches outside the requests' path."""
 
 import asyncio
 import logging
 from collections import deque
 from dataclasses import fields
 
-from prometheus_client import Counter
 from sqlalchemy import insert
 
 from model_gateway.adapters import tables
 from model_gateway.domain.records import UsageRow
+from model_gateway.telemetry import USAGE_DROPPED
 from service_kit.loops import pause
 from sql_store import Database
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-DROPPED = Counter("upcycle_gateway_usage_dropped", "Usage rows that the database did not take.")
 _FLUSH_S = 0.5
 _BATCH = 500
 _MAX_WAITING = 50_000
@@ -27,7 +26,7 @@ _COLUMNS = tuple(one.name for one in fields(UsageRow))
 class SqlUsageSink:
     """Rows wait in memory for at most a flush interval.
 
-    While the database is away they are kept, the newest 50,000 of them; a crash loses what was not flushed.
+    While the database is unavailable, the newest 50,000 are kept; a crash loses what was not flushed.
     """
 
     def __init__(self, database: Database) -> None:
@@ -38,7 +37,7 @@ class SqlUsageSink:
         """Never blocks, never raises; what a full buffer drops is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             self._waiting.popleft()
-            DROPPED.inc()
+            USAGE_DROPPED.inc()
         self._waiting.append(row)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -48,7 +47,7 @@ class SqlUsageSink:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes what waits; keeps it while the database is away. A row that it refuses is given up alone."""
+        """Writes what waits; keeps it while the database is unavailable. A row that it refuses is dropped."""
         size = _BATCH
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
@@ -63,7 +62,7 @@ class SqlUsageSink:
                     self._waiting.extendleft(reversed(batch))
                     size = 1
                     continue
-                DROPPED.inc()
+                USAGE_DROPPED.inc()
                 size = _BATCH
                 log.error("usage_refused", exc_info=error, extra={"request_id": batch[0].request_id})
 

@@ -45,7 +45,7 @@ class EnvironmentLost(EpisodeError):
 
 
 class FleetFull(EpisodeError):
-    """Every slot for an environment process is taken; ask again later."""
+    """As many environment processes run as may; ask again later."""
 
     failure_kind = "fleet_full"
 

@@ -101,11 +101,11 @@ class SessionFact:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Of a training run: evaluations under way whose groups it may train on, its group slots, and how long
-    the oldest offer waits for the trainer, in seconds."""
+    """Of a training run: evaluations under way whose groups it may train on, its limit of open groups, and
+    how long the oldest offer waits for the trainer, in seconds."""
 
     evaluations: Sequence[str] = ()
-    slots: int = 0
+    open_group_limit: int = 0
     offered_s: float = 0.0
 
 
@@ -304,8 +304,8 @@ def _supply(facts: RunFacts) -> Iterator[WaitReason]:
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     elif waiting and run.state is RunState.RUNNING:
         taken = facts.view.counts.groups_open + offered
-        what = f"{waiting} groups of evaluations wait for a slot: {taken} of {supply.slots} are taken"
-        remedy = "none: each group that the trainer settles frees a slot"
+        what = f"{waiting} groups of evaluations wait: {taken} of {supply.open_group_limit} groups are open"
+        remedy = "none: each group that the trainer settles lets another open"
         yield WaitReason("grpo_trainer", what, 0, supply.offered_s, remedy)
     yield from _none_trained(facts)
     if run.spec.no_sampling and not waiting and offered < training.prompts_per_step:

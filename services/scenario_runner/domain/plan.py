@@ -1,7 +1,7 @@
 """What to plan next: pure decisions of the planner.
 
-Group slots bound staleness by construction: a training run has at most (max_staleness + 1) x
-prompts_per_step groups open, and a slot is freed only when its group is settled. Tasks come in a fresh
+`open_group_limit` bounds staleness by construction: a training run has at most (max_staleness + 1) x
+prompts_per_step groups open, and a group counts as open until it is settled. Tasks come in a fresh
 seeded order per epoch.
 """
 
@@ -22,7 +22,7 @@ def run_seed(run: RunRecord) -> int:
     return run.spec.training.seed if run.spec.training is not None else run.spec.sampling.seed
 
 
-def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
+def open_group_limit(run: RunRecord, eval_episodes_in_flight: int) -> int:
     """Groups that may be open at once."""
     training = run.spec.training
     if training is not None:
@@ -30,14 +30,14 @@ def group_slots(run: RunRecord, eval_episodes_in_flight: int) -> int:
     return max(1, eval_episodes_in_flight // run.spec.group_size)
 
 
-def groups_wanted(run: RunRecord, num_open: int, slots: int, sources: SourceLoad = NO_SOURCES) -> int:
-    """How many groups to plan now. Never more than the free slots; an evaluation ends with its last task.
+def groups_wanted(run: RunRecord, num_open: int, limit: int, sources: SourceLoad = NO_SOURCES) -> int:
+    """How many groups to plan now. Never more than may still open; an evaluation ends with its last task.
 
     A training run plans none while evaluations bring it enough: their groups wait, or fill a batch.
     """
     if run.state is not RunState.RUNNING:
         return 0
-    free = max(0, slots - num_open - sources.offered)
+    free = max(0, limit - num_open - sources.offered)
     training = run.spec.training
     if training is None:
         return min(free, run.num_tasks - run.next_position)

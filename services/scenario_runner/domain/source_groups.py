@@ -9,7 +9,7 @@ from episodes import GroupReason
 
 
 class SourceGroupState(StrEnum):
-    """What became of an evaluation's group in a training run. WAITING: it may be offered when a slot is free.
+    """What became of an evaluation's group in a training run. WAITING: until the run may open another group.
     LEFT_OUT: it did not fit and was never offered. RELEASED: offered, and not trained."""
 
     WAITING = "waiting"

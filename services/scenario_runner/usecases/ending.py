@@ -172,7 +172,7 @@ def call_off(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, reason: str) -
 
 
 def close_group(unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str) -> None:
-    """End a group: its slot is free."""
+    """End a group: another may open."""
     unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=run.step))
 
 

@@ -92,7 +92,7 @@ def rules_for(unit: PlanUnit, run: RunRecord, source: RunRecord, split: Split) -
 
 
 def settle_offer(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> None:
-    """Apply the trainer's `group.settled` for an offer. It frees the slot; the evaluation's rows do not
+    """Apply the trainer's `group.settled` for an offer. Another group may open; the evaluation's rows do not
     change.
 
     `trained` counts even after the planner released the group itself: the gradient was taken, so the group

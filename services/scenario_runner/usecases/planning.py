@@ -68,9 +68,9 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     run = unit.run(run_id)
     if run is None:
         return 0
-    slots = plan.group_slots(run, rules.eval_episodes_in_flight)
+    limit = plan.open_group_limit(run, rules.eval_episodes_in_flight)
     sources = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
-    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), slots, sources)
+    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), limit, sources)
     count = min(wanted, rules.groups_per_transaction)
     if count:
         _add_groups(unit, take_revision(unit, run), count)
@@ -151,7 +151,7 @@ def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool)
 
 
 def _close_left_open(unit: PlanUnit, run_id: str) -> None:
-    """Close open groups without unsettled members. There should be none; each would block a slot for ever."""
+    """Close open groups without unsettled members. There should be none; none would ever end."""
     for left_open in unit.left_open(run_id):
         log.warning("group_was_left_open", extra={"group_id": left_open})
         _close_if_empty(unit, run_id, left_open)

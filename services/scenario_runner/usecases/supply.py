@@ -1,5 +1,5 @@
-"""Groups of evaluations for training runs: offered while there are slots. A run that trains on evaluations
-only ends when they are used up.
+"""Groups of evaluations for training runs: offered while the run may open more groups. A run that trains on
+evaluations only ends when they are used up.
 """
 
 from collections import Counter
@@ -31,8 +31,8 @@ def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if not load.is_waiting:
         _end_if_used_up(unit, run, load)
         return 0
-    slots = plan.group_slots(run, rules.eval_episodes_in_flight)
-    free = slots - unit.num_open_groups(run_id) - load.offered
+    limit = plan.open_group_limit(run, rules.eval_episodes_in_flight)
+    free = limit - unit.num_open_groups(run_id) - load.offered
     return offer(unit, run, free, rules.groups_per_transaction) if free > 0 else 0
 
 
@@ -93,6 +93,6 @@ def supply_of(unit: PlanUnit, run: RunRecord) -> Supply:
     oldest = unit.source_groups.load(run.run_id).oldest_offer
     return Supply(
         evaluations=tuple(evaluations_under_way(unit, run)),
-        slots=plan.group_slots(run, 1),
+        open_group_limit=plan.open_group_limit(run, 1),
         offered_s=(unit.now - oldest).total_seconds() if oldest is not None else 0.0,
     )

@@ -18,5 +18,5 @@ def test_without_torch_a_program_names_the_extra_and_exits_with_2(package: str) 
     program = f"upcycle-{package.replace('_', '-')}"
     assert done.returncode == 2
     assert done.stderr == (
-        f"{program} needs torch, which is not installed; pip install 'upcycle-platform[train]'\n"
+        f"{program} needs torch, which is missing; in a checkout: pip install ./libs '.[train]'\n"
     )

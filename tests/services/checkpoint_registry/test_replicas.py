@@ -56,7 +56,7 @@ async def test_two_replicas_start_one_evaluation(harness: RegistryHarness) -> No
     await harness.save(2)
     (second,) = await harness.gates.jobs(MODEL, JobPhase.NEW)
     await harness.gate._read_spec(second)
-    # The model's slot is taken for every replica.
+    # No replica starts a second evaluation of the model.
     assert not await other.start_job(second.checkpoint_id)
     assert await harness.state(2) is CheckpointState.CANDIDATE
 

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 
 from model_gateway.adapters import tables
-from model_gateway.adapters.sql_usage import DROPPED, SqlUsageSink
+from model_gateway.adapters.sql_usage import SqlUsageSink
 from model_gateway.domain.records import UsageRow
+from model_gateway.telemetry import USAGE_DROPPED
 from sql_store import MigratedDatabase
 
 
@@ -32,7 +33,7 @@ def row(number: int, *, model: str = "incident", status: int = 200) -> UsageRow:
 async def test_a_row_that_the_database_refuses_takes_no_other_row_along(sql_url: str) -> None:
     database = MigratedDatabase(sql_url, "model_gateway")
     await database.start()
-    sink, dropped = SqlUsageSink(database), DROPPED._value.get()
+    sink, dropped = SqlUsageSink(database), USAGE_DROPPED._value.get()
     for number in range(5):
         sink.add(
             row(number, model="a\0b" if number == 1 else "incident", status=10**30 if number == 3 else 200)
@@ -47,4 +48,4 @@ async def test_a_row_that_the_database_refuses_takes_no_other_row_along(sql_url:
         ("r2", "incident"),
         ("r4", "incident"),
     ]
-    assert DROPPED._value.get() == dropped + 1
+    assert USAGE_DROPPED._value.get() == dropped + 1

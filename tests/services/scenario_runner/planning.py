@@ -188,8 +188,8 @@ async def check_conservation(planner: PlannerHarness) -> None:
     assert counts.requested == counts.settled + counts.in_flight == len(episodes)
     assert counts.groups_open == len({row.group_id for row in episodes if row.is_unsettled})
     assert counts.groups_settled == sum(counts.groups_by_outcome.values())
-    slots = decisions.group_slots(run, RULES.eval_episodes_in_flight)
-    assert counts.groups_open <= slots
+    limit = decisions.open_group_limit(run, RULES.eval_episodes_in_flight)
+    assert counts.groups_open <= limit
     assert run.engine_s == sum(row.engine_s for row in episodes)
     assert run.environment_s == sum(row.environment_s for row in episodes)
     announced = await planner.announced()

@@ -40,16 +40,16 @@ def test_the_order_of_tasks_follows_the_trainings_seed_and_an_evaluations_that_o
     assert plan.run_seed(run_of(None, sampling=sampling)) == 9
 
 
-def test_slots_are_what_staleness_allows_or_what_an_evaluation_may_have_in_flight() -> None:
-    assert plan.group_slots(run_of(), 100) == (2 + 1) * 4
-    assert plan.group_slots(run_of(None), 11) == 2  # of four members each
-    assert plan.group_slots(run_of(None), 3) == 1, "one group, even if its members are too many"
+def test_open_groups_are_what_staleness_allows_or_what_an_evaluation_may_have_in_flight() -> None:
+    assert plan.open_group_limit(run_of(), 100) == (2 + 1) * 4
+    assert plan.open_group_limit(run_of(None), 11) == 2  # of four members each
+    assert plan.open_group_limit(run_of(None), 3) == 1, "one group, even if its members are too many"
 
 
 @pytest.mark.parametrize(
     ("run", "num_open", "load", "wanted"),
     [
-        (run_of(), 5, SourceLoad(), 7),  # of 12 slots
+        (run_of(), 5, SourceLoad(), 7),  # of 12
         (run_of(), 5, SourceLoad(offered=3), 4),
         (run_of(), 12, SourceLoad(), 0),
         (run_of(), 14, SourceLoad(), 0),
@@ -62,7 +62,7 @@ def test_slots_are_what_staleness_allows_or_what_an_evaluation_may_have_in_fligh
         (run_of(None), 5, SourceLoad(), 7),
     ],
 )
-def test_groups_fill_the_free_slots_unless_evaluations_bring_enough(
+def test_groups_are_opened_up_to_the_limit_unless_evaluations_bring_enough(
     run: RunRecord, num_open: int, load: SourceLoad, wanted: int
 ) -> None:
     assert plan.groups_wanted(run, num_open, 12, load) == wanted

@@ -35,7 +35,7 @@ ZERO = "excluded(zero_spread)"
 async def settle(
     planner: PlannerHarness, group: int, rewards: tuple[float, float], reason: str = "zero_spread"
 ) -> None:
-    """Grade a group of two, and let the trainer exclude it; then fill the slot."""
+    """Grade a group of two, and let the trainer exclude it; then open the next."""
     members = planner.members(group)
     grades = [planner.graded(member, reward) for member, reward in zip(members, rewards, strict=True)]
     word = GroupSettled(planner.group_id(group), planner.run_id, "excluded", reason, 0, tuple(members))

@@ -158,7 +158,7 @@ async def test_a_paused_run_can_be_stopped_at_once_when_nothing_is_graded(planne
 
 
 async def test_a_stale_group_is_replaced_by_a_new_one(planner: PlannerHarness) -> None:
-    """Refill: an excluded group frees its slot, and the next task takes it."""
+    """Refill: an excluded group is replaced by one of the next task."""
     await planner.begin(train_spec(), num_tasks=3)
     members = planner.members(0)
     await planner.apply(

@@ -20,7 +20,7 @@ from scenario_runner.usecases.planning import plan_more
 from sql_store import Database
 
 
-async def test_a_training_run_fills_its_slots_and_no_more(planner: PlannerHarness) -> None:
+async def test_a_training_run_opens_as_many_groups_as_it_may_and_no_more(planner: PlannerHarness) -> None:
     await planner.submit(train_spec(), num_tasks=3)
     assert await planner.plan_all() == 4
     assert await planner.plan_all() == 0
@@ -47,7 +47,7 @@ async def test_two_planners_take_turns(planner: PlannerHarness, sql_url: str) ->
     assert set((await planner.announced()).values()) == {1}
 
 
-async def test_a_slot_is_freed_only_when_its_group_is_settled(planner: PlannerHarness) -> None:
+async def test_another_group_opens_only_when_one_is_settled(planner: PlannerHarness) -> None:
     await planner.begin(train_spec(), num_tasks=3)
     group, members = planner.group_id(0), planner.members(0)
     await planner.apply(*(planner.graded(member) for member in members))

@@ -86,7 +86,7 @@ async def test_a_failed_member_is_played_again_and_then_given_up(runner: Runner)
     assert (shortened.message.group_id, shortened.message.expected_members) == (group, 1)
 
 
-async def test_a_training_run_holds_its_slots_and_ends_at_its_last_step(runner: Runner) -> None:
+async def test_a_training_run_keeps_to_its_open_groups_and_ends_at_its_last_step(runner: Runner) -> None:
     await register(runner, arith(3))
     training = taskset_pb2.TrainingConfig(steps=2, prompts_per_step=2, max_staleness=1)
     run = await submit(runner, run_spec(TRAIN, 2, training=training))

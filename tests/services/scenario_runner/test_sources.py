@@ -57,7 +57,7 @@ async def test_sources_are_offered_whole_in_order_and_before_any_own_group(sourc
     evaluation = await sources.evaluation()
     run_id = await sources.submit(train_spec(evaluation))
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 0, 0, 6)
-    assert await sources.plan(run_id) == 4  # (1 + 1) * 2 slots
+    assert await sources.plan(run_id) == 4  # (1 + 1) * 2 open groups
     offers = await sources.offers(run_id)
     assert [offer.group_id for offer in offers] == [f"{evaluation}-g{n:05d}" for n in range(4)]
     assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 4, 0, 2)

@@ -144,7 +144,7 @@ class Order:
         for run_id in self.trainings:
             view = await self.sources.view(run_id)
             offered = sum(report.offered for report in view.sources)
-            assert view.counts.groups_open + offered <= decisions.group_slots(view.run, 1) == 4
+            assert view.counts.groups_open + offered <= decisions.open_group_limit(view.run, 1) == 4
             if view.run.state in FINAL_RUN_STATES:
                 assert (offered, view.counts.in_flight) == (0, 0)
         for run_id in self.evaluations:
@@ -187,7 +187,7 @@ async def _play(folder: Path, moves: list[tuple[str, int]]) -> None:
         await sources.register()
         order = Order(sources)
         await order.begin()
-        assert RULES.groups_per_transaction < decisions.group_slots(await sources.run(order.run_id), 1)
+        assert RULES.groups_per_transaction < decisions.open_group_limit(await sources.run(order.run_id), 1)
         for name, pick in moves:
             await order.move(name, pick)
             await order.check()

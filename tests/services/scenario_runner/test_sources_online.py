@@ -108,7 +108,7 @@ async def test_groups_that_became_old_while_they_waited_are_the_trainers_to_rele
     run_id = await sources.submit(ONLY_EVALUATIONS)
     evaluation = await sources.submit(eval_spec(online=True))
     played = await sources.play(evaluation)
-    await sources.plan(run_id)  # four slots, sampled by version 4
+    await sources.plan(run_id)  # four groups, sampled by version 4
     await sources.planner.apply(
         *(settled(run_id, group, source=evaluation) for group in played[:2]), Advanced(run_id, 1, 6)
     )
@@ -282,7 +282,9 @@ async def test_the_final_stop_releases_offers_that_the_trainer_did_not_answer(
     assert (await sources.report(run_id, evaluation)).trained == 1
 
 
-async def test_a_run_without_end_keeps_its_slots_and_ends_when_it_is_stopped(sources: SourcesHarness) -> None:
+async def test_a_run_without_end_keeps_to_its_open_groups_and_ends_when_it_is_stopped(
+    sources: SourcesHarness,
+) -> None:
     run_id = await sources.submit_unchecked(train_spec(steps=0))
     await sources.plan(run_id)
     await sources.planner.apply(Advanced(run_id, 7, 7))

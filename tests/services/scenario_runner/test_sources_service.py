@@ -143,7 +143,7 @@ def _drawing(report: SourceReport, *, no_sampling: bool = False, **facts: Any) -
         (
             _drawing(SourceReport("e", 20, 11, 0, 9), supply=Supply((), 16)),
             "grpo_trainer",
-            "9 groups of evaluations wait for a slot: 16 of 16 are taken",
+            "9 groups of evaluations wait: 16 of 16 groups are open",
         ),
         (
             _drawing(SourceReport("e", 20, 11), session=None, supply=Supply((), 16, 30.0)),

@@ -80,7 +80,7 @@ async def test_a_run_of_which_no_offer_fits_goes_on_to_its_own_groups(sources: S
     view = await sources.view(run_id)
     assert (view.run.state, view.run.failure, view.notice) == (RunState.RUNNING, "", "")
     assert view.sources == (SourceReport(evaluation, 80, left_out={"version": 80}),)
-    assert view.counts.groups_open == 16  # (1 + 1) * 8 slots, all for its own groups
+    assert view.counts.groups_open == 16  # (1 + 1) * 8, all its own
     assert view.counts.requested == 32
 
 

@@ -17,7 +17,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
-from scenario_runner.domain.plan import group_slots, groups_wanted
+from scenario_runner.domain.plan import groups_wanted, open_group_limit
 from scenario_runner.domain.runs import RunRecord, RunState
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
@@ -50,7 +50,7 @@ class Loop(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.run = planned()
-        self.slots = group_slots(self.run, 256)
+        self.limit = open_group_limit(self.run, 256)
         self.version = 0
         self.sequence = 0
         self.num_dispatched = 0
@@ -82,7 +82,7 @@ class Loop(RuleBasedStateMachine):
         self.dispatch()
 
     def dispatch(self) -> None:
-        for _ in range(groups_wanted(self.run, len(self.open), self.slots)):
+        for _ in range(groups_wanted(self.run, len(self.open), self.limit)):
             group = Group(self.num_dispatched, self.version)
             self.open[group.group_id] = group
             self.num_dispatched += 1
@@ -142,7 +142,7 @@ class Loop(RuleBasedStateMachine):
 
     @invariant()
     def never_more_groups_than_slots(self) -> None:
-        assert len(self.open) <= self.slots == (BOUND + 1) * PROMPTS
+        assert len(self.open) <= self.limit == (BOUND + 1) * PROMPTS
 
     @invariant()
     def nothing_is_forgotten(self) -> None:

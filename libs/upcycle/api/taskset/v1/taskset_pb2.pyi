@@ -870,10 +870,10 @@ class SourceReport(_message.Message):
     """with the trainer now"""
     trained: _builtins.int
     waiting: _builtins.int
-    """fit, and wait for a free slot"""
+    """fit, and wait until the run may open another group"""
     @_builtins.property
     def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """by reason: split, unassigned, version, stale, incomplete_group, zero_spread, ..."""
+        """by reason: held_out, unassigned, version, stale, incomplete_group, zero_spread, ..."""
 
     def __init__(
         self,

@@ -149,8 +149,8 @@ def _gate() -> None:
         _json("profile", nullable=True),
         _text("taskset_digest", 64),
         _small("taskset_revision"),
-        _text("slot", 64, nullable=True),
-        sa.UniqueConstraint("tenant", "slot", name="gate_job_slot_once"),
+        _text("active_for_model", 64, nullable=True),
+        sa.UniqueConstraint("tenant", "active_for_model", name="gate_job_active_once"),
         _of_checkpoint(),
     )
     op.create_index("gate_job_by_phase", "gate_job", ["phase", "model", "version"])

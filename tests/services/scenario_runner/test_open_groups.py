@@ -1,4 +1,4 @@
-"""However the last member of a group ends, the group ends in that transaction, and its slot is free."""
+"""However the last member of a group ends, the group ends in that transaction, and another may open."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -99,10 +99,10 @@ ENDS = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.ending.__name__)
-async def test_a_slot_of_an_evaluation_is_free_when_the_last_member_ended(
+async def test_an_evaluation_opens_another_group_when_the_last_member_ended(
     planner: PlannerHarness, end: End
 ) -> None:
-    await planner.begin(quick(eval_spec()), num_tasks=4)  # three slots
+    await planner.begin(quick(eval_spec()), num_tasks=4)  # three open groups
     await end.ending(planner, 0)
     counts = await counts_of(planner)
     assert (counts.groups_open, dict(counts.groups_by_outcome)) == (2, {end.of_group: 1})
@@ -117,10 +117,12 @@ async def test_a_slot_of_an_evaluation_is_free_when_the_last_member_ended(
 
 
 @pytest.mark.parametrize("ending", [failed, timed_out], ids=lambda one: one.__name__)
-async def test_a_training_run_whose_last_members_fail_frees_its_slots_and_gives_up(
+async def test_a_training_run_whose_last_members_fail_closes_its_groups_and_gives_up(
     planner: PlannerHarness, ending: Ending
 ) -> None:
-    await planner.begin(quick(train_spec(prompts=1)), num_tasks=3)  # two slots, gives up after two groups
+    await planner.begin(
+        quick(train_spec(prompts=1)), num_tasks=3
+    )  # two open groups, gives up after two groups
     await ending(planner, 0)
     counts = await counts_of(planner)
     assert (counts.groups_open, dict(counts.groups_by_outcome)) == (1, {"failed": 1})
@@ -144,7 +146,7 @@ async def test_a_training_run_whose_last_members_fail_frees_its_slots_and_gives_
     ids=lambda one: one.__name__,
 )
 @pytest.mark.parametrize("outcome", ["trained", "excluded"])
-async def test_a_group_with_a_grade_keeps_its_slot_until_the_trainer_settles_it(
+async def test_a_group_with_a_grade_stays_open_until_the_trainer_settles_it(
     planner: PlannerHarness, ending: Ending, outcome: str
 ) -> None:
     await planner.begin(quick(train_spec()), num_tasks=3)
@@ -172,7 +174,7 @@ async def test_a_group_that_its_trainer_settles_before_anything_was_graded_count
 
 
 @pytest.mark.parametrize("spec", [eval_spec(), train_spec()], ids=["eval", "train"])
-async def test_cancelling_frees_every_slot(planner: PlannerHarness, spec: RunSpec) -> None:
+async def test_cancelling_closes_every_group(planner: PlannerHarness, spec: RunSpec) -> None:
     await planner.begin(quick(spec), num_tasks=4)
     await one_timeout(planner, 0)
     await planner.cancel()
@@ -195,7 +197,7 @@ async def test_a_stopped_run_whose_members_fail_is_stopped_and_not_hopeless(plan
 
 
 async def test_everything_that_times_out_ends_an_evaluation(planner: PlannerHarness) -> None:
-    await planner.begin(quick(eval_spec(group_size=1)), num_tasks=20)  # six slots
+    await planner.begin(quick(eval_spec(group_size=1)), num_tasks=20)  # six open groups
     for _ in range(MAX_ATTEMPTS * 4):
         rows = [row.episode_id for row in await planner.episodes() if row.is_unsettled]
         await planner.do(lambda unit, rows=rows: unit.note_opened(rows))  # type: ignore[misc]

@@ -108,6 +108,12 @@ class ChatFormat:
             return AssistantTurn(text=text, parse_error=f"token id outside 0..{self.vocab_size - 1}")
         return parse_turn(text)
 
+    def end_of_thinking(self, token_ids: Sequence[int]) -> list[int]:
+        """Ids that close what a `<think>` opened in the prompt or in the tokens sampled since; none where
+        nothing is open."""
+        text = self.decode(token_ids)
+        return self.encode("\n</think>\n\n") if text.rfind("<think>") > text.rfind("</think>") else []
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of the ids, control tokens included. Ids outside the vocabulary are left out."""
         known = [token for token in token_ids if 0 <= token < self.vocab_size]

@@ -19,7 +19,7 @@ from engine_client.labels import (
     version_of_label,
 )
 from engine_client.states import SERVING_STATES, STATE_NUMBERS, EngineState, state_from_wire
-from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan
+from engine_client.types import Completion, FinishReason, SamplingParams, TokenSpan, continued
 
 __all__ = [
     "SERVING_STATES",
@@ -37,6 +37,7 @@ __all__ = [
     "SamplingParams",
     "TokenSpan",
     "WeightLabel",
+    "continued",
     "parse_label",
     "pinned_name",
     "pinned_version",

@@ -1,7 +1,7 @@
 """What goes into a generation and what comes out of it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -68,3 +68,17 @@ class Completion:
     """Lease of the engine that sampled it; empty unless the caller fills it in."""
     weights_digests: Mapping[int, str] = field(default_factory=dict)
     """Digest of the weights of each version in `version_spans`; empty unless the caller fills it in."""
+
+
+def continued(first: Completion, inserted: Sequence[int], second: Completion) -> Completion:
+    """Both as one completion, with `inserted` between them: logprob 0, and of the version sampled before."""
+    begin = len(first.token_ids) + len(inserted)
+    spans = [replace(span, start=begin + span.start, end=begin + span.end) for span in second.version_spans]
+    return replace(
+        second,
+        token_ids=(*first.token_ids, *inserted, *second.token_ids),
+        logprobs=(*first.logprobs, *[0.0] * len(inserted), *second.logprobs),
+        version_spans=(*first.version_spans[:-1], replace(first.version_spans[-1], end=begin), *spans),
+        spans_are_exact=first.spans_are_exact and second.spans_are_exact,
+        weights_digests={**first.weights_digests, **second.weights_digests},
+    )

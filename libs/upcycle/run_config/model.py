@@ -24,7 +24,7 @@ from upcycle.run_config.names import (
     Channel,
     Purpose,
 )
-from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, TRAINING_RULES, Rule
+from upcycle.run_config.rules import POLICY_RULES, RUN_RULES, SAMPLING_RULES, TRAINING_RULES, Rule
 
 CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_min_length=0)
 """With a limit of length, even of 0, pydantic refuses text that is not UTF-8, which no message can hold."""
@@ -53,12 +53,9 @@ def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
 def _thinking(value: str) -> str:
     if value in ("", ON, OFF):
         return value
-    if value.isascii() and value.isdigit():
-        raise refuse(
-            f"{shown(value)} is a budget of tokens, and no engine here can end the thinking of a turn after "
-            f"so many tokens: use {ON} or {OFF}; max_tokens_per_turn bounds a whole turn"
-        )
-    raise refuse(f"must be {ON} or {OFF}, got {shown(value)}")
+    if value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 1 << 20:
+        return str(int(value))
+    raise refuse(f"must be {ON}, {OFF} or a budget of 1 to {1 << 20} tokens, got {shown(value)}")
 
 
 def _digits(value: Any) -> Any:
@@ -103,8 +100,18 @@ class Sampling:
     """of sampling; every episode and every turn derives its own."""
     thinking: Annotated[str, BeforeValidator(_digits), AfterValidator(_thinking)] = ""
     """`on` or `off`: whether the chat template lets the model think before it answers
-    (`enable_thinking`); empty: as the template does by itself. A budget in tokens is refused until an engine
-    can keep it."""
+    (`enable_thinking`); empty: as the template does by itself. A number: on, and where a turn still thinks
+    after so many tokens, the sampler ends its thinking with a `</think>`, which does not train."""
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Tokens after which the thinking of a turn is ended; None: never."""
+        return int(self.thinking) if self.thinking.isdigit() else None
+
+    @model_validator(mode="after")
+    def _check(self) -> Sampling:
+        keep_rules(self, SAMPLING_RULES)
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)

@@ -15,7 +15,7 @@ from upcycle.run_config.losses import LOSSES, loss_refusals
 from upcycle.run_config.names import ALL_LINEAR, CONSTANT, SCHEDULES, SFT_LOSS, Channel, Purpose, Say
 
 if TYPE_CHECKING:
-    from upcycle.run_config.model import PolicyChoice, RunSpec, Training
+    from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
 
 Rule = Callable[[Any, Say], Iterator[str]]
 
@@ -130,6 +130,16 @@ def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:
         yield f"{say('channel')} CANDIDATE needs a version; set pinned_version instead"
 
 
+def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:
+    budget = sampling.thinking_budget
+    if budget is not None and budget >= sampling.max_tokens_per_turn:
+        yield (
+            f"{say('thinking')} is {budget} and {say('max_tokens_per_turn')} {sampling.max_tokens_per_turn}: "
+            "no token is left for the answer; raise the limit of the turn, or lower the budget"
+        )
+
+
+SAMPLING_RULES: Final[tuple[Rule, ...]] = (_thinking,)
 TRAINING_RULES: Final[tuple[Rule, ...]] = (_loss, _schedule, _adapters)
 POLICY_RULES: Final[tuple[Rule, ...]] = (_channel,)
 RUN_RULES: Final[tuple[Rule, ...]] = (_batch, _purpose, _policy_of_training, _trainable, _sources)

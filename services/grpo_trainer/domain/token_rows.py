@@ -26,10 +26,11 @@ class TokenRow:
     turns: list[int] = field(default_factory=list)
 
     def extend(self, turn: Turn, *, index: int, train: bool) -> None:
-        """Append a turn: prompt tokens untrained, sampled tokens trained if `train`."""
+        """Append a turn: prompt and inserted tokens untrained, sampled tokens trained if `train`."""
         prompt, sampled = len(turn.new_prompt_ids), len(turn.sampled_ids)
+        inserted = range(turn.inserted_start, turn.inserted_start + turn.num_inserted)
         self.token_ids += [*turn.new_prompt_ids, *turn.sampled_ids]
-        self.trained += [False] * prompt + [train] * sampled
+        self.trained += [False] * prompt + [train and at not in inserted for at in range(sampled)]
         self.logprobs += [0.0] * prompt + [lp if train else 0.0 for lp in turn.sampled_logprobs]
         self.turns += [index] * (prompt + sampled)
 

@@ -16,9 +16,9 @@ class Conversation:
     """Grows by what the policy samples and what the environment replies; never encodes sampled text again."""
 
     def __init__(self, chat: ChatFormat, environment: OpenedEnvironment, *, thinking: str = "") -> None:
-        """thinking: `on`, `off`, or empty: as the chat template does by itself."""
+        """thinking: `on`, `off`, a budget in tokens, or empty: as the chat template does by itself."""
         self._chat = chat
-        self._enable_thinking = {"on": True, "off": False}.get(thinking)
+        self._enable_thinking = None if not thinking else thinking != "off"
         self._tools = environment.tools
         self._messages: list[dict[str, Any]] = [prompt_message(message) for message in environment.prompt]
         self.token_ids: list[int] = []
@@ -35,6 +35,10 @@ class Conversation:
         self._messages.append(assistant_message(turn))
         self.token_ids.extend(sampled_ids)
         return turn
+
+    def end_of_thinking(self, sampled_ids: Sequence[int]) -> list[int]:
+        """Ids that end the thinking of a turn whose first tokens these are; none where it has ended."""
+        return self._chat.end_of_thinking([*self.token_ids, *sampled_ids])
 
     def reply_with_results(self, contents: Sequence[str]) -> list[int]:
         """Ids between the sampled turn and the next one, for tool results in the order of their calls."""

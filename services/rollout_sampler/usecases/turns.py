@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chat_format import AssistantTurn, InvalidMessages
-from engine_client import Completion, ContextOverflow, FinishReason, SamplingParams
+from engine_client import Completion, ContextOverflow, FinishReason, SamplingParams, continued
 from environment_client import EnvironmentClient, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
 from rollout_sampler import telemetry, wire
@@ -92,11 +92,12 @@ class EpisodePlayer:
         if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
-        completion = await self._complete(index, limits.retry_s, usage)
+        completion, inserted = await self._complete(index, limits.retry_s, usage)
         self._engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
         turn = wire.sampled_turn(new_prompt_ids, completion, texts)
+        turn.inserted_start, turn.num_inserted = inserted.start, len(inserted)
         turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
         turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
         if completion.finish_reason is not FinishReason.LENGTH:
@@ -125,11 +126,30 @@ class EpisodePlayer:
             )
         return ids
 
-    async def _complete(self, index: int, retry_s: float, usage: Usage) -> Completion:
-        """One completion; when an engine is lost, the same request goes to another one."""
-        policy, asked, context = self._task.policy, self._task.sampling, self._conversation.token_ids
+    async def _complete(self, index: int, retry_s: float, usage: Usage) -> tuple[Completion, range]:
+        """A turn's completion, and where in it the end of its thinking was inserted: a turn that spends its
+        thinking budget is sampled in two requests."""
+        context, asked = self._conversation.token_ids, self._task.sampling
+        limit = self._task.completion_limit(len(context))
+        budget = min(asked.thinking_budget or limit, limit)
+        first = await self._request(index, context, budget, retry_s, usage)
+        if first.finish_reason is not FinishReason.LENGTH or not len(first.token_ids) == budget < limit:
+            return first, range(0)
+        inserted = self._conversation.end_of_thinking(first.token_ids)
+        room = limit - len(first.token_ids) - len(inserted)
+        if room <= 0:
+            return first, range(0)
+        longer = [*context, *first.token_ids, *inserted]
+        second = await self._request(asked.max_turns + index, longer, room, retry_s, usage)
+        return continued(first, inserted, second), range(budget, budget + len(inserted))
+
+    async def _request(
+        self, index: int, context: Sequence[int], max_tokens: int, retry_s: float, usage: Usage
+    ) -> Completion:
+        """One request; when an engine is lost, the same goes to another one. index: of its seed."""
+        policy, asked = self._task.policy, self._task.sampling
         sampling = SamplingParams(
-            max_tokens=self._task.completion_limit(len(context)),
+            max_tokens=max_tokens,
             temperature=asked.temperature,
             top_p=asked.top_p,
             seed=self._task.turn_seed(index),

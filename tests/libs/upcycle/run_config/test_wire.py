@@ -37,7 +37,7 @@ SAMPLINGS = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     max_turns=st.integers(1, 1000),
     seed=SEEDS,
-    thinking=st.sampled_from(["", "on", "off"]),
+    thinking=st.sampled_from(["", "on", "off", "1"]),
 )
 LENGTHS = st.one_of(
     st.builds(lambda steps: {"steps": steps}, st.integers(0, 10**9)),

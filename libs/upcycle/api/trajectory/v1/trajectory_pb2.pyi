@@ -245,6 +245,8 @@ class Turn(_message.Message):
     TOOLS_S_FIELD_NUMBER: _builtins.int
     STARTED_S_FIELD_NUMBER: _builtins.int
     RESTARTS_CONTEXT_FIELD_NUMBER: _builtins.int
+    INSERTED_START_FIELD_NUMBER: _builtins.int
+    NUM_INSERTED_FIELD_NUMBER: _builtins.int
     SAMPLED_TEXTS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     text: _builtins.str
@@ -259,6 +261,11 @@ class Turn(_message.Message):
     """True when the new prompt did not extend the earlier tokens (compacted context): a new training row begins here
     and new_prompt_ids holds the whole prompt.
     """
+    inserted_start: _builtins.int
+    """sampled_ids[inserted_start : inserted_start + num_inserted] end the thinking where its budget was spent. The sampler
+    put them there, so their logprobs are 0 and they never train.
+    """
+    num_inserted: _builtins.int
     @_builtins.property
     def new_prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt ids that are new since the end of the previous turn (the whole prompt for the first turn)."""
@@ -297,11 +304,13 @@ class Turn(_message.Message):
         tools_s: _builtins.float = ...,
         started_s: _builtins.float = ...,
         restarts_context: _builtins.bool = ...,
+        inserted_start: _builtins.int = ...,
+        num_inserted: _builtins.int = ...,
         sampled_texts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "new_prompt_ids", b"new_prompt_ids", "parse_error", b"parse_error", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_start", b"inserted_start", "new_prompt_ids", b"new_prompt_ids", "num_inserted", b"num_inserted", "parse_error", b"parse_error", "restarts_context", b"restarts_context", "sampled_ids", b"sampled_ids", "sampled_logprobs", b"sampled_logprobs", "sampled_texts", b"sampled_texts", "sampling_s", b"sampling_s", "started_s", b"started_s", "text", b"text", "tool_calls", b"tool_calls", "tool_results", b"tool_results", "tools_s", b"tools_s", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

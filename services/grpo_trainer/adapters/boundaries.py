@@ -9,8 +9,9 @@ from typing import Final
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob
 from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken, TrainerError
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
+from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, peer_errors
+from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
 
@@ -22,7 +23,7 @@ def object_store(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Unavailable as error:
+    except (Unavailable, StoreFull) as error:
         raise Unavailable(f"the object store ({what}): {error}") from error
     except VersionTaken as error:
         raise LineageTaken(f"{what}: {error}") from error
@@ -41,7 +42,7 @@ def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[
     refusals that the caller handles.
     """
     try:
-        with peer_errors(what):
+        with remote_errors(what):
             yield
     except passing:
         raise

@@ -7,7 +7,7 @@ spans, or the version it says it has loaded while a reload is due), else the lea
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import orjson
@@ -60,18 +60,21 @@ class EngineAnswer:
 
 @dataclass(slots=True)
 class OpenStream:
-    """A stream whose first bytes are here. Read `events` to the end, or close it."""
+    """A stream whose first bytes are here. Close it, read or not."""
 
+    reply: EngineReply
     weights: ServedWeights
     engine_s: float
     tries: int
-    events: AsyncGenerator[bytes, None]
     facts: EventStream
     final_weights: ServedWeights  # exact once the events are read
     error: GatewayError | None = None
+    events: AsyncGenerator[bytes, None] = field(init=False)
 
     async def close(self) -> None:
         """Lets the engine go; before the end it aborts the request."""
+        # Not left to `events`: of a generator that was never begun `aclose` runs nothing.
+        self.reply.close()
         await self.events.aclose()
 
 
@@ -185,21 +188,15 @@ class EngineRelay:
         events = EventStream(call, attempt.reply)
         try:
             first = await events.first()
+            versions = events.versions
+            if not versions:
+                versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
+            weights = await self._weights(call.target.model, versions)
         except BaseException:
             attempt.reply.close()
             raise
-        versions = events.versions
-        if not versions:
-            versions = [attempt.version_before, await self._loaded(attempt.engine, call.target)]
-        weights = await self._weights(call.target.model, versions)
-        stream = OpenStream(
-            weights=weights,
-            engine_s=time.monotonic() - started,
-            tries=tries,
-            events=_nothing(),
-            facts=events,
-            final_weights=weights,
-        )
+        engine_s = time.monotonic() - started
+        stream = OpenStream(attempt.reply, weights, engine_s, tries, events, final_weights=weights)
         stream.events = self._rest(call, attempt, stream, first)
         return stream
 
@@ -222,7 +219,6 @@ class EngineRelay:
             yield error_event(error)
         finally:
             busy[engine_id] -= 1
-            attempt.reply.close()
 
     async def _loaded(self, engine: EngineRoute, target: ModelTarget) -> int:
         """The version that the engine samples the target with at this moment."""
@@ -240,11 +236,6 @@ class EngineRelay:
         newest = max(versions)
         digest = await self._directory.digest(model, newest)
         return ServedWeights(model, newest, min(versions), digest)
-
-
-async def _nothing() -> AsyncGenerator[bytes, None]:
-    return
-    yield b""
 
 
 def _json(body: bytes, engine: EngineRoute) -> dict[str, Any]:

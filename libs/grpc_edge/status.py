@@ -19,7 +19,6 @@ from google.rpc import error_details_pb2, status_pb2
 
 from grpc_edge.limits import MAX_STATUS_MESSAGE_CHARS
 from service_kit.deadlines import DeadlineExceeded
-from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
 from upcycle.rpc.errors import DETAILS_KEY, ERROR_DOMAIN, FAILURE_KIND_KEY
 
@@ -30,7 +29,6 @@ StatusTable = Mapping[type[Exception], grpc.StatusCode]
 
 EVERYWHERE: Final[StatusTable] = {
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 

@@ -3,12 +3,14 @@
 from upcycle.rpc.channels import connect
 from upcycle.rpc.errors import (
     FAILURE_KIND_KEY,
+    REFUSALS,
     CallTimedOut,
     RemoteConflict,
     RemoteDenied,
     RemoteError,
     RemoteNotFound,
     RemoteRefused,
+    peer_errors,
     remote_errors,
 )
 from upcycle.rpc.limits import MAX_MESSAGE_BYTES
@@ -16,6 +18,7 @@ from upcycle.rpc.limits import MAX_MESSAGE_BYTES
 __all__ = [
     "FAILURE_KIND_KEY",
     "MAX_MESSAGE_BYTES",
+    "REFUSALS",
     "CallTimedOut",
     "RemoteConflict",
     "RemoteDenied",
@@ -23,5 +26,6 @@ __all__ = [
     "RemoteNotFound",
     "RemoteRefused",
     "connect",
+    "peer_errors",
     "remote_errors",
 ]

@@ -56,8 +56,11 @@ class RemoteDenied(RemoteError):
 
 
 class RemoteRefused(RemoteError):
-    """The request is wrong as it stands. Trying again will not help."""
+    """The request is wrong as it stands, or what it names is damaged. Trying again will not help."""
 
+
+REFUSALS: Final = (RemoteNotFound, RemoteConflict, RemoteDenied, RemoteRefused)
+"""Answers that say something about the request. Others, such as INTERNAL, say something about the server."""
 
 _NOT_NOW: Final = {grpc.StatusCode.UNAVAILABLE: Unavailable, grpc.StatusCode.DEADLINE_EXCEEDED: CallTimedOut}
 _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
@@ -71,6 +74,7 @@ _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
     grpc.StatusCode.OUT_OF_RANGE: RemoteRefused,
     grpc.StatusCode.RESOURCE_EXHAUSTED: RemoteRefused,
     grpc.StatusCode.UNIMPLEMENTED: RemoteRefused,
+    grpc.StatusCode.DATA_LOSS: RemoteRefused,
 }
 
 
@@ -102,6 +106,26 @@ class remote_errors:
     ) -> None:
         """As `with`."""
         self.__exit__(kind, error, trace)
+
+
+class peer_errors(remote_errors):
+    """As remote_errors, for a service that asks another one: a bug of the other, or its stop during the call,
+    is no answer, and the same call may succeed later."""
+
+    def __init__(self, what: str, answers: tuple[type[RemoteError], ...] = REFUSALS) -> None:
+        """answers: the errors that the caller decides about; all others raise Unavailable with their text."""
+        super().__init__(what)
+        self._answers = answers
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises Unavailable, or one of `answers`."""
+        found = remote_error(self._what, error) if isinstance(error, grpc.aio.AioRpcError) else error
+        if isinstance(found, RemoteError) and not isinstance(found, self._answers):
+            found = Unavailable(str(found))
+        if found is not None and found is not error:
+            raise found from error
 
 
 def remote_error(what: str, error: grpc.aio.AioRpcError) -> Unavailable | RemoteError:

@@ -9,8 +9,7 @@ from checkpoint_registry.domain.runs import EvaluationOrder, EvaluationRun, Task
 from grpc_edge import Peer
 from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
-from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, RemoteRefused, remote_errors
+from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 
 IDEMPOTENT = ("GetRun", "GetTaskset", "ListRuns", "SubmitRun")
 """SubmitRun too: the same request_id is the same run."""
@@ -66,11 +65,9 @@ class _NotThere(Exception):
 @contextmanager
 def _peer_errors(what: str) -> Iterator[None]:
     try:
-        with remote_errors(what):
+        with peer_errors(what, (RemoteNotFound, RemoteRefused)):
             yield
     except RemoteNotFound as error:
         raise _NotThere(str(error)) from error
     except RemoteRefused as error:
         raise PeerRefused(str(error)) from error
-    except RemoteError as error:
-        raise Unavailable(str(error)) from error

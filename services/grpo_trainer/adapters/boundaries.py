@@ -9,9 +9,8 @@ from typing import Final
 from blob_store.errors import BlobError, CorruptBlob, MissingBlob
 from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken, TrainerError
 from policy_files import CorruptPolicy, InvalidManifest, InvalidPolicyDir, UnknownPolicy, VersionTaken
-from service_kit.errors import StoreFull
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.rpc import RemoteError, RemoteNotFound, peer_errors
 
 _BROKEN: Final = (CorruptBlob, MissingBlob, CorruptPolicy, InvalidManifest, UnknownPolicy, InvalidPolicyDir)
 
@@ -23,7 +22,7 @@ def object_store(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (Unavailable, StoreFull) as error:
+    except Unavailable as error:
         raise Unavailable(f"the object store ({what}): {error}") from error
     except VersionTaken as error:
         raise LineageTaken(f"{what}: {error}") from error
@@ -42,7 +41,7 @@ def peer(what: str, *, passing: tuple[type[RemoteError], ...] = ()) -> Iterator[
     refusals that the caller handles.
     """
     try:
-        with remote_errors(what):
+        with peer_errors(what):
             yield
     except passing:
         raise

@@ -11,7 +11,7 @@ from grpc_edge import Peer
 from grpo_trainer.domain.errors import HeldOutInput, InvalidInput
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
-from upcycle.rpc import RemoteError, remote_errors
+from upcycle.rpc import RemoteError, peer_errors
 
 _MAX_DIGESTS: Final = 10_000
 
@@ -32,7 +32,7 @@ class PlannerClaims:
             part = digests[at : at + _MAX_DIGESTS]
             request = taskset_pb2.ClaimTasksRequest(task_digests=part, claimed_by=claimed_by)
             try:
-                with remote_errors(f"the planner at {self._address}"):
+                with peer_errors(f"the planner at {self._address}"):
                     await self._stub.ClaimTasks(request)
             except RemoteError as error:
                 is_held_out = error.code is grpc.StatusCode.FAILED_PRECONDITION

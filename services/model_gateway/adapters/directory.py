@@ -21,7 +21,7 @@ from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.errors import Unavailable
 from upcycle.moments import moment_of
-from upcycle.rpc import RemoteError, remote_errors
+from upcycle.rpc import peer_errors
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class RegistryDirectory:
     async def refresh(self, timeout_s: float) -> None:
         """Ask the registry at once; while it does not answer the old view stays."""
         try:
-            with remote_errors("look engines up"):
+            with peer_errors("look engines up", ()):
                 models = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
                 engines = await self._stub.ListEngines(pb.ListEnginesRequest(), timeout=timeout_s)
-        except (RemoteError, Unavailable) as error:
+        except Unavailable as error:
             self._report(str(error))
             return
         self._trouble = None
@@ -76,9 +76,9 @@ class RegistryDirectory:
             return known
         request = pb.GetVersionRequest(model=model, version=version)
         try:
-            with remote_errors("read version"):
+            with peer_errors("read version", ()):
                 found = await self._stub.GetVersion(request, timeout=_DIGEST_S)
-        except (RemoteError, Unavailable) as error:
+        except Unavailable as error:
             self._report(str(error))
             return ""
         self._digests[model, version] = found.version.digest

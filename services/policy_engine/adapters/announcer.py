@@ -13,7 +13,7 @@ from policy_engine import wire
 from policy_engine.domain import LeaseFacts, Reloaded, ServedPolicy, VersionRefused
 from upcycle.api.registry.v1 import service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, remote_errors
+from upcycle.rpc import peer_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -55,13 +55,10 @@ class PlatformAnnouncer:
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None:
         """Tell the registry that the engine is alive. Raises Unavailable."""
         lease = wire.lease_to_wire(self._who, facts)
-        try:
-            with remote_errors("renew the engine's lease"):
-                await self._registry.RenewEngineLease(
-                    service_pb2.RenewEngineLeaseRequest(lease=lease, ttl_s=ttl_s)
-                )
-        except RemoteError as error:
-            raise Unavailable(str(error)) from error
+        with peer_errors("renew the engine's lease", ()):
+            await self._registry.RenewEngineLease(
+                service_pb2.RenewEngineLeaseRequest(lease=lease, ttl_s=ttl_s)
+            )
 
     def _next(self) -> str:
         self._num_published += 1

@@ -8,7 +8,7 @@ from policy_engine import wire
 from policy_engine.domain import EngineTarget, FailureKind, PinRequests, VersionRefused
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, RemoteRefused, remote_errors
+from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 
 if TYPE_CHECKING:
     # The type of an async stub exists for type checkers only.
@@ -46,11 +46,11 @@ class ChannelVersions:
         Raises Unavailable while the registry does not answer or does not have the model.
         """
         try:
-            with remote_errors(f"look up {self._model}"):
+            with peer_errors(f"look up {self._model}", (RemoteNotFound,)):
                 reply = await self._registry.GetModel(service_pb2.GetModelRequest(model=self._model))
         except RemoteNotFound as error:
             raise Unavailable(f"model {self._model!r} to be imported into the registry") from error
-        except (RemoteError, Unavailable) as error:
+        except Unavailable as error:
             if self._channel is Channel.LATEST and self._newest is not None:
                 return [self._newest]
             raise Unavailable(f"the registry: {error}") from error
@@ -68,14 +68,12 @@ class ChannelVersions:
         """The version that a run pins. Raises VersionRefused for one that was removed."""
         request = service_pb2.GetVersionRequest(model=self._model, version=version)
         try:
-            with remote_errors(f"look up {self._model} v{version}"):
+            with peer_errors(f"the registry, to find v{version}", (RemoteNotFound, RemoteRefused)):
                 reply = await self._registry.GetVersion(request)
         except RemoteNotFound as error:
             raise Unavailable(f"v{version} to be published") from error
         except RemoteRefused as error:
             raise VersionRefused(FailureKind.VERSION_REMOVED, str(error), may_pass_later=False) from error
-        except RemoteError as error:
-            raise Unavailable(f"the registry, to find v{version}: {error}") from error
         return wire.target_of_version(reply.version)
 
     async def _ahead_of_head(self, model: registry_pb2.Model) -> list[EngineTarget]:

@@ -33,7 +33,7 @@ from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, RemoteNotFound, remote_errors
+from upcycle.rpc import RemoteNotFound, peer_errors
 from upcycle.run_config import PolicyChoice
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ class GrpcRegistry:
 @contextmanager
 def _nothing_submitted(what: str) -> Iterator[None]:
     try:
-        with remote_errors(what):
+        with peer_errors(what, (RemoteNotFound,)):
             yield
     except RemoteNotFound as error:
         raise NotFound(error.message or str(error)) from error
-    except (RemoteError, Unavailable) as error:
+    except Unavailable as error:
         raise Unavailable(f"{error}; nothing was submitted, try again") from error
 
 
@@ -178,9 +178,9 @@ async def _quiet(error: Exception) -> None:
 
 
 async def _answered(call: Awaitable[T]) -> T | None:
-    """The reply; None when the service does not answer in time. Raises RemoteNotFound, RemoteRefused."""
+    """The reply; None when the service does not answer in time. Raises RemoteNotFound."""
     try:
-        with remote_errors("ask"):
+        with peer_errors("ask", (RemoteNotFound,)):
             return await call
     except Unavailable:
         return None

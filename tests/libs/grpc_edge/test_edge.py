@@ -22,6 +22,7 @@ from upcycle.api.taskset.v1 import service_pb2_grpc as rpc
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.errors import Unavailable
 from upcycle.rpc import (
+    REFUSALS,
     CallTimedOut,
     RemoteConflict,
     RemoteDenied,
@@ -29,6 +30,7 @@ from upcycle.rpc import (
     RemoteNotFound,
     RemoteRefused,
     connect,
+    peer_errors,
     remote_errors,
 )
 
@@ -229,10 +231,34 @@ async def test_what_is_unavailable_everywhere_needs_no_entry_in_a_table(server: 
             await stub.PauseRun(pb.PauseRunRequest())
         with pytest.raises(grpc.aio.AioRpcError) as full:
             await stub.StopRun(pb.StopRunRequest())
-    assert (away.value.code(), full.value.code()) == (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    )
+        with pytest.raises(Unavailable, match="STORE_FULL: database planner is full"), remote_errors("stop"):
+            await stub.StopRun(pb.StopRunRequest())
+    assert (away.value.code(), full.value.code()) == (grpc.StatusCode.UNAVAILABLE,) * 2
+
+
+@pytest.mark.parametrize(
+    ("run_id", "answers", "raised"),
+    [
+        ("bug", REFUSALS, Unavailable),
+        ("missing", REFUSALS, RemoteNotFound),
+        ("gate", REFUSALS, RemoteRefused),
+        ("gate", (RemoteNotFound,), Unavailable),
+        ("missing", (), Unavailable),
+    ],
+)
+async def test_between_services_only_an_answer_about_the_request_is_an_answer(
+    stub: "rpc.TasksetServiceAsyncStub",
+    run_id: str,
+    answers: tuple[type[RemoteError], ...],
+    raised: type[Exception],
+) -> None:
+    words = "internal error" if run_id == "bug" else ""
+    with (
+        pytest.raises(raised, match=f"the planner: .*{words}") as caught,
+        peer_errors("the planner", answers),
+    ):
+        await stub.GetRun(pb.GetRunRequest(run_id=run_id))
+    assert type(caught.value) is raised
 
 
 async def test_a_taken_port_is_said_with_a_way_out(server: GrpcServer) -> None:

@@ -32,8 +32,11 @@ class Registry(RegistryServiceServicer):
         self.revision = 1
         self.loses_answers = False
         self.is_away_once = False
+        self.has_a_bug = False
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        if self.has_a_bug:
+            raise ZeroDivisionError("a bug")
         if request.model != MODEL:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
         head = registry_pb2.Checkpoint(checkpoint_id=self.head, model=MODEL)
@@ -131,3 +134,11 @@ async def test_an_unknown_model_and_an_unavailable_registry_raise_different_erro
     with pytest.raises(Unavailable, match="the registry at"):
         await RegistryHeads(absent).head(MODEL)
     await absent.stop()
+
+
+async def test_a_bug_of_the_registry_is_waited_for_and_fails_no_run(
+    registry: Registry, heads: RegistryHeads
+) -> None:
+    registry.has_a_bug = True
+    with pytest.raises(Unavailable, match=r"the registry at .*INTERNAL"):
+        await heads.head(MODEL)

@@ -1,12 +1,11 @@
 """One client of EnvironmentService, which sampler and grader share."""
 
 from environment_client.client import EnvironmentClient, EnvironmentTimeouts
-from environment_client.errors import EnvironmentLost, EpisodeNotPlanned, ReplicaUnreachable
+from environment_client.errors import EpisodeNotPlanned, ReplicaUnreachable
 from environment_client.types import Lease, OpenedEnvironment
 
 __all__ = [
     "EnvironmentClient",
-    "EnvironmentLost",
     "EnvironmentTimeouts",
     "EpisodeNotPlanned",
     "Lease",

@@ -10,8 +10,9 @@ import grpc.aio
 from blob_store import BlobRef
 from blob_store.ref import to_wire as blob_to_wire
 from environment_client import wire
-from environment_client.errors import EnvironmentLost, ReplicaUnreachable
+from environment_client.errors import ReplicaUnreachable
 from environment_client.types import Lease, OpenedEnvironment
+from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
@@ -66,7 +67,7 @@ class EnvironmentClient:
     async def call_tool(self, lease: Lease, call: ToolCall) -> ToolResult:
         """Run one tool, and ask again while the replica is unreachable: the call id makes a repeat harmless.
 
-        Raises EpisodeBroken, EnvironmentLost.
+        Raises Unavailable, EpisodeBroken.
         """
         try:
             return await retry(
@@ -76,12 +77,13 @@ class EnvironmentClient:
                 max_pause_s=_MAX_RETRY_S,
             )
         except ReplicaUnreachable as error:
-            raise EnvironmentLost(f"{lease.address} is unreachable: {error}") from error
+            detail = f"{lease.address} is unreachable: {error}"
+            raise EpisodeBroken(EpisodeFailure.ENVIRONMENT_LOST, detail) from error
 
     async def grade(self, lease: Lease, body: BlobRef) -> service_pb2.GradeResponse:
         """The environment's own reward for the stored trajectory, the same each time it is asked.
 
-        Raises ReplicaUnreachable, Unavailable, EpisodeBroken, EnvironmentLost.
+        Raises ReplicaUnreachable, Unavailable, EpisodeBroken.
         """
         request = service_pb2.GradeRequest(lease_id=lease.lease_id, body=blob_to_wire(body))
         try:

@@ -3,19 +3,11 @@
 Beside these, calls raise `episodes.EpisodeBroken` and `upcycle.errors.Unavailable`.
 """
 
-from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.errors import Unavailable
 
 
 class EpisodeNotPlanned(Exception):
     """The planner does not wait for this episode: it is settled, cancelled or unknown."""
-
-
-class EnvironmentLost(EpisodeBroken):
-    """The environment's process or its lease is gone."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(EpisodeFailure.ENVIRONMENT_LOST, detail)
 
 
 class ReplicaUnreachable(Unavailable):

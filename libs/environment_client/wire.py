@@ -7,17 +7,21 @@ import grpc
 import grpc.aio
 import orjson
 
-from environment_client.errors import EnvironmentLost, EpisodeNotPlanned, ReplicaUnreachable
+from environment_client.errors import EpisodeNotPlanned, ReplicaUnreachable
 from environment_client.types import Lease, OpenedEnvironment
 from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import FAILURE_KIND_KEY
-from upcycle.rpc.errors import DETAILS_KEY
+from upcycle.rpc.errors import DETAILS_KEY, failure_kind, trailing
 
 _NOT_PLANNED: Final = "not_planned"
-_KINDS: Final[Mapping[grpc.StatusCode, str]] = {grpc.StatusCode.DEADLINE_EXCEEDED: EpisodeFailure.TIMEOUT}
-"""What a status means where the environment sent no kind; any other is the scenario's fault."""
+_KINDS: Final[Mapping[grpc.StatusCode, str]] = {
+    grpc.StatusCode.ABORTED: EpisodeFailure.SCENARIO_ERROR,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: EpisodeFailure.SCENARIO_ERROR,
+    grpc.StatusCode.DEADLINE_EXCEEDED: EpisodeFailure.TIMEOUT,
+}
+"""What a status means where the environment sent no kind. Any other is no fault of the scenario: the lease is
+gone or the platform failed, and the episode counts as environment_lost."""
 GRADE_KINDS: Final[Mapping[grpc.StatusCode, str]] = {
     **_KINDS,
     grpc.StatusCode.INVALID_ARGUMENT: EpisodeFailure.REWARD_INVALID,
@@ -57,14 +61,13 @@ def open_error(error: grpc.aio.AioRpcError, what: str) -> Exception:
             return Unavailable("the environment service")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Unavailable(f"a free environment slot ({error.details()})")
-        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if _kind(error) in (
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.NOT_FOUND if failure_kind(error) in (
             None,
             _NOT_PLANNED,
         ):
             return EpisodeNotPlanned(_text(error, what))
-        case code:
-            kind = _kind(error) or _KINDS.get(code, EpisodeFailure.SCENARIO_ERROR)
-            return EpisodeBroken(kind, _text(error, what))
+        case _:
+            return _broken(error, what, _KINDS)
 
 
 def lease_error(
@@ -72,29 +75,17 @@ def lease_error(
 ) -> Exception:
     """Why an opened environment did not answer: by the kind that it sent, else by the status."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        if _came_from_the_service(error):
+        # Our services send details with every status that they choose; a lost connection has none.
+        if trailing(error, DETAILS_KEY) is not None or failure_kind(error) is not None:
             return Unavailable(f"{lease.address} ({error.details()})")
         return ReplicaUnreachable(f"environments at {lease.address}")
-    if (kind := _kind(error)) is not None:
-        return EpisodeBroken(kind, _text(error, what))
-    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
-        return EnvironmentLost(_text(error, what))
-    return EpisodeBroken(kinds.get(error.code(), EpisodeFailure.SCENARIO_ERROR), _text(error, what))
+    return _broken(error, what, kinds)
+
+
+def _broken(error: grpc.aio.AioRpcError, what: str, kinds: Mapping[grpc.StatusCode, str]) -> EpisodeBroken:
+    kind = failure_kind(error) or kinds.get(error.code(), EpisodeFailure.ENVIRONMENT_LOST)
+    return EpisodeBroken(kind, _text(error, what))
 
 
 def _text(error: grpc.aio.AioRpcError, what: str) -> str:
     return f"{what}: {error.code().name}: {error.details()}"
-
-
-def _trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:
-    return next((value for name, value in error.trailing_metadata() if name == key), None)
-
-
-def _kind(error: grpc.aio.AioRpcError) -> str | None:
-    sent = _trailing(error, FAILURE_KIND_KEY)
-    return sent.decode("ascii", "replace") if isinstance(sent, bytes) else sent
-
-
-def _came_from_the_service(error: grpc.aio.AioRpcError) -> bool:
-    """Our services send details with every status that they choose; a lost connection has none."""
-    return _trailing(error, DETAILS_KEY) is not None or _kind(error) is not None

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from sql_store.errors import UnsupportedDatabase
-from sql_store.failures import is_transient, translated
+from sql_store.failures import is_transient, refusal, translated
 from upcycle.errors import Unavailable
 
 T = TypeVar("T")
@@ -96,6 +96,8 @@ class Database:
                 if attempt == _MAX_TRIES or not is_transient(error):
                     raise translated(error, self._shown) from error
                 _LOG.info("transaction_again", extra={"attempt": attempt, "error": repr(error.orig)})
+            except OverflowError as error:  # of an integer beyond 64 bits; Postgres' driver raises DataError
+                raise refusal(self._shown, error) from error
             attempt += 1
 
     def _transact(self, fn: Callable[[Connection], T]) -> T:

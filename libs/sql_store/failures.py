@@ -16,7 +16,8 @@ _SQLITE_UNAVAILABLE: Final = frozenset(
 _PRIMARY_CODE: Final = 0xFF
 _POSTGRES_FULL: Final = frozenset({"53100", "53200"})  # disk_full, out_of_memory
 _POSTGRES_AGAIN: Final = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
-_POSTGRES_UNAVAILABLE_CLASSES: Final = ("08", "53", "57", "58", "28", "3D")
+# Whole classes; of others lock_not_available, and read_only_sql_transaction: this server is a replica now
+_POSTGRES_UNAVAILABLE: Final = ("08", "53", "57", "58", "28", "3D", "55P03", "25006")
 
 
 def is_transient(error: DBAPIError) -> bool:
@@ -28,14 +29,23 @@ def translated(error: DBAPIError, where: str) -> Exception:
     """The typed error for a driver's; a conflict or a wrong statement stays what it is."""
     if isinstance(error, IntegrityError):
         return error
-    cause = f"{type(error.orig).__name__}: {str(error.orig).strip()}"
     if isinstance(error, DataError):
-        return PoisonMessage(f"database {where} refuses a value ({cause}): nothing was written")
+        return refusal(where, error.orig)
+    cause = _words(error.orig)
     if _sqlite_code(error) == sqlite3.SQLITE_FULL or _sqlstate(error) in _POSTGRES_FULL:
         return StoreFull(f"database {where} is full ({cause}): nothing was written, make room and try again")
     if _is_unavailable(error):
         return Unavailable(f"database {where} cannot be used now ({cause}): nothing was written")
     return error
+
+
+def refusal(where: str, cause: BaseException | None) -> PoisonMessage:
+    """The typed error for a value that the database will never take."""
+    return PoisonMessage(f"database {where} refuses a value ({_words(cause)}): nothing was written")
+
+
+def _words(cause: BaseException | None) -> str:
+    return f"{type(cause).__name__}: {str(cause).strip()}"
 
 
 def _is_unavailable(error: DBAPIError) -> bool:
@@ -47,7 +57,7 @@ def _is_unavailable(error: DBAPIError) -> bool:
         return (
             type(error.orig).__module__.startswith("psycopg") and type(error).__name__ == "OperationalError"
         )
-    return state.startswith(_POSTGRES_UNAVAILABLE_CLASSES)
+    return state.startswith(_POSTGRES_UNAVAILABLE)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:

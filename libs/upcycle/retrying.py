@@ -24,7 +24,8 @@ async def retry(
 
     Pauses double from `first_pause_s` to `max_pause_s`; an error that names its own delay is obeyed. Once
     the next pause would end after `budget_s` seconds, the last Unavailable is raised. on_wait: gets what is
-    awaited after each failure, and None once nothing is; what was given up is still awaited.
+    awaited after each failure, and None once nothing is. `on_wait(None)` is not called when the last
+    Unavailable is raised: the caller still waits for it.
     """
     loop = asyncio.get_running_loop()
     give_up_at, pause_s = loop.time() + budget_s, first_pause_s

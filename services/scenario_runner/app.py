@@ -40,7 +40,7 @@ from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_t
 NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is away."""
-_IDEMPOTENT: Final = ("GetModel", "GetCheckpoint")
+_IDEMPOTENT: Final = ("GetModel", "GetVersion")
 
 
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:

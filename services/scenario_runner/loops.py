@@ -26,6 +26,7 @@ class PlannerLoop:
         self._rules = rules
         self._wake = asyncio.Event()
         self._next_sweep = 0.0
+        self._swept: set[str] = set()
 
     def wake(self) -> None:
         """Plan soon: something changed."""
@@ -66,7 +67,11 @@ class PlannerLoop:
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_S
-        for run in await self._plan.transact(lambda unit: unit.active_runs()):
+        runs = await self._plan.transact(lambda unit: unit.active_runs())
+        for ended in self._swept - {run.run_id for run in runs}:
+            telemetry.EPISODES_IN_FLIGHT.remove(ended)
+            self._swept.discard(ended)
+        for run in runs:
             await self._sweep(run.run_id, queue_is_idle=await self._gauge.is_idle(run.spec.purpose))
 
     async def _sweep(self, run_id: str, *, queue_is_idle: bool) -> None:
@@ -77,6 +82,7 @@ class PlannerLoop:
         with telemetry.PLAN_S.labels("sweep").time():
             in_flight = await self._plan.transact(work)
         telemetry.EPISODES_IN_FLIGHT.labels(run_id).set(in_flight)
+        self._swept.add(run_id)
 
 
 class FleetLoop:

@@ -62,7 +62,7 @@ class Registry(Protocol):
     """What the planner asks checkpoint_registry."""
 
     async def check_policy(self, policy: PolicyChoice) -> None:
-        """Raises NotFound for an unknown model or version, Unavailable."""
+        """Raises NotFound for an unknown model or version, Refused for a removed one, Unavailable."""
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""

@@ -131,15 +131,20 @@ class peer_errors(remote_errors):
 def remote_error(what: str, error: grpc.aio.AioRpcError) -> Unavailable | RemoteError:
     """The typed error for a failed call that was about `what`."""
     code, message = error.code(), error.details() or ""
-    details, failure = _trailing(error, DETAILS_KEY), _trailing(error, FAILURE_KIND_KEY)
+    details = trailing(error, DETAILS_KEY)
     reason = (_reason_in(details) if isinstance(details, bytes) else None) or code.name
     if code in _NOT_NOW:
         return _NOT_NOW[code](f"{what}: {code.name} {reason}: {message}".removeprefix(": "))
-    failure_kind = failure.decode("ascii", "replace") if isinstance(failure, bytes) else failure
-    return _CLASSES.get(code, RemoteError)(what, code, reason, message, failure_kind)
+    return _CLASSES.get(code, RemoteError)(what, code, reason, message, failure_kind(error))
 
 
-def _trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:
+def failure_kind(error: grpc.aio.AioRpcError) -> str | None:
+    """The word under FAILURE_KIND_KEY; None where the service sent none."""
+    sent = trailing(error, FAILURE_KIND_KEY)
+    return sent.decode("ascii", "replace") if isinstance(sent, bytes) else sent
+
+
+def trailing(error: grpc.aio.AioRpcError, key: str) -> str | bytes | None:
     """The first value of a key in the trailing metadata."""
     return next((value for name, value in error.trailing_metadata() if name == key), None)
 

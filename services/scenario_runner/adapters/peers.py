@@ -23,7 +23,7 @@ from event_bus.topology import (
 )
 from grpc_edge import Peer
 from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
-from scenario_runner.domain.runs import NotFound
+from scenario_runner.domain.runs import NotFound, Refused
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
@@ -33,7 +33,7 @@ from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteNotFound, peer_errors
+from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 from upcycle.run_config import PolicyChoice
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class GrpcRegistry:
         self._stub: RegistryServiceAsyncStub = RegistryServiceStub(peer.channel)
 
     async def check_policy(self, policy: PolicyChoice) -> None:
-        """Raises NotFound for an unknown model or version, Unavailable."""
+        """Raises NotFound for an unknown model or version, Refused for a removed one, Unavailable."""
         await self._model(policy.model)
         if policy.pinned_version is not None:
-            wanted = service_pb2.GetCheckpointRequest(model=policy.model, version=policy.pinned_version)
+            wanted = service_pb2.GetVersionRequest(model=policy.model, version=policy.pinned_version)
             with _nothing_submitted(f"look up {policy.model}@v{policy.pinned_version}"):
-                await self._stub.GetCheckpoint(wanted)
+                await self._stub.GetVersion(wanted)
 
     async def head_version(self, model: str) -> int:
         """The promoted version, from which a training run starts. Raises NotFound, Unavailable."""
@@ -78,10 +78,12 @@ class GrpcRegistry:
 @contextmanager
 def _nothing_submitted(what: str) -> Iterator[None]:
     try:
-        with peer_errors(what, (RemoteNotFound,)):
+        with peer_errors(what, (RemoteNotFound, RemoteRefused)):
             yield
     except RemoteNotFound as error:
         raise NotFound(error.message or str(error)) from error
+    except RemoteRefused as error:
+        raise Refused(error.message or str(error)) from error
     except Unavailable as error:
         raise Unavailable(f"{error}; nothing was submitted, try again") from error
 

@@ -203,7 +203,7 @@ class EpisodeRow:
     """Of its task, when the episode was planned: later messages about the episode say the same."""
     engine_s: float = 0.0
     environment_s: float = 0.0
-    """As engine_s, what the first fact said of this episode; 0 until one did."""
+    """Seconds, from the first fact of the episode that names them; 0 before. The same holds for engine_s."""
 
     @property
     def is_unsettled(self) -> bool:

@@ -24,10 +24,10 @@ class ExplainRun:
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
         view, waits, supply, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
-        around = self._peer_facts
+        peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
-            around.engines(model), around.ledger(run_id), around.session(run_id), around.durables(purpose)
+            peers.engines(model), peers.ledger(run_id), peers.session(run_id), peers.durables(purpose)
         )
         alive, capacity = self._fleet()
         facts = RunFacts(

@@ -148,7 +148,10 @@ def check_fits(tasks: Sequence[RunnableTask], environment: EnvironmentDescriptio
                 f"task {task.slug!r}: environment {environment.name!r} has no scenario {task.scenario!r}; "
                 f"it has {known}"
             )
-        problem = misfit(json.loads(task.args_json), schema)
+        try:
+            problem = misfit(json.loads(task.args_json), schema)
+        except (AttributeError, TypeError, RecursionError) as error:  # as a served environment wrote it
+            problem = f"has arguments whose schema is no JSON schema: {error!r:.200}"
         if problem:
             raise InvalidRequest(f"task {task.slug!r}: scenario {task.scenario!r} {problem}")
 
@@ -163,18 +166,22 @@ def misfit(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if unknown and schema.get("additionalProperties") is False:
         return f"has no argument {unknown[0]!r}; it takes {', '.join(properties) or 'none'}"
     for name, value in arguments.items():
-        if not _is_kind(value, properties.get(name) or {}):
+        if not _is_kind(value, properties.get(name, {})):
             return f"argument {name!r} is {value!r:.60}, expected {json.dumps(properties[name])[:120]}"
     return ""
 
 
-def _is_kind(value: Any, schema: Mapping[str, Any]) -> bool:
+def _is_kind(value: Any, schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False  # JSON schema knows true and false as schemas too
     if "anyOf" in schema:
         return any(_is_kind(value, option) for option in schema["anyOf"])
     if "enum" in schema:
         return value in schema["enum"]
     kinds = {"string": str, "boolean": bool, "null": type(None), "array": list, "object": dict}
     kind = schema.get("type")
+    if isinstance(kind, list):
+        return any(_is_kind(value, {"type": one}) for one in kind)
     if kind in ("integer", "number"):
         whole = isinstance(value, int) or (
             isinstance(value, float) and (kind == "number" or value.is_integer())

@@ -121,14 +121,16 @@ async def test_a_replica_that_stays_away_is_lost_after_a_while(bed: Testbed) -> 
 @pytest.mark.parametrize(
     ("code", "sent", "kind"),
     [
-        (grpc.StatusCode.INTERNAL, None, "scenario_error"),
+        (grpc.StatusCode.ABORTED, None, "scenario_error"),
+        (grpc.StatusCode.INTERNAL, None, "environment_lost"),
+        (grpc.StatusCode.UNKNOWN, None, "environment_lost"),
         (grpc.StatusCode.ABORTED, "reward_invalid", "reward_invalid"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, None, "timeout"),
         (grpc.StatusCode.DATA_LOSS, None, "body_corrupt"),
         (grpc.StatusCode.DATA_LOSS, "body_corrupt", "body_corrupt"),
     ],
 )
-async def test_a_scenario_that_cannot_grade_is_a_typed_failure(
+async def test_a_scenario_is_blamed_only_for_what_its_own_code_did_in_a_grade(
     bed: Testbed, code: grpc.StatusCode, sent: str | None, kind: str
 ) -> None:
     bed.environments.refuse, bed.environments.kind = (code, "it raised"), sent

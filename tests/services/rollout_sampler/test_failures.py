@@ -172,12 +172,14 @@ async def test_without_an_engine_work_waits_and_goes_on_when_one_comes(bed: Test
 @pytest.mark.parametrize(
     ("code", "kind_sent", "kind"),
     [
-        (grpc.StatusCode.INTERNAL, None, "scenario_error"),
+        (grpc.StatusCode.ABORTED, None, "scenario_error"),
+        (grpc.StatusCode.INTERNAL, None, "environment_lost"),
+        (grpc.StatusCode.UNKNOWN, None, "environment_lost"),
         (grpc.StatusCode.ABORTED, "environment_broken", "environment_broken"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, None, "timeout"),
     ],
 )
-async def test_a_scenario_that_cannot_start_is_a_typed_failure(
+async def test_a_scenario_is_blamed_only_for_what_its_own_code_did_at_its_start(
     bed: Testbed, code: grpc.StatusCode, kind_sent: str | None, kind: str
 ) -> None:
     bed.environments.refuse, bed.environments.kind = (code, "it raised"), kind_sent

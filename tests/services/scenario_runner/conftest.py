@@ -39,7 +39,7 @@ ENVIRONMENTS = Path(__file__).parent / "environments"
 
 
 class KnownModels(RegistryServiceServicer):
-    """Knows the models it is given, each with versions 0 to 3, and the engines of a test."""
+    """Knows the models it is given, each with versions 0 to 3 (2 was removed), and the engines of a test."""
 
     def __init__(self, *models: str) -> None:
         self.models = models
@@ -53,10 +53,12 @@ class KnownModels(RegistryServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.model!r}")
         return registry_pb2.GetModelResponse()
 
-    async def GetCheckpoint(self, request: Any, context: Any) -> registry_pb2.GetCheckpointResponse:
+    async def GetVersion(self, request: Any, context: Any) -> registry_pb2.GetVersionResponse:
+        if request.version == 2:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "version 2 was removed")
         if request.version > 3:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no version {request.version}")
-        return registry_pb2.GetCheckpointResponse()
+        return registry_pb2.GetVersionResponse()
 
     async def ListEngines(self, request: Any, context: Any) -> registry_pb2.ListEnginesResponse:
         return registry_pb2.ListEnginesResponse(engines=self.engines)

@@ -9,6 +9,7 @@ import pytest
 from blob_store import BlobRef
 from episodes import GroupReason, Purpose, Split
 from scenario_runner.domain import learning, plan, sources
+from scenario_runner.domain.environments import EnvironmentDescription
 from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import EpisodeRow, EpisodeState, RunRecord, RunState
 from scenario_runner.domain.source_groups import (
@@ -19,7 +20,49 @@ from scenario_runner.domain.source_groups import (
     SourceTally,
 )
 from scenario_runner.domain.sources import DrawRules, why_unfit
+from scenario_runner.domain.tasksets import RunnableTask
+from scenario_runner.usecases.registering import check_fits, misfit
+from service_kit.errors import InvalidRequest
 from upcycle.run_config import PolicyChoice, RunSpec, Sampling, Training
+
+
+def argument_schema(**argument: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": argument}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "unfitting"),
+    [
+        (argument_schema(type=["string", "null"]), ["a", None], [1, True, []]),
+        (argument_schema(type=["integer", "boolean"]), [1, 2.0, True], ["a", 2.5, None]),
+        (argument_schema(anyOf=[{"type": "number"}, {"enum": ["all"]}]), [1.5, "all"], ["some", None]),
+        (argument_schema(), [1, "a", None], []),
+        ({"properties": {"x": True}}, [1, "a", None], []),
+        ({"properties": {"x": False}}, [], [1, "a", None]),
+    ],
+)
+def test_an_argument_fits_any_type_that_its_schema_lists(
+    schema: dict[str, Any], fitting: list[Any], unfitting: list[Any]
+) -> None:
+    assert [misfit({"x": value}, schema) for value in fitting] == [""] * len(fitting)
+    assert all("argument 'x' is" in misfit({"x": value}, schema) for value in unfitting)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": ["x"]},
+        {"required": 5},
+        argument_schema(anyOf=5),
+        argument_schema(enum=5),
+        argument_schema(type={"of": "string"}),
+    ],
+)
+def test_a_schema_that_is_none_is_refused_by_the_name_of_its_task(schema: dict[str, Any]) -> None:
+    task = RunnableTask("t1", "sum", '{"x": 1}', "small", "d")
+    with pytest.raises(InvalidRequest, match="task 't1': scenario 'sum' has arguments whose schema is no"):
+        check_fits([task], EnvironmentDescription("served", "1", {"sum": schema}, ()))
+
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 THREE_BY_FOUR = Training(prompts_per_step=4, max_staleness=2, seed=5)

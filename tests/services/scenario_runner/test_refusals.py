@@ -212,6 +212,7 @@ BAD_RUNS: list[tuple[taskset_pb2.RunSpec, grpc.StatusCode, str]] = [
     (_policy(model="incidnet"), NOT_FOUND, "incidnet"),
     (_policy(model=""), INVALID, "spec.policy.model"),
     (_policy(pinned_version=99), NOT_FOUND, "no version 99"),
+    (_policy(pinned_version=2), PRECONDITION, "version 2 was removed"),
     (_policy(pinned_version=-1), INVALID, "pinned_version must be >= 0"),
     (_policy(channel=common_pb2.CHANNEL_CANDIDATE), INVALID, "set pinned_version"),
     (_sampling(temperature=float("nan")), INVALID, "sampling.temperature must be >= 0 and <= 10, got nan"),

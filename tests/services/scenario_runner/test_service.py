@@ -23,7 +23,9 @@ from tests.services.scenario_runner.support import (
     submit,
     until,
 )
+from tests.support import waiting
 
+from scenario_runner.telemetry import EPISODES_IN_FLIGHT
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.environment.v1 import service_pb2 as env_pb2
 from upcycle.api.registry.v1 import registry_pb2
@@ -35,6 +37,7 @@ async def test_an_evaluation_from_submit_to_finish(runner: Runner) -> None:
     registered = await register(runner, arith())
     assert (registered.num_tasks, registered.created, len(registered.digest)) == (3, True, 64)
     run = await submit(runner, run_spec(group_size=2))
+    await waiting.until(lambda: run.run_id in _runs_measured())
     assert run.state == taskset_pb2.RUN_STATE_RUNNING
     assert len(run.trace_id) == 32
     assert run.spec.sampling.max_turns == 8
@@ -44,6 +47,7 @@ async def test_an_evaluation_from_submit_to_finish(runner: Runner) -> None:
 
     assert done.run.state == taskset_pb2.RUN_STATE_COMPLETED
     assert dict(done.run.counts.by_state) == {"evaluated": 6}
+    await waiting.until(lambda: run.run_id not in _runs_measured())
     assert [(row.task_slug, row.member, row.reward, row.success) for row in done.results] == [
         (f"t{task}", member, 1.0 if member == 0 else 0.25, member == 0)
         for task in _order(done)
@@ -55,6 +59,11 @@ async def test_an_evaluation_from_submit_to_finish(runner: Runner) -> None:
     assert fact is not None
     assert fact.message.run_id == run.run_id
     assert fact.message.counts.settled == 6
+
+
+def _runs_measured() -> set[str]:
+    (family,) = EPISODES_IN_FLIGHT.collect()
+    return {sample.labels["run_id"] for sample in family.samples}
 
 
 async def test_a_failed_member_is_played_again_and_then_given_up(runner: Runner) -> None:

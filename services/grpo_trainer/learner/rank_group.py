@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -175,12 +176,18 @@ class _Child:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
+        seconds, part = divmod(options.rank_deadline_s, 1)
+        timeval = struct.pack("ll", int(seconds), int(part * 1e6) or 1)  # zero would mean: no deadline
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self._connection = Connection(ours.detach())
         self.send(options)
 
     def send(self, what: object) -> None:
-        """Raises OSError where the other end is closed."""
-        self._connection.send_bytes(pickle.dumps(what))
+        """Raises OSError where the other end is closed, or takes nothing in time."""
+        try:
+            self._connection.send_bytes(pickle.dumps(what))
+        except BlockingIOError as error:
+            raise TimeoutError(f"rank {self._index} took nothing for {self._deadline_s:g} s") from error
 
     def receive(self) -> None:
         """Wait for the answer to one command; raises EOFError or OSError where none comes."""

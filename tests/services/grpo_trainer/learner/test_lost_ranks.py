@@ -42,8 +42,14 @@ async def test_other_ways_to_compute_on_two_ranks(
     assert distance(*found) <= rounding
 
 
-@pytest.mark.parametrize(("number", "deadline_s"), [(signal.SIGKILL, DEADLINE_S), (signal.SIGSTOP, 4.0)])
-async def test_a_lost_rank_fails_the_step(number: signal.Signals, deadline_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "deadline_s", "groups"),
+    [(signal.SIGKILL, DEADLINE_S, 3), (signal.SIGSTOP, 4.0, 3), (signal.SIGSTOP, 4.0, 400)],
+)
+async def test_a_lost_rank_fails_the_step(
+    number: signal.Signals, deadline_s: float, groups: int, tmp_path: Path
+) -> None:
+    """400 groups: the command is larger than the socket's buffer, so it is not even sent."""
     base = policy(tmp_path / "base")
     with thread_of(options(2, deadline_s=deadline_s)) as thread:
         learner = TorchLearner(thread)
@@ -51,7 +57,7 @@ async def test_a_lost_rank_fails_the_step(number: signal.Signals, deadline_s: fl
         [child] = thread.group.children
         os.kill(child, number)
         with pytest.raises(LostRank, match="all 2 ranks"):
-            await learner.step(rollouts(1))
+            await learner.step(rollouts(1, groups=groups))
         with pytest.raises(LostRank):
             await learner.snapshot()
         await learner.close()

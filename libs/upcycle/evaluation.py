@@ -6,10 +6,10 @@ data: its trajectories stay in the store, with tokens and log-probabilities.
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
@@ -20,6 +20,7 @@ from upcycle.transcripts import ToolUse, Transcript, Turn
 from upcycle.wire import usage_of
 
 if TYPE_CHECKING:
+    from upcycle.agents import Agent
     from upcycle.api.taskset.v1.service_pb2 import GetRunResponse
     from upcycle.api.taskset.v1.taskset_pb2 import EpisodeResult, RunSpec
     from upcycle.api.taskset.v1.taskset_pb2 import Run as WireRun
@@ -33,17 +34,6 @@ READ_CONCURRENCY = 16
 INDEX_WAIT_S = 15.0
 
 DAY_S = 86_400.0
-
-
-class PlayingAgent(Protocol):
-    """Which policy plays, and how it is sampled: `upcycle.agents.Agent`."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def version(self) -> int | None: ...
-    @property
-    def sampling(self) -> Mapping[str, Any]: ...
 
 
 class EvaluationFailed(UpcycleError):
@@ -134,7 +124,7 @@ class EvalContext:
     ) -> None:
         """Does nothing: no connection is held between calls."""
 
-    async def play(self, agent: PlayingAgent) -> Run:
+    async def play(self, agent: "Agent") -> Run:
         """Play the tasks with an agent; the first run is returned, all are in `runs`."""
         played = await evaluate(self.taskset, agent, group=self.group, runtime=self.runtime)
         self.runs.extend(played)
@@ -172,7 +162,7 @@ def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
 
 async def evaluate(
     taskset: Taskset,
-    agent: PlayingAgent,
+    agent: "Agent",
     *,
     group: int = 1,
     runtime: "Platform | Addresses | None" = None,
@@ -199,7 +189,7 @@ async def evaluate(
     return sorted(runs, key=lambda run: (order[run.task_slug], run.episode_id))
 
 
-def spec_of(agent: PlayingAgent, taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
+def spec_of(agent: "Agent", taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
     """The evaluation run of an agent over a registered taskset. Raises RunConfigInvalid."""
     from upcycle.run_config.flags import evaluation_run
     from upcycle.run_config.wire import spec_to_wire

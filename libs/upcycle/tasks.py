@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from upcycle.errors import TasksetInvalid, UnknownName
 from upcycle.modules import load_module
@@ -25,6 +25,11 @@ from upcycle.task_rows import (
     task_digest,
     task_from_json,
 )
+
+if TYPE_CHECKING:
+    # Clients: never imported where an environment's file imports this module.
+    from upcycle.agents import Agent
+    from upcycle.evaluation import Job
 
 __all__ = [
     "MAX_TASKS",
@@ -47,23 +52,6 @@ MAX_TASKS = 100_000
 REVISION_SUFFIX = re.compile(r"@\d+$")
 
 _HEADER_FIELDS = frozenset({"name", "split", "environment", "tasks"})
-
-
-class Player(Protocol):
-    """Plays tasksets: `upcycle.agents.Agent`, which this module must not import, because it is a client."""
-
-    async def evaluate(
-        self, taskset: "Taskset", *, group: int, runtime: Any, label: str, trainable: bool
-    ) -> list[Run]:
-        """The runs of every task, `group` of each."""
-
-
-class RunCollector(Protocol):
-    """Collects the runs of several tasksets: `upcycle.evaluation.Job`."""
-
-    group: int
-    label: str
-    runs: list[Run]
 
 
 @dataclass(frozen=True)
@@ -124,7 +112,7 @@ class Taskset:
             raise TasksetInvalid(f"{path}: cannot write a taskset as {path.suffix!r}", "use .json or .jsonl")
 
     async def run(
-        self, agent: Player, *, runtime: Any = None, job: RunCollector | None = None, trainable: bool = False
+        self, agent: "Agent", *, runtime: Any = None, job: "Job | None" = None, trainable: bool = False
     ) -> list[Run]:
         """Play every task with an agent, `job.group` times each; the runs are also added to the job.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import GetCoreSchemaHandler
@@ -96,15 +96,19 @@ class Limit(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(_Checked):
-    """One of a table of names. or_empty: the empty name too, which leaves the choice to somebody else."""
+    """One of a table of names. or_empty: the empty name too, which leaves the choice to somebody else.
+    elsewhere: names that exist and do not fit here, with the reason."""
 
     names: Sequence[str]
     or_empty: bool = False
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def complaint(self, value: str) -> str:
         """The name, the nearest one and all."""
         if value in self.names or (self.or_empty and not value):
             return ""
+        if value in self.elsewhere:
+            return f"{value!r} {self.elsewhere[value]}"
         return unknown("", value, self.names).lstrip()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from upcycle.run_config.limits import ANY, NOT_NEGATIVE, POSITIVE, SWITCH, Limit
-from upcycle.run_config.names import KL_ESTIMATORS, KL_PLACEMENTS, Say, unknown
+from upcycle.run_config.names import SFT_LOSS, Say, unknown
 
 _BELOW_ONE: Final = Limit(0, 1, above=True, below=True)
 _FROM_ZERO_BELOW_ONE: Final = Limit(0, 1, below=True)
@@ -50,7 +50,12 @@ LOSSES: Final[Mapping[str, Loss]] = {
         }
     ),
     "vespo": Loss(dict.fromkeys(_VESPO, ANY), has_anchor=True),
-    "cross_entropy": Loss(),
+    SFT_LOSS: Loss(),
+}
+TRAINING_LOSSES: Final = tuple(sorted(set(LOSSES) - {SFT_LOSS}))
+NO_TRAINING_LOSS: Final = {
+    SFT_LOSS: "is the loss of SFT and compares no rollouts, which a training run does: choose one of "
+    f"{', '.join(TRAINING_LOSSES)}; conversations are trained on by `upcycle train --sft`"
 }
 
 OBJECTIVE_OPTIONS: Final[Mapping[str, Limit]] = {
@@ -74,16 +79,10 @@ def loss_refusals(
     *,
     kl_estimator: str = "k3",
     kl_placement: str = "loss",
-    offered: Iterable[str] = LOSSES,
     say: Say = str,
 ) -> list[str]:
-    """Why this loss cannot be computed with these options; empty where it can. options: loss_config.
-    offered: names that the refusal of an unknown one offers."""
-    refused = [] if loss in LOSSES else [unknown(say("loss"), loss, offered)]
-    if kl_estimator not in KL_ESTIMATORS:
-        refused.append(unknown(say("kl_estimator"), kl_estimator, KL_ESTIMATORS))
-    if kl_placement not in KL_PLACEMENTS:
-        refused.append(unknown(say("kl_placement"), kl_placement, KL_PLACEMENTS))
+    """Why this loss cannot be computed with these options; empty where it can. options: loss_config."""
+    refused = [] if loss in LOSSES else [unknown(say("loss"), loss, LOSSES)]
     if loss in LOSSES:
         refused += _about_options(loss, options, say)
         refused += _about_anchor(loss, options, say)

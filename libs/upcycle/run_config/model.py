@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, model_validator
+from pydantic import BeforeValidator, ConfigDict, Strict, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from upcycle.run_config.limits import MAX_GROUP_SIZE, POSITIVE, Limit, OneOf, Text, refuse, shown
+from upcycle.run_config.losses import NO_TRAINING_LOSS, TRAINING_LOSSES
 from upcycle.run_config.names import (
     ADVANTAGES,
     AGGREGATIONS,
     ALL_LINEAR,
     CONSTANT,
+    KL_ESTIMATORS,
+    KL_PLACEMENTS,
     SCHEDULES,
     Channel,
     Purpose,
@@ -31,6 +34,8 @@ CONFIG: Final = ConfigDict(extra="forbid", use_attribute_docstrings=True, str_mi
 RULES: Final = "rules"
 """Type of the pydantic errors that rules over several fields raise; `reasons` are their sentences."""
 ON, OFF = "on", "off"
+_MAX_BUDGET: Final = 1 << 20
+_BUDGET: Final = f"1 to {_MAX_BUDGET}"
 
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
@@ -50,12 +55,17 @@ def keep_rules(value: Any, rules: Sequence[Rule]) -> None:
         raise PydanticCustomError(RULES, "{text}", {"text": "; ".join(reasons), "reasons": reasons})
 
 
-def _thinking(value: str) -> str:
-    if value in ("", ON, OFF):
-        return value
-    if value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 1 << 20:
-        return str(int(value))
-    raise refuse(f"must be {ON}, {OFF} or a budget of 1 to {1 << 20} tokens, got {shown(value)}")
+class _Thinking(OneOf):
+    """Two words, or a number. The number is kept in its shortest form."""
+
+    __slots__ = ()
+
+    def _checked(self, value: str) -> str:
+        if value in ("", ON, OFF):
+            return value
+        if value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= _MAX_BUDGET:
+            return str(int(value))
+        raise refuse(f"must be {ON}, {OFF} or a budget of 1 to {_MAX_BUDGET} tokens, got {shown(value)}")
 
 
 def _digits(value: Any) -> Any:
@@ -98,7 +108,7 @@ class Sampling:
     """tokens of an episode, prompt and completions together."""
     seed: Seed = 0
     """of sampling; every episode and every turn derives its own."""
-    thinking: Annotated[str, BeforeValidator(_digits), AfterValidator(_thinking)] = ""
+    thinking: Annotated[str, BeforeValidator(_digits), _Thinking((ON, OFF, _BUDGET))] = ""
     """`on` or `off`: whether the chat template lets the model think before it answers
     (`enable_thinking`); empty: as the template does by itself. A number: on, and where a turn still thinks
     after so many tokens, the sampler ends its thinking with a `</think>`, which does not train."""
@@ -131,7 +141,7 @@ class Training:
     """of AdamW; with a schedule, its highest."""
     max_grad_norm: Annotated[Number, POSITIVE] = 1.0
     """the gradient is scaled down to this norm."""
-    loss: str = "ppo"
+    loss: Annotated[str, OneOf(TRAINING_LOSSES, elsewhere=NO_TRAINING_LOSS)] = "ppo"
     """name of the loss: `ppo`, `importance_sampling`, `cispo`, `gspo`, …"""
     advantage: Annotated[str, OneOf(ADVANTAGES)] = "dr_grpo"
     """how rewards of a group become credit."""
@@ -149,10 +159,10 @@ class Training:
     """decay of AdamW's mean of squared gradients."""
     aggregation: Annotated[str, OneOf(AGGREGATIONS, or_empty=True)] = ""
     """how token losses become one number; empty: `token_mean`, and `turn_mean` for the advantage m_grpo."""
-    kl_estimator: str = "k3"
+    kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = "k3"
     """of the divergence from the policy that the run began with; read where loss_config has a
     kl_coefficient: k1, k2, k3 or k3_plus."""
-    kl_placement: str = "loss"
+    kl_placement: Annotated[str, OneOf(KL_PLACEMENTS)] = "loss"
     """`loss`: the divergence is added to the loss; `reward`: it is taken from the advantages."""
     lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
     """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the

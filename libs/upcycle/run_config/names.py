@@ -24,6 +24,8 @@ class Channel(StrEnum):
     CANDIDATE = "candidate"
 
 
+CHANNELS: Final = (Channel.LATEST, Channel.HEAD)
+"""The channels that a run may play; a candidate is pinned by its version."""
 ADVANTAGES: Final = ("batch", "dr_grpo", "grpo", "m_grpo", "max_rl", "rloo")
 AGGREGATIONS: Final = ("constant_length", "row_mean", "row_sum", "sum", "token_mean", "turn_mean")
 KL_ESTIMATORS: Final = ("k1", "k2", "k3", "k3_plus")

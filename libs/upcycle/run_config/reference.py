@@ -1,11 +1,11 @@
 """The reference page of the run configuration, from the model. `docs/generate.py` writes it, and adds the
 options of the losses."""
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from upcycle.run_config.flags import default_text, flags_of
 from upcycle.run_config.limits import Limit, OneOf
-from upcycle.run_config.names import Purpose
+from upcycle.run_config.names import CHANNELS, Purpose
 from upcycle.run_config.reading import RunFile
 from upcycle.run_config.refusing import leaves
 
@@ -40,7 +40,8 @@ _HEAD: Final = (
 def _row(path: str, info: Any) -> str:
     flags = [f"`--{flags_of(one)[path]}`" if path in flags_of(one) else "" for one in Purpose]
     meaning = " ".join((info.description or "").split()).replace("|", "\\|")
-    cells = (f"`{path}`", _default(path), _limits(info), *flags, meaning)
+    limits = ", ".join(CHANNELS) if path == "policy.channel" else _limits(info)
+    cells = (f"`{path}`", _default(path), limits, *flags, meaning)
     return f"| {' | '.join(cells)} |"
 
 
@@ -52,6 +53,7 @@ def _default(path: str) -> str:
 
 
 def _limits(info: Any) -> str:
-    known = [one for one in info.metadata if isinstance(one, Limit | OneOf)]
+    of_optional = [one for kind in get_args(info.annotation) for one in getattr(kind, "__metadata__", ())]
+    known = [one for one in (*info.metadata, *of_optional) if isinstance(one, Limit | OneOf)]
     texts = [one.range_text if isinstance(one, Limit) else ", ".join(one.names) for one in known]
     return "; ".join(texts)

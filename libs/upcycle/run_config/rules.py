@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.run_config.limits import MAX_GROUP_SIZE, MAX_TRAINABLE_GROUP, MAX_TRAJECTORIES_PER_STEP
-from upcycle.run_config.losses import LOSSES, loss_refusals
-from upcycle.run_config.names import ALL_LINEAR, CONSTANT, SCHEDULES, SFT_LOSS, Channel, Purpose, Say
+from upcycle.run_config.losses import loss_refusals
+from upcycle.run_config.names import ALL_LINEAR, CHANNELS, CONSTANT, SCHEDULES, Channel, Purpose, Say
 
 if TYPE_CHECKING:
     from upcycle.run_config.model import PolicyChoice, RunSpec, Sampling, Training
@@ -21,18 +21,11 @@ Rule = Callable[[Any, Say], Iterator[str]]
 
 
 def _loss(training: Training, say: Say) -> Iterator[str]:
-    offered = sorted(set(LOSSES) - {SFT_LOSS})
-    if training.loss == SFT_LOSS:
-        yield (
-            f"{say('loss')} {SFT_LOSS!r} is the loss of SFT and compares no rollouts, which a training run "
-            f"does: choose one of {', '.join(offered)}; conversations are trained on by `upcycle train --sft`"
-        )
     yield from loss_refusals(
         training.loss,
         training.loss_config,
         kl_estimator=training.kl_estimator,
         kl_placement=training.kl_placement,
-        offered=offered,
         say=say,
     )
 
@@ -126,8 +119,8 @@ def _sources(spec: RunSpec, say: Say) -> Iterator[str]:
 
 
 def _channel(policy: PolicyChoice, say: Say) -> Iterator[str]:
-    if policy.channel is Channel.CANDIDATE:
-        yield f"{say('channel')} CANDIDATE needs a version; set pinned_version instead"
+    if policy.channel not in (None, *CHANNELS):
+        yield f"{say('channel')} {policy.channel.name} needs a version; set pinned_version instead"
 
 
 def _thinking(sampling: Sampling, say: Say) -> Iterator[str]:

@@ -108,6 +108,22 @@ def test_a_default_is_the_same_in_the_model_and_in_the_comment_of_the_contract(
         assert json.loads(found[1]) == fields[name].default, name
 
 
+@pytest.mark.parametrize(
+    ("key", "limits"),
+    [
+        ("policy.channel", "latest, head"),
+        ("policy.pinned_version", ">= 0 and <= 4.611686e+18"),
+        ("sampling.thinking", "on, off, 1 to 1048576"),
+        ("training.kl_estimator", "k1, k2, k3, k3_plus"),
+        ("training.kl_placement", "loss, reward"),
+        ("training.loss", "cispo, decoupled, dppo, dro, gspo, importance_sampling, ipo, ppo, sapo, vespo"),
+    ],
+)
+def test_the_reference_page_says_which_values_a_field_takes(key: str, limits: str) -> None:
+    (row,) = [line for line in page().splitlines() if line.startswith(f"| `{key}` |")]
+    assert row.split(" | ")[2] == limits
+
+
 def test_every_field_has_a_meaning_and_stands_in_the_reference_page() -> None:
     stored = (REPOSITORY / "docs/reference/run-configuration.md").read_text()
     assert page() in stored, "run `make reference`"

@@ -2,7 +2,7 @@
 guarantees.
 """
 
-from sql_store.columns import UtcDateTime
+from sql_store.columns import UtcDateTime, columns
 from sql_store.database import Database
 from sql_store.errors import MigrationFailed, UnsupportedDatabase
 from sql_store.migrations import MigratedDatabase, migrate
@@ -17,6 +17,7 @@ __all__ = [
     "OutboxRelay",
     "UnsupportedDatabase",
     "UtcDateTime",
+    "columns",
     "enqueue",
     "enqueue_command",
     "migrate",

@@ -3,8 +3,14 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Dialect
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy import Column, DateTime, Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+
+def columns(names: str, kind: type[TypeEngine[Any]]) -> list[Column[Any]]:
+    """Columns of one type, by names with spaces between, as queries need them. Keys, lengths, defaults and
+    indexes are in the migration that makes the table."""
+    return [Column(name, kind) for name in names.split()]
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -17,7 +17,7 @@ from sql_store import owned
 
 def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
     """Raises UnknownCheckpoint."""
-    joined = tables.checkpoint.join(tables.model)
+    joined = tables.checkpoint.join(tables.model, owned(tables.model, model=tables.checkpoint.c.model))
     query = (
         select(tables.checkpoint, tables.model.c.head_checkpoint_id)
         .select_from(joined)

@@ -213,7 +213,7 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
 def _versions(connection: Connection, model: str, version: int | None) -> list[Checkpoint]:
     query = (
         select(tables.checkpoint, tables.model.c.head_checkpoint_id)
-        .join(tables.model)
+        .join(tables.model, owned(tables.model, model=model))
         .where(owned(tables.checkpoint, model=model))
     )
     if version is not None:

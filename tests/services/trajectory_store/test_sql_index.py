@@ -5,8 +5,6 @@ import random
 from collections import Counter
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from google.protobuf.message import Message
 from sqlalchemy import Connection, event, func, select
 from tests.services.deliveries import delivered
@@ -16,7 +14,7 @@ from tests.services.trajectory_store.events import EVAL, START
 from service_kit.errors import StoreFull
 from sql_store import Database, MigratedDatabase
 from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.adapters.tables import EPISODES, METADATA
+from trajectory_store.adapters.tables import EPISODES
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
 from trajectory_store.domain.queries import PageKey, TrajectoryFilter
 from trajectory_store.handlers import FACTS
@@ -28,14 +26,6 @@ def facts(*messages: Message) -> list[EpisodeFact]:
         for message in messages
         for fact in FACTS.handle(delivered(message, START, f"00-{'ab' * 16}-{'cd' * 8}-01"))
     ]
-
-
-async def test_the_migration_makes_exactly_the_tables_that_the_code_uses(db: Database) -> None:
-    def differences(connection: Connection) -> list[object]:
-        context = MigrationContext.configure(connection, opts={"version_table": "trajectory_store_version"})
-        return list(compare_metadata(context, METADATA))
-
-    assert await db.run(differences) == []
 
 
 def _history(rng: random.Random, num_episodes: int) -> list[Message]:

@@ -1,7 +1,8 @@
 """Fetching a policy into a content-addressed cache on local disk.
 
 `objects/<sha256>` holds files once; `policies/<digest>/` is a directory of hard links to them that appears by
-one rename, after every byte was checked. Several processes may share the cache.
+one rename, after every byte was checked. Several processes may fetch into one cache; one that prunes it needs
+it for itself, as it does not know what the others use.
 """
 
 import asyncio

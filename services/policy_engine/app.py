@@ -44,7 +44,7 @@ def build_app(settings: PolicyEngineSettings) -> Service:
     )
     announcer = PlatformAnnouncer(who, bus, stub, now=utc_now)
     host = build_host(settings)
-    policies = PolicyDownloads(store, settings.cache_dir)
+    policies = PolicyDownloads(store, settings.versions_dir)
     protocol = ReloadProtocol(
         host, settings.model, recompute_running=settings.recompute_running, clock=time.monotonic
     )

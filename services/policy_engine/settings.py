@@ -45,7 +45,7 @@ class PolicyEngineSettings(ServiceSettings):
     vllm_arguments: tuple[str, ...] = ()
     """More arguments for vLLM's server, as a JSON list."""
     cache_dir: Path = Path(".upcycle/cache/policies")
-    """Fetched versions, content-addressed; several supervisors may share it."""
+    """Fetched versions, in a folder for each model and channel; two supervisors of one channel need two."""
     max_held: int = Field(4, ge=0)
     """Most versions pinned by evaluation runs that the engine serves beside its channel's."""
     recompute_running: bool = False
@@ -59,6 +59,11 @@ class PolicyEngineSettings(ServiceSettings):
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     peers: PeerSettings = Field(default_factory=PeerSettings)
+
+    @property
+    def versions_dir(self) -> Path:
+        """This supervisor's own: it removes what it needs no more, and does not know what others serve."""
+        return self.cache_dir / f"{self.model}-{self.channel}"
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:

@@ -147,10 +147,13 @@ class AttachedEngine(_Engine):
             async with asyncio.timeout(self._start_s):
                 while not await self._client.health(timeout_s=2.0):
                     await asyncio.sleep(1.0)
+            directory = self.prepare(policy)
             await self._client.pause("keep")
-            await self._client.reload_weights(self.prepare(policy))
-            await self._client.reset_prefix_cache()
-            await self._client.resume()
+            try:
+                await self._client.reload_weights(directory)
+                await self._client.reset_prefix_cache()
+            finally:  # refused or cancelled: it is not ours to keep
+                await self._client.resume()
         except TimeoutError as error:
             raise EngineBroken(f"{self.base_url} was not healthy within {self._start_s:g} s") from error
         except EngineError as error:

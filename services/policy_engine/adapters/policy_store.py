@@ -1,6 +1,7 @@
 """Published versions from the object store, through the local cache."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from policy_engine.domain import EngineTarget, FailureKind, Policy, VersionRefus
 from policy_files import CorruptPolicy, PolicyFilesError, fetch, manifest_from_bytes, prune
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 from upcycle.errors import Unavailable as StoreAway
+
+log = logging.getLogger(__name__)
 
 _KEPT_FOR_A_QUICK_RETURN = 4
 
@@ -41,9 +44,12 @@ class PolicyDownloads:
         return _policy(target, manifest, directory)
 
     async def prune(self, keep: Sequence[Policy]) -> None:
-        """Free disk from versions that are used no more."""
+        """Free disk from versions that are used no more; a disk that refuses costs no engine."""
         digests = {policy.target.digest for policy in keep}
-        await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
+        try:
+            await prune(self._cache_dir, keep=digests, newest=_KEPT_FOR_A_QUICK_RETURN)
+        except OSError as error:
+            log.warning("cache_not_pruned", extra={"why": str(error)})
 
 
 def _policy(target: EngineTarget, manifest: PolicyManifest, directory: Path) -> Policy:

@@ -1,16 +1,20 @@
 """EngineCommand lines, untied directories and settings."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from safetensors.torch import load_file
+from tests.libs.engine_client.engine_double import Answer, scripted
 from tests.services.policy_engine.policies import Shape, make_policy
 
-from blob_store import BlobRef
+from blob_store import BlobRef, MemoryBlobStore
 from episodes import Channel
 from policy_engine.adapters.engine_kinds import EmbeddedKind, EngineOptions, VllmKind
-from policy_engine.adapters.engine_process import EngineProcess
+from policy_engine.adapters.engine_process import AttachedEngine, EngineProcess
+from policy_engine.adapters.policy_store import PolicyDownloads
 from policy_engine.adapters.vllm_files import untied
 from policy_engine.domain import EngineBroken, EngineTarget, Policy, VersionRefused
 from policy_engine.settings import PolicyEngineSettings
@@ -81,6 +85,60 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineBroken, match="architecture 'Odd'"):
         await host.start(policy(directory))
     await host.stop()
+
+
+def weights_route(status: int) -> dict[str, Answer]:
+    """The routes of an engine that answers a reload with this status."""
+    orders = ("/health", "/pause", "/reset_prefix_cache", "/resume")
+    return {
+        **dict.fromkeys(orders, lambda _: {}),
+        "/collective_rpc": lambda _: web.json_response({"results": [None]}, status=status),
+    }
+
+
+async def test_an_attached_engine_that_refuses_the_weights_is_not_left_paused(tmp_path: Path) -> None:
+    directory = make_policy(tmp_path / "policy", 1)
+    async with scripted(weights_route(500)) as (url, seen):
+        host = AttachedEngine(EmbeddedKind(EngineOptions("m")), url, start_s=5.0)
+        with pytest.raises(EngineBroken, match="does not take weights"):
+            await host.start(policy(directory))
+        await host.stop()
+        orders = ["/health", "/pause?mode=keep", "/collective_rpc", "/resume"]
+        assert [path for path, _ in seen] == orders
+
+
+async def test_a_version_that_cannot_be_prepared_does_not_pause_an_attached_engine(tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    kind = VllmKind(EngineOptions("m", vllm_python=tmp_path / "bin" / "python"))
+    async with scripted(weights_route(200)) as (url, seen):
+        host = AttachedEngine(kind, url, start_s=5.0)
+        with pytest.raises(VersionRefused):
+            await host.start(policy(tmp_path / "policy"))
+        await host.stop()
+        assert [path for path, _ in seen] == ["/health"]
+
+
+async def test_the_supervisor_of_one_channel_keeps_the_versions_of_the_other(tmp_path: Path) -> None:
+    """`latest` goes through many versions while head stays."""
+    folders = {}
+    for channel in Channel:
+        settings = PolicyEngineSettings(model="m", channel=channel, cache_dir=tmp_path)
+        folders[channel] = settings.versions_dir / "policies"
+        for version in range(6):
+            (folders[channel] / f"d{version}").mkdir(parents=True)
+            os.utime(folders[channel] / f"d{version}", (version, version))
+    downloads = PolicyDownloads(MemoryBlobStore(), folders[Channel.LATEST].parent)
+    await downloads.prune([policy(tmp_path, 0)])
+    left = {channel: sorted(path.name for path in folder.iterdir()) for channel, folder in folders.items()}
+    assert left[Channel.LATEST] == ["d2", "d3", "d4", "d5"]
+    assert len(left[Channel.HEAD]) == len(left[Channel.CANDIDATE]) == 6
+
+
+async def test_a_cache_that_cannot_be_pruned_costs_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "abc").symlink_to(tmp_path / "gone")
+    await PolicyDownloads(MemoryBlobStore(), tmp_path).prune([])
+    assert (tmp_path / "objects" / "abc").is_symlink()
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

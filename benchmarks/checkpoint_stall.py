@@ -24,7 +24,7 @@ from benchmarks.stacks import MODEL, POLICY_DIR
 from benchmarks.trainer import record
 from blob_store import BlobRef, BlobStore, S3BlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
@@ -193,7 +193,8 @@ class _Policies(RegistryPolicies):
     """The real publishing; the head is the incident policy."""
 
     def __init__(self, store: BlobStore, cache_dir: Path, head: BasePolicy) -> None:
-        self._store, self._cache_dir, self._head = store, cache_dir, head
+        self._store, self._head = store, head
+        self.cache = PolicyCache(store, cache_dir, in_use=lambda: ())
 
     async def head(self, model: str) -> BasePolicy:
         return self._head

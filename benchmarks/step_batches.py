@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from grpo_math.packing import TrainingRow
-from grpo_trainer.learner.packed_model import PackedModel, new_model
+from grpo_trainer.learner.packed_model import PackedModel, new_module
 
 VOCABULARY = 260
 
@@ -51,7 +51,7 @@ def new_policy(directory: Path) -> PackedModel:
         max_position_embeddings=4096,
         tie_word_embeddings=True,
     )
-    model = new_model(config)
+    model = PackedModel(new_module(config))
     model.module.save_pretrained(directory)
     return model
 

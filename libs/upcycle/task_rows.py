@@ -15,6 +15,7 @@ from upcycle.errors import TasksetInvalid
 MAX_ARGS_BYTES = 64 * 1024
 MAX_ARGS_DEPTH = 100
 MAX_NAME_CHARS = 200
+MAX_CLAIMED = 10_000  # digests in one ClaimTasks
 DEFAULT_FAMILY = "default"
 
 _ROW_FIELDS = frozenset({"slug", "scenario", "args", "family", "environment"})

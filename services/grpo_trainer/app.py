@@ -6,7 +6,7 @@ from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, RegistryPolicies
+from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
@@ -24,7 +24,7 @@ from grpo_trainer.preemption import PreemptionWatch
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import RunSessions
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
-from grpo_trainer.servicer import TrainingServicer
+from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from grpo_trainer.settings import GrpoTrainerSettings
 from grpo_trainer.telemetry import TrainerInstruments
 from service_kit.background import Worker
@@ -73,16 +73,17 @@ def _peers(service: Service, settings: GrpoTrainerSettings) -> _Peers:
     )
 
 
-def _run_tools(
+def _run_deps(
     settings: GrpoTrainerSettings, thread: LearnerThread, blobs: S3BlobStore, bus: EventBus, peers: _Peers
 ) -> RunDeps:
     """The dependencies of the sessions of runs."""
     limits = alarm_limits(settings)
+    cache = PolicyCache(blobs, settings.data_dir / "policies", in_use=thread.bases.values)
     return RunDeps(
         new_learner=lambda: TorchLearner(thread),
         bodies=BlobBodies(blobs, train_parse_errors=settings.train_parse_errors),
         states=BlobStates(blobs),
-        policies=RegistryPolicies(peers.registry, blobs, settings.data_dir / "policies"),
+        policies=RegistryPolicies(peers.registry, blobs, cache),
         held_out=HeldOutTasks(peers.tasksets),
         facts=BusFacts(bus, now=utc_now),
         instruments=TrainerInstruments(limits),
@@ -95,7 +96,7 @@ def _run_tools(
 
 def _interactive_deps(
     settings: GrpoTrainerSettings,
-    tools: RunDeps,
+    run_deps: RunDeps,
     leases: ModelLeases,
     thread: LearnerThread,
     blobs: S3BlobStore,
@@ -109,8 +110,8 @@ def _interactive_deps(
         conversations=ChatConversations(),
         heads=RegistryHeads(peers.registry),
         states=InteractiveStates(blobs),
-        policies=BranchPolicies(peers.registry, blobs, settings.data_dir / "policies"),
-        facts=tools.facts,
+        policies=BranchPolicies(peers.registry, blobs, run_deps.policies.cache),
+        facts=run_deps.facts,
         leases=leases,
         now=utc_now,
         work_dir=settings.data_dir,
@@ -127,19 +128,18 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     peers = _peers(service, settings)
     thread = LearnerThread(_learner_options(settings))
     bus = EventBus(settings.bus, client_name=NAME)
-    tools = _run_tools(settings, thread, blobs, bus, peers)
+    run_deps = _run_deps(settings, thread, blobs, bus, peers)
     leases = ModelLeases()
-    sessions = RunSessions(tools, stored_facts(bus), leave_s=settings.spot_grace_s / 2, leases=leases)
+    sessions = RunSessions(run_deps, stored_facts(bus), leave_s=settings.spot_grace_s / 2, leases=leases)
     reader = FactReader(bus, sessions)
-    interactive_deps = _interactive_deps(settings, tools, leases, thread, blobs, peers)
+    interactive_deps = _interactive_deps(settings, run_deps, leases, thread, blobs, peers)
     interactive = InteractiveSessions(interactive_deps, leave_s=settings.spot_grace_s / 2)
     servicer = TrainingServicer(sessions, interactive)
     service.add(Closing("learner", thread.stop))
     service.add(bus)
     service.add(interactive)
-    service.add(
-        GrpcServer(settings.host, settings.grpc_port).add(add_TrainingServiceServicer_to_server, servicer)
-    )
+    server = GrpcServer(settings.host, settings.grpc_port)
+    service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))
     service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))
     return service

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from grpc_edge import StatusTable, domain_errors_as_status
+from grpc_edge import StatusTable
 from grpo_math.advantages import ADVANTAGES
 from grpo_math.objective import LOSSES
 from grpo_trainer import views
@@ -25,7 +25,6 @@ from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
-from upcycle.errors import Unavailable
 
 T = TypeVar("T")
 
@@ -45,7 +44,6 @@ STATUS_OF: Final[StatusTable] = {
     errors.HeadMoved: grpc.StatusCode.ABORTED,
     errors.LineageTaken: grpc.StatusCode.ABORTED,
     errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
 _LONGEST_SILENCE_S: Final = 5.0
 
@@ -61,33 +59,30 @@ class TrainingServicer(TrainingServiceServicer):
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """One session as it is now, and what its newest steps measured."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            view = self._view(request.run_id)
-            steps = views.steps(self._sessions, request.run_id, request.num_steps, self._interactive.views())
-            return pb.GetSessionResponse(session=view, steps=steps)
+        view = self._view(request.run_id)
+        steps = views.steps(self._sessions, request.run_id, request.num_steps, self._interactive.views())
+        return pb.GetSessionResponse(session=view, steps=steps)
 
     async def ListSessions(
         self, request: pb.ListSessionsRequest, context: Context
     ) -> pb.ListSessionsResponse:
         """Every run that this trainer knows, refused ones included, and every interactive session."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._interactive.views()))
+        return pb.ListSessionsResponse(sessions=views.every(self._sessions, self._interactive.views()))
 
     async def WatchSession(
         self, request: pb.WatchSessionRequest, context: Context
     ) -> AsyncIterator[pb.WatchSessionResponse]:
         """The session now, then at each change of its phase, and every few seconds; ends with the session,
         of an interactive session with the call."""
-        async with domain_errors_as_status(context, STATUS_OF):
+        view = self._view(request.run_id)
+        yield pb.WatchSessionResponse(session=view)
+        while view.state not in views.FINAL:
+            changed = self._changed(view)
+            async with changed:
+                with suppress(TimeoutError):  # then it is a sign of life
+                    await asyncio.wait_for(changed.wait(), _LONGEST_SILENCE_S)
             view = self._view(request.run_id)
             yield pb.WatchSessionResponse(session=view)
-            while view.state not in views.FINAL:
-                changed = self._changed(view)
-                async with changed:
-                    with suppress(TimeoutError):  # then it is a sign of life
-                        await asyncio.wait_for(changed.wait(), _LONGEST_SILENCE_S)
-                view = self._view(request.run_id)
-                yield pb.WatchSessionResponse(session=view)
 
     def _view(self, run_id: str) -> training.TrainingSession:
         return views.find(self._sessions, run_id, self._interactive.views())
@@ -99,10 +94,9 @@ class TrainingServicer(TrainingServiceServicer):
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
         """Names that a training configuration, or an interactive pass, may use."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            if request.model:
-                await self._interactive.deps.heads.head(request.model)
-            return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
+        if request.model:
+            await self._interactive.deps.heads.head(request.model)
+        return pb.ListLossesResponse(losses=sorted(LOSSES), advantages=sorted(ADVANTAGES))
 
     async def _once(
         self, request: Any, work: Callable[[InteractiveSession], Awaitable[T]], *, remember: bool = True
@@ -114,54 +108,45 @@ class TrainingServicer(TrainingServiceServicer):
 
     async def Forward(self, request: pb.ForwardRequest, context: Context) -> pb.ForwardResponse:
         """Log-probabilities under the weights of now, for a loss of the caller's."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            asked = wire.forward_from_wire(request)
-            forward_id, version, data = await self._once(
-                request, lambda session: session.forward(asked), remember=False
-            )
-            return pb.ForwardResponse(
-                forward_id=forward_id, version=version, data=map(wire.datum_to_wire, data)
-            )
+        asked = wire.forward_from_wire(request)
+        forward_id, version, data = await self._once(
+            request, lambda session: session.forward(asked), remember=False
+        )
+        return pb.ForwardResponse(forward_id=forward_id, version=version, data=map(wire.datum_to_wire, data))
 
     async def ForwardBackward(
         self, request: pb.ForwardBackwardRequest, context: Context
     ) -> pb.ForwardBackwardResponse:
         """Adds the gradient of a built-in loss."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            asked, request_id = wire.pass_from_wire(request), request.request_id
-            measured = await self._once(request, lambda session: session.forward_backward(request_id, asked))
-            return wire.measured_to_wire(measured)
+        asked, request_id = wire.pass_from_wire(request), request.request_id
+        measured = await self._once(request, lambda session: session.forward_backward(request_id, asked))
+        return wire.measured_to_wire(measured)
 
     async def Backward(self, request: pb.BackwardRequest, context: Context) -> pb.BackwardResponse:
         """Adds the gradient that the caller worked out."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            weights = wire.weights_from_wire(request.weights)
-            request_id, forward_id, metrics = request.request_id, request.forward_id, dict(request.metrics)
-            measured = await self._once(
-                request, lambda session: session.backward(request_id, forward_id, weights, metrics)
-            )
-            return pb.BackwardResponse(metrics=wire.finite(measured.metrics), num_datums=measured.num_datums)
+        weights = wire.weights_from_wire(request.weights)
+        request_id, forward_id, metrics = request.request_id, request.forward_id, dict(request.metrics)
+        measured = await self._once(
+            request, lambda session: session.backward(request_id, forward_id, weights, metrics)
+        )
+        return pb.BackwardResponse(metrics=wire.finite(measured.metrics), num_datums=measured.num_datums)
 
     async def OptimStep(self, request: pb.OptimStepRequest, context: Context) -> pb.OptimStepResponse:
         """Updates, saves, publishes and promotes."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            update, request_id = wire.update_from_wire(request), request.request_id
-            done = await self._once(request, lambda session: session.optim_step(request_id, update))
-            return pb.OptimStepResponse(result=wire.step_to_wire(done))
+        update, request_id = wire.update_from_wire(request), request.request_id
+        done = await self._once(request, lambda session: session.optim_step(request_id, update))
+        return pb.OptimStepResponse(result=wire.step_to_wire(done))
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
         """ForwardBackward and OptimStep."""
-        async with domain_errors_as_status(context, STATUS_OF):
-            asked, request_id = wire.pass_from_wire(request), request.request_id
-            update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
-            measured, done = await self._once(
-                request, lambda session: session.step(request_id, asked, update)
-            )
-            return pb.StepResponse(
-                result=wire.step_to_wire(done),
-                metrics=wire.finite(measured.metrics),
-                num_datums=measured.num_datums,
-            )
+        asked, request_id = wire.pass_from_wire(request), request.request_id
+        update = Update(wire.adam_from_wire(request.adam), keep_head=request.keep_head)
+        measured, done = await self._once(request, lambda session: session.step(request_id, asked, update))
+        return pb.StepResponse(
+            result=wire.step_to_wire(done),
+            metrics=wire.finite(measured.metrics),
+            num_datums=measured.num_datums,
+        )
 
 
 def _digest(request: Message) -> bytes:

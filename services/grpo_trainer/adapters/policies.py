@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 from blob_store import BlobRef, BlobStore
 from grpc_edge import Peer
@@ -22,6 +25,7 @@ from policy_files import (
     load,
     manifest_from_bytes,
     manifest_ref,
+    prune,
     tokenizer_files,
     upload,
 )
@@ -31,17 +35,39 @@ from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.training.v1.training_pb2 import PolicyManifest
 
+_KEPT: Final = 4
+"""Policies that stay on disk after the session that used them was closed."""
+
+
+class PolicyCache:
+    """Weights on the local disk: of the sessions that are open, and the newest few."""
+
+    def __init__(self, store: BlobStore, folder: Path, in_use: Callable[[], Collection[str]]) -> None:
+        """in_use: names of the directories that open sessions were loaded from."""
+        self._store = store
+        self._folder = folder
+        self._in_use = in_use
+        self._one_at_a_time = asyncio.Lock()
+
+    async def fetch(self, manifest: PolicyManifest) -> Path:
+        """The directory of a policy; the caller loads it before it awaits anything else, else the next fetch
+        may remove it."""
+        async with self._one_at_a_time:
+            directory = await fetch(self._store, manifest, self._folder)
+            await prune(self._folder, keep={directory.name, *self._in_use()}, newest=_KEPT)
+        return directory
+
 
 class RegistryPolicies:
     """Published policy versions, and the heads that sessions begin from."""
 
     IDEMPOTENT = ("GetModel",)
 
-    def __init__(self, registry: Peer, store: BlobStore, cache_dir: Path) -> None:
+    def __init__(self, registry: Peer, store: BlobStore, cache: PolicyCache) -> None:
         self._stub = RegistryServiceStub(registry.channel)
         self._address = registry.address
         self._store = store
-        self._cache_dir = cache_dir
+        self.cache = cache
 
     async def head(self, model: str) -> BasePolicy:
         """The promoted version. Raises InvalidTrainingSpec for an unknown model; Unavailable."""
@@ -79,9 +105,9 @@ class RegistryPolicies:
             return None
 
     async def fetch(self, base: BasePolicy) -> Path:
-        """A HF directory with exactly these weights."""
+        """A HF directory with exactly these weights. See PolicyCache.fetch."""
         with object_store(f"base policy v{base.version}"):
-            return await fetch(self._store, await self._manifest(base.manifest), self._cache_dir)
+            return await self.cache.fetch(await self._manifest(base.manifest))
 
     async def upload(self, state: SessionState, directory: Path) -> PublishedPolicy:
         """Store the version of `state` from a HF directory; the same bytes again are success."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import grpc
 
@@ -12,8 +11,7 @@ from grpo_trainer.domain.errors import HeldOutInput, InvalidInput
 from upcycle.api.taskset.v1 import service_pb2 as taskset_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.rpc import RemoteError, peer_errors
-
-_MAX_DIGESTS: Final = 10_000
+from upcycle.task_rows import MAX_CLAIMED
 
 
 class PlannerClaims:
@@ -28,8 +26,8 @@ class PlannerClaims:
     async def claim(self, digests: Sequence[str], claimed_by: str) -> None:
         """Claim tasks for good; safe to repeat. Raises HeldOutInput if the planner holds one of them out;
         InvalidInput; Unavailable."""
-        for at in range(0, len(digests), _MAX_DIGESTS):
-            part = digests[at : at + _MAX_DIGESTS]
+        for at in range(0, len(digests), MAX_CLAIMED):
+            part = digests[at : at + MAX_CLAIMED]
             request = taskset_pb2.ClaimTasksRequest(task_digests=part, claimed_by=claimed_by)
             try:
                 with peer_errors(f"the planner at {self._address}"):

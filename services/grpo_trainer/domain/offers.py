@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from episodes import GroupReason
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement, excluded, has_spread
 from upcycle.run_config import MAX_TRAJECTORIES_PER_STEP
 
 MIN_MEMBERS = 2
@@ -117,7 +117,7 @@ class OfferRules:
                 f"prompts_per_step * members is {self.spec.prompts_per_step * count}, "
                 f"limit {MAX_TRAJECTORIES_PER_STEP}: a run of fewer prompts per step could take it"
             )
-        if len({member.reward for member in members}) == 1:
+        if not has_spread(member.reward for member in members):
             return GroupReason.ZERO_SPREAD, f"all {count} rewards are {members[0].reward:g}"
         return GroupReason.NONE, ""
 

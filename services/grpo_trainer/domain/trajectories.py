@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blob_store import BlobRef
@@ -62,6 +62,11 @@ class CompleteGroup:
     @property
     def episode_ids(self) -> tuple[str, ...]:
         return tuple(member.episode_id for member in self.members)
+
+
+def has_spread(rewards: Iterable[float | None]) -> bool:
+    """Whether members of a group differ in their reward; one where all are equal teaches nothing."""
+    return len(set(rewards)) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,9 +291,9 @@ class InteractiveSession:
     async def _resume(self, state: InteractiveState) -> Path:
         """Load the learner as it was after the step of a state."""
         session = state.session
-        policy = await self.retry.until_available(lambda: self._deps.policies.fetch(session.base))
         with tempfile.TemporaryDirectory(dir=self._deps.work_dir) as folder:
             await self.retry.until_available(lambda: self._deps.states.tensors(state, Path(folder)))
+            policy = await self.retry.until_available(lambda: self._deps.policies.fetch(session.base))
             await self._learner.resume(session.spec, policy, Path(folder))
         self._policy, self._base, self._spec = policy, session.base, session.spec
         return policy

@@ -66,8 +66,9 @@ class InteractiveSessions:
         *,
         remember: bool = True,
     ) -> T:
-        """Execute `work` once per request id and return its result. A request that failed changed nothing, so
-        its id may be sent again.
+        """Execute `work` once per request id and return its result. The id of a request that failed may be
+        sent again: a pass that failed changed nothing; an update that failed dropped the accumulated
+        gradients, or is durable, and then the id gets the recorded result.
 
         digest: of the request's content. remember: keep the result for repeated requests; False for work
         without an effect. Raises InvalidInput, RequestIdReused, and what `work` raises.
@@ -174,7 +175,7 @@ class InteractiveSessions:
     async def start(self) -> None:
         """Read the newest steps of earlier processes in the background, for the views. The sessions open when
         they are first asked for."""
-        self._recalling = asyncio.create_task(self._recall(), name="read_again/interactive")
+        self._recalling = asyncio.create_task(self._recall(), name="interactive states")
 
     async def _recall(self) -> None:
         """Read the newest step of every model that has a state."""

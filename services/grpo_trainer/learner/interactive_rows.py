@@ -11,6 +11,7 @@ from grpo_math.advantages import advantage_function
 from grpo_math.errors import GrpoMathError
 from grpo_math.packing import TrainingRow
 from grpo_trainer.domain.errors import InvalidInput
+from grpo_trainer.domain.trajectories import has_spread
 from grpo_trainer.learner.prepared import PreparedBatch, PreparedRow
 from grpo_trainer.learner.rows import row_of
 
@@ -52,7 +53,7 @@ def num_without_spread(batch: PreparedBatch) -> int:
     if size is None or size < 2:
         return 0
     groups = [batch.inputs[first : first + size] for first in range(0, len(batch.inputs), size)]
-    return sum(len({one.reward for one in group}) == 1 for group in groups)
+    return sum(not has_spread(one.reward for one in group) for group in groups)
 
 
 def weighted(credited: CreditedRow, weights: Tensor) -> TrainingRow:

@@ -200,11 +200,6 @@ def new_module(config: Any, *, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=_ATTENTION).to(dtype)
 
 
-def new_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PackedModel:
-    """A model with fresh random weights."""
-    return PackedModel(new_module(config, dtype=dtype))
-
-
 def layers_of(model: Any) -> list[Any]:
     """The repeated blocks of a transformers model, in order of depth."""
     return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]

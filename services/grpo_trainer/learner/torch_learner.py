@@ -39,6 +39,8 @@ class LearnerThread:
         self.options = options
         self.writer = WriterThread()
         self.group = RankGroup(options)
+        self.bases: dict[str, str] = {}
+        """Names of the directories that the open sessions were loaded from, by session."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="learner", initializer=self._prepare)
 
     def _prepare(self) -> None:
@@ -87,6 +89,7 @@ class TorchLearner:
         await self._load(spec, base, tensors)
 
     async def _load(self, spec: TrainingSpec, base: Path, tensors: Path | None) -> None:
+        self._thread.bases[self._session] = base.name
         command = Load(self._session, spec, base, tensors)
         with memory_for(f"model {spec.model!r} does not fit in memory"):
             await self._thread.run(
@@ -140,3 +143,4 @@ class TorchLearner:
         """Free the model's memory."""
         self._config = None
         await self._thread.run(lambda: self._thread.group.close_session(self._session))
+        self._thread.bases.pop(self._session, None)

@@ -21,8 +21,8 @@ class Attempt:
     """The newest batch of a run. batch: digest of its group ids. starts: how often a process began to compute
     it; starts that were stopped on notice are not counted. done: it was computed.
 
-    others: batches of later steps that were begun and not computed. A process that is killed in step 2 while
-    the state of step 1 is not durable computes step 1 again first; what is known of step 2 must outlast that.
+    others: later batches that were begun and not computed. After a kill in step 2 the process may have to
+    compute step 1 again first; the starts of step 2 must not be forgotten then.
     """
 
     step: int

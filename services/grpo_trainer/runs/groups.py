@@ -15,7 +15,7 @@ from episodes import GroupReason
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup, OfferRules
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
-from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, excluded
+from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, excluded, has_spread
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class GroupAssembler:
                 GroupReason.QUARANTINED,
                 f"{odd.trajectory_id} has reward {odd.reward}, group size {odd.group_size}",
             )
-        if len({member.reward for member in group.members}) == 1:
+        if not has_spread(member.reward for member in group.members):
             return (
                 GroupReason.ZERO_SPREAD,
                 f"all {len(group.members)} rewards are {group.members[0].reward:g}",

@@ -54,12 +54,12 @@ async def load_state(
     state: SessionState, deps: RunDeps, learner: Learner, retry: RetryUntilAvailable
 ) -> None:
     """Put the learner where it was when `state` became durable."""
-    directory = await retry.until_available(lambda: deps.policies.fetch(state.base))
     if not state.tensors:
-        await learner.begin(state.spec, directory)
+        await learner.begin(state.spec, await retry.until_available(lambda: deps.policies.fetch(state.base)))
         return
     with tempfile.TemporaryDirectory(dir=deps.work_dir) as folder:
         path = Path(folder) / "state"
         path.mkdir()
         await retry.until_available(lambda: deps.states.tensors(state, path))
+        directory = await retry.until_available(lambda: deps.policies.fetch(state.base))
         await learner.resume(state.spec, directory, path)

@@ -97,7 +97,7 @@ class TrainingSession:
             deps, self._retry, durable=self._became_durable, ended=self.buffer.changed
         )
         self._attempts = BatchAttempts(self.spec, deps, self._retry)
-        self._stopping = False
+        self._leaving = False
         self._superseded = False
         self._diverged = 0
         self._waiting_since = time.monotonic()
@@ -108,7 +108,7 @@ class TrainingSession:
 
     def stop(self) -> None:
         """Finish the step under way, then return from `run`."""
-        self._stopping = True
+        self._leaving = True
         self._attempts.leave()
         self.buffer.changed.set()
 
@@ -199,7 +199,7 @@ class TrainingSession:
                 await self._train()
         except Superseded as error:
             self._give_up(error)
-        if not self._stopping:
+        if not self._leaving:
             await self._finish()
 
     async def _train(self) -> None:
@@ -222,7 +222,7 @@ class TrainingSession:
             await self._end_early(state)
         self.buffer.retired = True
         await self._enter(SessionPhase.FINISHED)
-        while not (self.buffer.over or self._stopping):
+        while not (self.buffer.over or self._leaving):
             self.buffer.changed.clear()
             await self.buffer.changed.wait()
         if self.buffer.over and self.state is not None:
@@ -236,7 +236,7 @@ class TrainingSession:
 
         `stopped.json` is stored first, so a restart publishes the same events again and takes no step.
         """
-        while not (self.buffer.stopping or self.buffer.over or self._stopping):
+        while not (self.buffer.stopping or self.buffer.over or self._leaving):
             self.buffer.changed.clear()
             await self.buffer.changed.wait()
         if not self.buffer.stopping:
@@ -263,7 +263,7 @@ class TrainingSession:
         """The next groups to train, with their tokens; None when the run or this process is stopping."""
         began = time.monotonic()
         await self._enter(SessionPhase.WAITING)
-        while not (self.buffer.over or self.buffer.stopping or self._stopping):
+        while not (self.buffer.over or self.buffer.stopping or self._leaving):
             self.buffer.changed.clear()
             self._persistence.check()
             cut = self.buffer.cutter.cut(version)

@@ -12,9 +12,8 @@ from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.runs import Refused
 from scenario_runner.domain.tasksets import RegisteredTaskset, TaskClaim
 from service_kit.errors import InvalidRequest
-from upcycle.task_rows import MAX_NAME_CHARS
+from upcycle.task_rows import MAX_CLAIMED, MAX_NAME_CHARS
 
-MAX_DIGESTS: Final = 10_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _SIDES: Final = {Split.TRAIN: "training data", Split.HELD_OUT: "held out"}
 
@@ -32,9 +31,9 @@ class ClaimTasks:
             raise InvalidRequest(
                 f"claimed_by {claimed_by!r:.80} is not printable text of 1 to {MAX_NAME_CHARS} characters"
             )
-        if len(digests) > MAX_DIGESTS:
+        if len(digests) > MAX_CLAIMED:
             raise InvalidRequest(
-                f"task_digests has {len(digests)} entries, limit {MAX_DIGESTS}; claim them in several calls"
+                f"task_digests has {len(digests)} entries, limit {MAX_CLAIMED}; claim them in several calls"
             )
         wrong = [digest for digest in digests if not _DIGEST.fullmatch(digest)]
         if wrong:

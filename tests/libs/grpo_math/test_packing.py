@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.services.grpo_trainer.tiny import new_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from grpo_math.errors import MalformedRow
 from grpo_math.logprobs import token_logprobs
 from grpo_math.packing import TrainingRow, microbatches, pack, shared_prefix, sorted_for_sharing
-from grpo_trainer.learner.packed_model import PackedModel, new_model
+from grpo_trainer.learner.packed_model import PackedModel
 
 VOCAB = 40
 SHAPE: dict[str, Any] = {

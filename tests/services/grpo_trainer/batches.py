@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
+from tests.services.grpo_trainer.tiny import VOCAB, new_model, tiny_config
 
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
-from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.protocol import BatchGroup
 
 

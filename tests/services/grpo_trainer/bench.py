@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load_file
 from tests.services.grpo_trainer.fakes import START, Clock, HeldOut, Instruments, Policies, Recorder, Stream
 from tests.services.grpo_trainer.learners import same
-from tests.services.grpo_trainer.tiny import VOCAB, tiny_config
+from tests.services.grpo_trainer.tiny import VOCAB, new_model, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.handlers import FactReader, stored_facts
-from grpo_trainer.learner.packed_model import new_model
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import RunSessions

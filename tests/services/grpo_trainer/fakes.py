@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from blob_store import MemoryBlobStore
 from event_bus import Delivery
-from grpo_trainer.adapters.policies import RegistryPolicies
+from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
@@ -132,7 +132,7 @@ class Policies(RegistryPolicies):
 
     def __init__(self, store: MemoryBlobStore, cache_dir: Path, heads: dict[str, BasePolicy]) -> None:
         self._store = store
-        self._cache_dir = cache_dir
+        self.cache = PolicyCache(store, cache_dir, in_use=lambda: ())
         self._heads = heads
 
     async def head(self, model: str) -> BasePolicy:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import LlamaConfig, Qwen3Config
+
+from grpo_trainer.learner.packed_model import PackedModel, new_module
 
 VOCAB = 64
 
@@ -23,3 +26,8 @@ def tiny_config(architecture: str = "qwen3", **changes: Any) -> Any:
         "tie_word_embeddings": True,
     }
     return {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture](**{**shape, **changes})
+
+
+def new_model(config: Any, *, dtype: torch.dtype = torch.float32) -> PackedModel:
+    """A model with fresh random weights."""
+    return PackedModel(new_module(config, dtype=dtype))

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 from grpc_edge import GrpcServer
 from grpo_trainer.runs.sessions import RunSessions
-from grpo_trainer.servicer import TrainingServicer
+from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from identities import objects
 from upcycle import TrainingClient, UpcycleError
 from upcycle.api.training.v1 import interactive_pb2 as pb
@@ -39,7 +39,7 @@ async def serving(trainer: InteractiveTrainer, port: int = 0) -> AsyncIterator[A
     """The service of `trainer`."""
     sessions = RunSessions.__new__(RunSessions)  # nothing here asks for the runs
     server = GrpcServer(LOCAL, port).add(
-        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions)
+        add_TrainingServiceServicer_to_server, TrainingServicer(sessions, trainer.sessions), STATUS_OF
     )
     await server.start()
     try:

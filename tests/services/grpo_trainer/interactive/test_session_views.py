@@ -18,7 +18,7 @@ from grpc_edge import GrpcServer
 from grpo_trainer.handlers import stored_facts
 from grpo_trainer.interactive.inputs import TrainingInput
 from grpo_trainer.runs.sessions import RunSessions
-from grpo_trainer.servicer import TrainingServicer
+from grpo_trainer.servicer import STATUS_OF, TrainingServicer
 from identities import objects
 from identities.entities import interactive_run_id
 from upcycle.api.training.v1 import service_pb2 as service
@@ -43,7 +43,7 @@ async def asked(trainer: InteractiveTrainer) -> AsyncIterator[TrainingServiceAsy
             RunSessions(trainer.world.deps(thread), stored_facts(trainer.world.stream)), trainer.sessions
         )
         server = GrpcServer("127.0.0.1", 0, grace_s=0.1)
-        server.add(add_TrainingServiceServicer_to_server, servicer)
+        server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF)
         await trainer.sessions.start()
         await server.start()
         try:

@@ -15,7 +15,7 @@ from tests.services.grpo_trainer.tiny import VOCAB
 from blob_store import BlobRef
 from episodes.identity import Split
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.adapters.policies import BranchPolicies
+from grpo_trainer.adapters.policies import BranchPolicies, PolicyCache
 from grpo_trainer.domain.errors import HeldOutInput, UnknownModel, UnknownTrajectory
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
@@ -43,7 +43,7 @@ class Policies(BranchPolicies):
 
     def __init__(self, world: World) -> None:
         self._store = world.store
-        self._cache_dir = world.folder / "cache"
+        self.cache = PolicyCache(world.store, world.folder / "cache", in_use=lambda: ())
 
 
 @dataclass

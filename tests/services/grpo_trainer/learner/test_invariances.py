@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.parity.padded_model import PaddedModel, padded_module
-from tests.services.grpo_trainer.tiny import tiny_config
+from tests.services.grpo_trainer.tiny import new_model, tiny_config
 from torch import Tensor
 
 from grpo_math.objective import LOSSES, build_objective
@@ -20,7 +20,7 @@ from grpo_math.packing import TrainingRow, pack
 from grpo_trainer.domain.errors import Diverged
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow, row_counts
 from grpo_trainer.learner.optimization import StepOptions, accumulate, optimize
-from grpo_trainer.learner.packed_model import PolicyModel, new_model
+from grpo_trainer.learner.packed_model import PolicyModel
 from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.rows import batch_rows
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests.services.grpo_trainer.batches import config_of, policy, rollouts
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, submission
 from tests.services.grpo_trainer.learners import begun, same, thread_of
+from tests.services.grpo_trainer.tiny import new_model
 from torch import Tensor
 
 from grpo_math.packing import pack
@@ -19,7 +20,7 @@ from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec, training_spec
 from grpo_trainer.learner.core import LearnerCore, canary
 from grpo_trainer.learner.lora import AdaptedModel
-from grpo_trainer.learner.packed_model import ModelOptions, load_model, new_model
+from grpo_trainer.learner.packed_model import ModelOptions, load_model
 from grpo_trainer.learner.ranks import Ranks
 from grpo_trainer.learner.rows import batch_rows
 from grpo_trainer.learner.tensor_files import read_tensors

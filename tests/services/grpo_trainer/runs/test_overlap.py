@@ -158,7 +158,7 @@ async def test_a_stop_waits_for_the_state_in_flight(tmp_path: Path) -> None:
     async with Trainer(world, change=door.change) as trainer:
         await until(lambda: door.steps == 2)
         stopping = asyncio.create_task(trainer.sessions.stop())
-        await until(lambda: trainer.sessions.get(RUN)._stopping)
+        await until(lambda: trainer.sessions.get(RUN)._leaving)
         assert not stopping.done()
         door.open.set()
         async with asyncio.timeout(20):

@@ -56,8 +56,8 @@ async def eventually(sink: OtlpSink, part: str, service: str) -> list[Span]:
 async def test_the_whole_path_is_one_trace_and_the_step_links_all_trajectories(
     traced: Stack, sink: OtlpSink
 ) -> None:
-    spec = small_training(steps=2)
-    spec.training.prompts_per_step = 48
+    spec = small_training(steps=1, gate=False)
+    spec.group_size, spec.training.prompts_per_step = 16, 9  # 144 links in the step
     async with Platform(addresses(traced)) as platform:
         run = await submit_run(platform, spec)
         done = await follow_run(platform, run.run_id, timeout_s=200)

@@ -17,6 +17,7 @@ from scenario_runner.domain.environments import (
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.channel.frames import understood
 from upcycle.environment.tools import ToolResult, ToolSpec
 from upcycle.errors import RewardInvalid
 from upcycle.rewards import evaluation_result
@@ -50,9 +51,7 @@ class ChannelEnvironment:
 
     async def start(self, scenario: str, arguments: Mapping[str, Any]) -> None:
         """Play the scenario to its prompt. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
-        timeout_s = self._timeouts.start_s
-        prompt = await self._guarded("start", self._channel.start(scenario, arguments, timeout_s=timeout_s))
-        self.prompt = as_messages(prompt)
+        self.prompt = await self._guarded("start", self._started(scenario, arguments))
 
     async def list_tools(self) -> None:
         """Ask the environment for its tools."""
@@ -72,9 +71,9 @@ class ChannelEnvironment:
         row = await self._guarded("grade", call)
         try:
             result = evaluation_result(row)
-        except RewardInvalid as error:
-            raise EpisodeFault(error.kind, str(error)) from error
-        subscores = tuple(subscore.to_json() for subscore in result.subscores)
+            subscores = tuple(subscore.to_json() for subscore in result.subscores)
+        except (TypeError, ValueError, OverflowError) as error:  # RewardInvalid is a ValueError
+            raise EpisodeFault(RewardInvalid.kind, str(error)) from error
         duration_s = time.monotonic() - started
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
 
@@ -84,6 +83,12 @@ class ChannelEnvironment:
             self._closed = True
             await self._channel.close()
             await self._on_close()
+
+    async def _started(self, scenario: str, arguments: Mapping[str, Any]) -> tuple[Message, ...]:
+        prompt = await self._channel.start(scenario, arguments, timeout_s=self._timeouts.start_s)
+        with understood("the prompt"):
+            rows = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            return tuple(map(_message, rows))
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         try:
@@ -108,11 +113,14 @@ class ChannelEnvironment:
             raise await self._explain_loss() from error
 
 
-def as_messages(prompt: Any) -> tuple[Message, ...]:
-    """A prompt as messages: text is what the user says."""
-    if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
-    return tuple(prompt)
+def _message(row: Mapping[str, Any]) -> Message:
+    content = row["content"]
+    if isinstance(content, list):
+        # Content parts, as OpenAI's clients write them: a text policy reads the text.
+        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    if not isinstance(content, str):
+        raise TypeError(f"its content is a {type(content).__name__}, not text")
+    return {"role": str(row["role"]), "content": content, "name": str(row.get("name", ""))}
 
 
 def described_tool(spec: ToolSpec) -> ToolDescription:

@@ -21,6 +21,7 @@ from scenario_runner.domain.environments import (
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
+from upcycle.environment.channel.frames import understood
 from upcycle.environment.channel.tunnels import Forwarder
 from upcycle.environment.tools import ToolResult, bounded_text
 from upcycle.errors import ToolFailed
@@ -53,14 +54,16 @@ class TcpHost:
         except EnvironmentLost as error:
             raise EnvironmentBroken(str(error)) from error
         try:
-            rows = await channel.list_tasks()
-            welcome = channel.welcome
+            with understood("the answer to tasks.list"):
+                scenarios = {
+                    str(row["id"]): dict(row.get("args") or {}) for row in await channel.list_tasks()
+                }
         except (ChannelError, ChannelClosed, ChannelTimeout) as error:
             raise EnvironmentBroken(f"{source.url} does not list its tasks: {error}") from error
         finally:
             await channel.close()
+        welcome = channel.welcome
         assert welcome is not None  # noqa: S101 - _connected said hello
-        scenarios = {row["id"]: row.get("args") or {} for row in rows}
         return EnvironmentDescription(welcome.name, welcome.version, scenarios, ())
 
     async def _environment(
@@ -101,20 +104,21 @@ class _McpTools:
         stack: AsyncExitStack,
         timeouts: EpisodeTimeouts,
     ) -> "_McpTools":
-        offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
-        if not offered:
-            return cls({}, timeouts)
-        from upcycle.environment.mcp import McpTools
-
         config: dict[str, dict[str, Any]] = {}
-        for binding in offered:
-            forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
-            token = (binding.get("params") or {}).get("auth_token")
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
         try:
+            with understood("a binding"):
+                offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
+                for binding in offered:
+                    forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
+                    token = (binding.get("params") or {}).get("auth_token")
+                    headers = {"Authorization": f"Bearer {token}"} if token else {}
+                    config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
+            if not config:
+                return cls({}, timeouts)
+            from upcycle.environment.mcp import McpTools
+
             attached = await McpTools.connect(config, taken=frozenset())
-        except ToolFailed as error:
+        except (ToolFailed, ChannelError) as error:
             raise EpisodeFault("environment_broken", str(error)) from error
         stack.push_async_callback(attached.close)
         return cls(attached.tools, timeouts)
@@ -134,11 +138,10 @@ class _McpTools:
 async def _connected(url: str) -> ControlChannel:
     try:
         channel = await ControlChannel.connect(url)
-    except (ChannelClosed, ChannelError) as error:
-        raise EnvironmentLost(str(error)) from error
-    try:
-        await channel.hello()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(channel.close)
+            await channel.hello()
+            stack.pop_all()
     except (ChannelClosed, ChannelError, ChannelTimeout) as error:
-        await channel.close()
-        raise EnvironmentLost(f"{url} does not answer hello: {error}") from error
+        raise EnvironmentLost(f"{url}: {error}") from error
     return channel

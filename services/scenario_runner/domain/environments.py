@@ -162,8 +162,8 @@ class Grade:
     duration_s: float
 
 
-Message = Mapping[str, Any]
-"""{"role", "content", …} as a scenario yields it."""
+Message = Mapping[str, str]
+"""{"role", "content", "name"}: the texts of what a scenario yielded."""
 
 
 @dataclass(frozen=True, slots=True)

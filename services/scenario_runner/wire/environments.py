@@ -4,21 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from scenario_runner.domain.environments import (
-    EpisodeFault,
-    Grade,
-    Message,
-    Opened,
-    ScenarioTranscript,
-    ToolDescription,
-)
+from scenario_runner.domain.environments import Grade, Message, Opened, ScenarioTranscript, ToolDescription
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.moments import timestamp
 
 
 def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
-    """address: host:port of the holder of the lease. Raises EpisodeFault for a prompt without text."""
+    """address: host:port of the holder of the lease."""
     return pb.OpenResponse(
         lease_id=opened.lease_id,
         environment_address=address,
@@ -74,13 +67,7 @@ def _json(value: Any) -> str:
 
 
 def _message(row: Message) -> trajectory_pb2.Message:
-    content = row["content"]
-    if isinstance(content, list):
-        # Content parts, as OpenAI's clients write them: a text policy reads the text.
-        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    if not isinstance(content, str):
-        raise EpisodeFault("scenario_error", f"the prompt's content is a {type(content).__name__}, not text")
-    return trajectory_pb2.Message(role=str(row["role"]), content=content, name=str(row.get("name", "")))
+    return trajectory_pb2.Message(role=row["role"], content=row["content"], name=row["name"])
 
 
 def _tool(tool: ToolDescription) -> pb.ToolSpec:

@@ -82,6 +82,121 @@ async def test_what_a_served_environment_refuses_is_typed(served: str) -> None:
         await host.describe(TcpEnvironment("arith", "tcp://127.0.0.1:9"))
 
 
+HELLO = {"session_id": "s", "env": {"name": "arith"}, "bindings": [], "extensions": ["upcycle/1"]}
+TOOLS = {"tools": [{"name": "add", "description": "Adds.", "parameters": {}}]}
+WELL = {"hello": HELLO, "tools.list": TOOLS, "tasks.start": {"prompt": "1+2?"}}
+MCP = {"name": "mcp", "protocol": "mcp/1", "url": "http://x/mcp"}
+
+
+class ForeignServer:
+    """Speaks the channel from a script: method -> result, whatever its form."""
+
+    def __init__(self, **script: Any) -> None:
+        self.script = {**WELL, **{name.replace("_", "."): result for name, result in script.items()}}
+        self.connections = 0
+        self._idle = asyncio.Event()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        """Every client has hung up, or this does not return."""
+        await asyncio.wait_for(self._idle.wait(), 10)
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while line := await reader.readline():
+                frame = json.loads(line)
+                reply = {"jsonrpc": "2.0", "id": frame["id"], "result": self.script[frame["method"]]}
+                writer.write(json.dumps(reply).encode() + b"\n")
+        except ConnectionError:  # the client aborts its connection
+            pass
+        finally:
+            writer.close()
+            self.connections -= 1
+            if not self.connections:
+                self._idle.set()
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        ({"hello": {}}, EnvironmentLost, "the answer to hello does not follow the protocol: KeyError"),
+        ({"hello": [1]}, EnvironmentLost, "a frame does not follow the protocol"),
+        ({"hello": {**HELLO, "env": "arith"}}, EnvironmentLost, "the answer to hello"),
+        ({"hello": {**HELLO, "extensions": 5}}, EnvironmentLost, "the answer to hello"),
+        (
+            {"hello": {**HELLO, "extensions": [], "bindings": ["mcp"]}},
+            EpisodeFault,
+            "a binding does not follow",
+        ),
+        (
+            {"hello": {**HELLO, "extensions": [], "bindings": [{"protocol": "mcp/1"}]}},
+            EpisodeFault,
+            "a binding does not follow the protocol: KeyError.'name'",
+        ),
+        (
+            {"hello": {**HELLO, "extensions": [], "bindings": [{**MCP, "params": "secret"}]}},
+            EpisodeFault,
+            "a binding does not follow",
+        ),
+        ({"tools_list": {"tools": [{"name": "add"}]}}, EpisodeFault, "the answer to tools.list"),
+        ({"tools_list": {}}, EpisodeFault, "the answer to tools.list"),
+        ({"tasks_start": {}}, EpisodeFault, "the answer to tasks.start"),
+        ({"tasks_start": {"prompt": 5}}, EpisodeFault, "the prompt does not follow"),
+        ({"tasks_start": {"prompt": ["go"]}}, EpisodeFault, "the prompt does not follow"),
+        ({"tasks_start": {"prompt": [{"role": "user"}]}}, EpisodeFault, "the prompt .* KeyError.'content'"),
+        ({"tasks_start": {"prompt": [{"role": "user", "content": 5}]}}, EpisodeFault, "a int, not text"),
+    ],
+)
+async def test_what_a_foreign_server_gets_wrong_is_typed_and_leaves_no_connection(
+    script: Any, error: type[Exception], text: str
+) -> None:
+    async with ForeignServer(**script) as url:
+        with pytest.raises(error, match=text):
+            await TcpHost(TIMEOUTS).start(episode(url))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"score": "1"},
+        {"score": 10**400},
+        {"score": 1, "subscores": [{"name": "a", "value": 1, "info": 5}]},
+    ],
+)
+async def test_a_foreign_grade_that_is_none_is_an_invalid_reward(row: Any) -> None:
+    async with ForeignServer(tasks_grade=row) as url:
+        environment = await TcpHost(TIMEOUTS).start(episode(url))
+        with pytest.raises(EpisodeFault) as caught:
+            await environment.grade("3", {})
+        assert caught.value.failure_kind == "reward_invalid"
+        await environment.close()
+
+
+@pytest.mark.parametrize("tasks", [None, {}, [{}], ["sum"], [{"id": "sum", "args": "none"}]])
+async def test_a_list_of_tasks_in_another_form_is_a_broken_environment(tasks: Any) -> None:
+    async with ForeignServer(tasks_list={"tasks": tasks}) as url:
+        if tasks == {}:
+            assert (await TcpHost(TIMEOUTS).describe(TcpEnvironment("arith", url))).scenarios == {}
+        else:
+            with pytest.raises(EnvironmentBroken, match=r"the answer to tasks\.list"):
+                await TcpHost(TIMEOUTS).describe(TcpEnvironment("arith", url))
+
+
+async def test_half_a_character_of_a_prompt_or_tool_reaches_the_policy_as_a_question_mark() -> None:
+    prompt = [{"role": "user", "content": [{"text": "a\ud800"}, {"text": "\U0001f600"}]}]
+    async with ForeignServer(tasks_start={"prompt": prompt}, tools_call={"content": "b\udfff"}) as url:
+        environment = await TcpHost(TIMEOUTS).start(episode(url))
+        assert environment.prompt == ({"role": "user", "content": "a?\n\U0001f600", "name": ""},)
+        assert (await environment.call_tool("add", {})).content == "b?"
+        await environment.close()
+
+
 async def test_an_environment_that_hangs_up_is_lost() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frame = json.loads(await reader.readline())

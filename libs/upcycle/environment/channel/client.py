@@ -9,7 +9,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from upcycle.environment.channel import frames
-from upcycle.environment.channel.frames import ChannelClosed, ChannelError
+from upcycle.environment.channel.frames import ChannelClosed, ChannelError, understood
 from upcycle.environment.channel.lines import LineProtocol
 from upcycle.environment.channel.server import EXTENSION
 from upcycle.environment.tools import ToolResult, ToolSpec
@@ -78,33 +78,40 @@ class ControlChannel:
         """Open a session, or resume a parked one; also the heartbeat."""
         params = {} if session_id is None else {"session_id": session_id}
         reply = await self.call("hello", params, timeout_s=timeout_s)
-        env = reply.get("env") or {}
-        extensions = reply.get("extensions") or ()
-        self.welcome = Welcome(
-            reply["session_id"],
-            env.get("name", ""),
-            env.get("version", ""),
-            tuple(reply.get("bindings") or ()),
-            EXTENSION in extensions,
-        )
+        with understood("the answer to hello"):
+            env = reply.get("env") or {}
+            self.welcome = Welcome(
+                reply["session_id"],
+                str(env.get("name", "")),
+                str(env.get("version", "")),
+                tuple(reply.get("bindings") or ()),
+                EXTENSION in (reply.get("extensions") or ()),
+            )
         return self.welcome
 
     async def list_tasks(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """Rows `{id, description, args: JSON schema}`."""
-        return list((await self.call("tasks.list", {}, timeout_s=timeout_s))["tasks"])
+        reply = await self.call("tasks.list", {}, timeout_s=timeout_s)
+        with understood("the answer to tasks.list"):
+            return [dict(row) for row in reply["tasks"]]
 
     async def start(
         self, task_id: str, args: Mapping[str, Any], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> str | list[dict[str, Any]]:
         """Start a task; returns its prompt, a text or messages."""
         reply = await self.call("tasks.start", {"id": task_id, "args": dict(args)}, timeout_s=timeout_s)
-        prompt: str | list[dict[str, Any]] = reply["prompt"]
-        return prompt
+        with understood("the answer to tasks.start"):
+            prompt: str | list[dict[str, Any]] = reply["prompt"]
+            return prompt
 
     async def list_tools(self, *, timeout_s: float = CALL_TIMEOUT_S) -> list[ToolSpec]:
         """The tools of an environment that speaks them."""
         reply = await self.call("tools.list", {}, timeout_s=timeout_s)
-        return [ToolSpec(row["name"], row["description"], row["parameters"]) for row in reply["tools"]]
+        with understood("the answer to tools.list"):
+            return [
+                ToolSpec(str(row["name"]), str(row["description"]), dict(row["parameters"]))
+                for row in reply["tools"]
+            ]
 
     async def call_tool(
         self,
@@ -122,9 +129,10 @@ class ControlChannel:
         if max_bytes is not None:
             params["max_bytes"] = max_bytes
         reply = await self.call("tools.call", params, timeout_s=timeout_s + WEDGED_MARGIN_S)
-        return ToolResult(
-            reply["content"], bool(reply.get("is_error", False)), bool(reply.get("truncated", False))
-        )
+        with understood("the answer to tools.call"):
+            return ToolResult(
+                str(reply["content"]), bool(reply.get("is_error", False)), bool(reply.get("truncated", False))
+            )
 
     async def grade(
         self, answer: Any, trajectory: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
@@ -167,7 +175,9 @@ class ControlChannel:
         ended: UpcycleError = ChannelClosed("the control channel was closed here")
         try:
             while True:
-                self._settle(frames.decode(await self._lines.read_line()))
+                frame = frames.decode(await self._lines.read_line())
+                with understood("a frame"):
+                    self._settle(frame)
         except UpcycleError as error:
             ended = error
         finally:
@@ -189,4 +199,4 @@ class ControlChannel:
             if reply is not None and not reply.done():
                 reply.set_exception(failure)
         elif reply is not None and not reply.done():
-            reply.set_result(frame.get("result") or {})
+            reply.set_result(dict(frame.get("result") or {}))

@@ -1,7 +1,8 @@
 """Frames of the control channel: compact JSON-RPC 2.0 objects, one per line, at most 16 MiB each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from upcycle.errors import UpcycleError
@@ -43,22 +44,34 @@ class ChannelClosed(UpcycleError, ConnectionError):
 
 
 def encode(frame: Mapping[str, Any]) -> bytes:
-    """One line. Raises FrameTooLarge."""
-    line = json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    """One line; half a character becomes a question mark. Raises FrameTooLarge."""
+    line = json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     if len(line) > MAX_FRAME_BYTES:
         raise FrameTooLarge(len(line))
     return line + b"\n"
 
 
 def decode(line: bytes) -> Frame:
-    """The object of one line. Raises ChannelError (PARSE_ERROR or INVALID_REQUEST)."""
+    """The object of one line, without halves of characters. Raises ChannelError (PARSE_ERROR or
+    INVALID_REQUEST)."""
     try:
-        frame = json.loads(line)
-    except ValueError as error:
+        frame = json.loads(line.decode())
+        if b"\\ud" in line or b"\\uD" in line:
+            frame = json.loads(json.dumps(frame, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
         raise ChannelError(PARSE_ERROR, f"frame is not JSON: {error}") from error
     if not isinstance(frame, dict):
         raise ChannelError(INVALID_REQUEST, f"frame is a {type(frame).__name__}, not an object")
     return frame
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Around code that takes apart what the other side sent. Raises ChannelError if it has another form."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ChannelError(SERVER_ERROR, f"{what} does not follow the protocol: {error!r:.200}") from error
 
 
 def result_frame(call_id: Any, result: Mapping[str, Any]) -> Frame:

@@ -90,12 +90,6 @@ class EngineClient:
         found = await self._rpc("prompt_logprobs", {"rows": [list(row) for row in rows], **named}, timeout_s)
         return replies.scored_rows(found, rows)
 
-    async def chat(self, body: Mapping[str, Any], *, timeout_s: float = 120.0) -> dict[str, Any]:
-        """One /v1/chat/completions exchange as it is on the wire, for those who pass it on."""
-        return replies.mapping(
-            await self._http.post("/v1/chat/completions", body, timeout_s=timeout_s), "/v1/chat/completions"
-        )
-
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Whether the engine says that it is alive; False also when it cannot be reached."""
         try:
@@ -104,10 +98,6 @@ class EngineClient:
             return False
         return True
 
-    async def models(self, *, timeout_s: float = 10.0) -> dict[str, int]:
-        """Served name -> max_model_len, pinned names included."""
-        return replies.models(await self._http.get("/v1/models", timeout_s=timeout_s))
-
     async def pause(self, mode: PauseMode = "keep", *, timeout_s: float = _ADMIN_S) -> None:
         """Stop sampling. keep: requests in flight freeze and go on after `resume`; new ones wait."""
         await self._http.order(f"/pause?mode={mode}", None, timeout_s=timeout_s)
@@ -115,11 +105,6 @@ class EngineClient:
     async def resume(self, *, timeout_s: float = _ADMIN_S) -> None:
         """Go on sampling."""
         await self._http.order("/resume", None, timeout_s=timeout_s)
-
-    async def is_paused(self, *, timeout_s: float = 10.0) -> bool:
-        """Whether `pause` is in force."""
-        reply = replies.mapping(await self._http.get("/is_paused", timeout_s=timeout_s), "/is_paused")
-        return bool(reply.get("is_paused"))
 
     async def reload_weights(self, directory: Path, *, timeout_s: float = _ADMIN_S) -> None:
         """Load the weights of a HF directory (on the engine's disk) over the served ones, in place.

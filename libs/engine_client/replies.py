@@ -121,14 +121,6 @@ def scored_rows(reply: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     return scored
 
 
-def models(reply: Any) -> dict[str, int]:
-    """Served name -> max_model_len of /v1/models."""
-    try:
-        return {str(card["id"]): int(card.get("max_model_len") or 0) for card in reply["data"]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedReply(f"/v1/models answered no list of models: {error}") from error
-
-
 def weight_label(reply: Any) -> str:
     """The label of /weight_info."""
     label = mapping(reply, "/weight_info").get("weight_version")

@@ -25,7 +25,7 @@ def supervisor_router(
     """Wakes the supervisor, which asks for the version itself; a published one it takes from the fact."""
     router = EventRouter()
     channel = router.ephemeral(model=settings.model)
-    runs = router.ephemeral(model=settings.model, start=0)
+    _follow_pins(router, settings.model, pins, look_now)
 
     if settings.channel is Channel.LATEST:
 
@@ -44,6 +44,13 @@ def supervisor_router(
         channel(CheckpointPromoted)(on_head_moved)
         channel(CheckpointRolledBack)(on_head_moved)
 
+    return router
+
+
+def _follow_pins(router: EventRouter, model: str, pins: PinRequests, look_now: Callable[[], None]) -> None:
+    """Read from the beginning: a run that was submitted before this start may still need its version."""
+    runs = router.ephemeral(model=model, start=0)
+
     @runs(RunSubmitted)
     async def on_run_submitted(event: RunSubmitted, _: Delivery[Any]) -> None:
         """An evaluation may pin a version."""
@@ -56,5 +63,3 @@ def supervisor_router(
         """Its pin is not needed any more."""
         pins.unpin(event.run_id)
         look_now()
-
-    return router

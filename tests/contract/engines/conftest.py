@@ -75,6 +75,15 @@ class EngineUnderTest:
         async with aiohttp.ClientSession() as session, session.post(self.url + path, json=body) as reply:
             return reply.status, await reply.json(content_type=None)
 
+    async def get(self, path: str) -> Any:
+        """The parsed answer."""
+        async with aiohttp.ClientSession() as session, session.get(self.url + path) as reply:
+            return await reply.json()
+
+    async def is_paused(self) -> bool:
+        """Whether `pause` is in force."""
+        return bool((await self.get("/is_paused"))["is_paused"])
+
     async def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as reply:

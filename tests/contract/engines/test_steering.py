@@ -33,13 +33,13 @@ async def test_a_paused_engine_answers_nothing_and_then_everything(engine: Engin
     in_flight = asyncio.create_task(_long(engine, PROMPT))
     await _running(engine, 1)
     await engine.client.pause("keep")
-    assert await engine.client.is_paused()
+    assert await engine.is_paused()
     late = asyncio.create_task(engine.client.generate(MODEL, PROMPT, SamplingParams(max_tokens=3)))
     await asyncio.sleep(0.4)
     assert not late.done()
     assert not in_flight.done()
     await engine.client.resume()
-    assert not await engine.client.is_paused()
+    assert not await engine.is_paused()
     assert len((await asyncio.wait_for(late, 30)).token_ids) <= 3
     made = await asyncio.wait_for(in_flight, 60)
     expected = reference_logprobs(engine.directory(0), [*PROMPT, *made.token_ids])
@@ -168,7 +168,7 @@ async def test_a_canary_that_disagrees_brings_the_old_weights_back(engine: Engin
     with pytest.raises(VersionRefused, match="canary_mismatch"):
         await engine.protocol().reload(engine.client, engine.serving(0), lying)
     assert await engine.client.weight_version() == "0"
-    assert not await engine.client.is_paused()
+    assert not await engine.is_paused()
     ids = [1, *range(30, 70)]
     scored = await engine.client.prompt_logprobs(MODEL, ids)
     assert scored == pytest.approx(reference_logprobs(engine.directory(0), ids), abs=1e-3)

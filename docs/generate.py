@@ -192,6 +192,27 @@ def loss_options() -> str:
     return "\n".join(lines) + "\n"
 
 
+def decisions() -> str:
+    """What each README of a service or library decides, and what it rejects."""
+    lines = [_NOTE, "# Decisions of services and libraries\n", inspect.cleandoc(
+        """
+        The sections *Decisions* of the READMEs below `services/` and `libs/`. What concerns all services is
+        an ADR: [FastStream](../adr/0001-faststream.md).
+        """
+    ), ""]  # fmt: skip
+    for readme in _readmes():
+        if found := re.search(r"^## Decisions\n+(.*?)(?=^#|\Z)", readme.read_text(), re.M | re.S):
+            path = readme.relative_to(ROOT).as_posix()
+            text = found[1].rstrip()
+            lines += [f"## {readme.parent.name}\n", f"From [`{path}`](../../{path}).\n", text, ""]
+    return "\n".join(lines)
+
+
+def _readmes() -> list[Path]:
+    """Of services, then of libraries."""
+    return [file for tree in ("services", "libs") for file in sorted((ROOT / tree).glob("*/README.md"))]
+
+
 GENERATED: Final[dict[str, Callable[[], str]]] = {
     "settings.md": settings,
     "metrics.md": metrics,
@@ -201,6 +222,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "asyncapi.yaml": asyncapi.document,
     "cli.md": cli,
     "exit-codes.md": exit_codes,
+    "decisions.md": decisions,
 }
 
 

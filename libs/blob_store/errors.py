@@ -20,7 +20,7 @@ class CorruptBlob(BlobError):
 
 
 class StoreDenied(BlobError, Unavailable):
-    """The credentials are wrong or do not allow this. Work waits until an operator mends them."""
+    """The credentials are wrong or do not allow this. Work waits until an operator corrects them."""
 
 
 class BucketMissing(BlobError, Unavailable):

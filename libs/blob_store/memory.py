@@ -10,7 +10,7 @@ from blob_store.ref import BlobRef, check_key, ref_of_bytes
 
 
 class MemoryBlobStore:
-    """Forgets everything with the process."""
+    """Bytes in memory; they are gone with the process."""
 
     def __init__(self) -> None:
         self.name = "memory-blobs"
@@ -61,7 +61,7 @@ class MemoryBlobStore:
         """Nothing to connect to."""
 
     async def stop(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def ready(self) -> str | None:
         """Always."""

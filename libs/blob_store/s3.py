@@ -39,7 +39,7 @@ class S3BlobStore:
     """BlobStore, and a component: `start` checks that the bucket is there, `stop` lets the threads go."""
 
     def __init__(self, settings: S3Settings, *, retry_s: float = 20.0, max_connections: int = 32) -> None:
-        """`retry_s`: how long a request is repeated while the store is away. Connects at first use."""
+        """`retry_s`: how long a request is repeated while the store is unavailable. Connects at first use."""
         self.name = "s3"
         self.bucket = settings.bucket
         self._endpoint = settings.endpoint
@@ -189,7 +189,7 @@ class S3BlobStore:
             return False
 
     async def _request(self, what: str, request: Callable[[], T]) -> T:
-        """Run one idempotent request in a thread, again while the store is away, within the budget."""
+        """Run one idempotent request in a thread, again while the store is unavailable, within the budget."""
         give_up_at = time.monotonic() + self._retry_s
         delay_s = _FIRST_DELAY_S
         while True:

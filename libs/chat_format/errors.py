@@ -10,4 +10,4 @@ class InvalidModelDir(ChatFormatError):
 
 
 class InvalidMessages(ChatFormatError):
-    """The conversation cannot be rendered by this template: the caller sent it, the caller mends it."""
+    """The conversation cannot be rendered by this template: the caller must change it."""

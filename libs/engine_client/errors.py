@@ -10,7 +10,7 @@ class EngineError(Exception):
 class EngineUnavailable(EngineError, Unavailable):
     """No usable answer: not reachable, too slow, dying, or without proven weights. Try again or elsewhere.
 
-    An engine's supervisor tells it apart from other services that are away; others treat it as Unavailable.
+    An engine's supervisor tells it apart from other unavailable services; others treat it as Unavailable.
     """
 
 

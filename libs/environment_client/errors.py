@@ -13,5 +13,5 @@ class EpisodeNotPlanned(Exception):
 class ReplicaUnreachable(Unavailable):
     """The replica that holds the lease does not answer: it restarts, or is gone with its environments.
 
-    Where the replica answers that something else is away, plain Unavailable is raised.
+    Where the replica answers that something else is unavailable, plain Unavailable is raised.
     """

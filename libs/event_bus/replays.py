@@ -1,9 +1,9 @@
 """Reading facts from a cursor that the reader keeps: endless, in stream order, without gaps, no
 acknowledgements.
 
-Each reading is an unnamed consumer without acks that the server forgets a minute after its reader. A lost
-delivery shows as a jump in the consumer's own sequence, a lost connection as a new epoch; both mean: read
-again from the cursor.
+Each reading is an unnamed consumer without acks that the server removes a minute after its reader stops. A
+lost delivery shows as a jump in the consumer's own sequence, a lost connection as a new epoch; both mean:
+read again from the cursor.
 """
 
 import asyncio
@@ -184,7 +184,7 @@ async def _all_pending(
 async def _forget(consumer: str, jetstream: JetStreamContext) -> None:
     try:
         await jetstream.delete_consumer(EVENTS, consumer)
-    except NatsError as error:  # the server forgets it by itself
+    except NatsError as error:  # the server removes it by itself
         _LOG.debug("consumer_not_deleted", extra={"consumer": consumer, "error": repr(error)})
 
 

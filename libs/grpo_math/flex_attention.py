@@ -29,8 +29,8 @@ def flex_mask(plan: AttentionPlan) -> BlockMask:
 
 @cache
 def _kernel(device_type: str) -> Any:
-    """Fused on a GPU. On a CPU torch has no backward for it, and the plain computation, for tests, holds all
-    scores."""
+    """Fused on a GPU. On a CPU torch has no backward for it: tests use the unfused kernel, which materialises
+    the full score matrix."""
     return torch.compile(flex_attention, dynamic=True) if device_type == "cuda" else flex_attention
 
 

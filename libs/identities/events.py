@@ -77,7 +77,7 @@ def session_failed(run_id: str) -> str:
 
 
 def policy_published(model: str, version: int, tenant: str = DEFAULT_TENANT) -> str:
-    """Id of policy.published: a version is published once, by whatever session."""
+    """Id of policy.published: a version is published once, whichever session does it."""
     return f"policy.published/{tenant}/{model}/{version}"
 
 

@@ -165,7 +165,7 @@ class Demo:
 
     @property
     def _training(self) -> RunSpec:
-        """The run of examples/incident/demo.toml, with the demo's seed."""
+        """The run of examples/incident/demo.toml, with the demo's seeds."""
         run: RunSpec = self.plan.recipe.run.run
         training = run.training and replace(run.training, seed=self.plan.seed)
         return replace(run, training=training, sampling=replace(run.sampling, seed=self.plan.seed))

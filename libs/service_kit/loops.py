@@ -36,9 +36,9 @@ async def until_stopped(
     """Call `work` at once, then after every `every_s` seconds or whenever `wake` is set, until `stop` is
     set.
 
-    Unavailable, from work that found a peer or a store away, is logged as `waiting` when its text changes,
-    and work is called again after the error's own delay, at the latest after `every_s`. Other errors end
-    the loop.
+    Unavailable, from work that found a peer or a store unavailable, is logged as `waiting` when its text
+    changes, and work is called again after the error's own delay, at the latest after `every_s`. Other
+    errors end the loop.
     """
     last = ""
     while not stop.is_set():

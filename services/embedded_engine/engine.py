@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The decode thread lets go of the interpreter in every torch call and wants it back microseconds later; with
-# the default of 5 ms one busy handler would stall all sequences.
+# The decode thread releases the GIL in every torch call. With the default switch interval of 5 ms one busy
+# handler would keep it that long and stall all sequences.
 _SWITCH_INTERVAL_S = 1e-4
 
 
 class Pause(Enum):
-    """What the engine does not do now."""
+    """Which requests are paused."""
 
     NOTHING = "running"
     NEW = "in flight only"

@@ -1,4 +1,4 @@
-"""Who occupies which slot of the key-value cache, and what the free ones still remember.
+"""Which sequence owns which slot of the key-value cache, and whose keys and values the free slots still hold.
 
 A finished sequence leaves its keys and values behind. A later prompt that begins with the same tokens,
 under the same weights, takes them over: in place when it extends the whole sequence (the next turn of a
@@ -97,7 +97,7 @@ class KvSlots:
         sequence.slot = target
 
     def forget(self, *, owned_too: bool) -> None:
-        """Drop what free slots remember; `owned_too`: running sequences compute everything again."""
+        """Drop the contents of free slots; `owned_too`: running sequences compute everything again."""
         for slot, sequence in enumerate(self.owner):
             if sequence is None or owned_too:
                 self.kv_len[slot] = 0

@@ -29,7 +29,7 @@ class RunnerLimits:
     chunk_tokens: int = 512
     """Prompt tokens computed between two decode steps."""
     num_slots: int = 192
-    """Cache rows; those beyond `max_running` only remember finished sequences."""
+    """Cache rows; those beyond `max_running` only hold finished sequences."""
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class PublicHttp:
         """Listen."""
         app = web.Application(client_max_size=self._max_body_bytes)
         self._handlers.register(app)
-        # A handler whose client went away is cancelled, and with it the engine's request.
+        # A handler whose client disconnected is cancelled, and with it the engine's request.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=75.0
         )

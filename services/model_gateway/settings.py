@@ -10,10 +10,10 @@ from service_kit.settings import ServiceSettings
 
 
 class ModelGatewaySettings(ServiceSettings):
-    """The OpenAI API of a deployment: a model's slug stays, the weights behind it move.
+    """Serves head of each model over the OpenAI API.
 
     `upcycle-model-gateway create-key --name NAME [--models a,b] [--scopes inference,admin]` makes an API key,
-    `list-keys` and `revoke-key ID` do what they say.
+    `list-keys` lists them, `revoke-key ID` revokes one.
     """
 
     model_config = SettingsConfigDict(env_prefix="MODEL_GATEWAY_")
@@ -37,7 +37,7 @@ class ModelGatewaySettings(ServiceSettings):
     idle_timeout_s: float = Field(120, gt=0)
     """Silence of an engine in the middle of an answer after which it counts as lost."""
     engine_wait_s: float = Field(20, gt=0)
-    """How long a request waits for an engine that is away or reloading, all tries together."""
+    """How long a request waits for an engine that is unavailable or reloading, all tries together."""
     engine_suspect_s: float = Field(1.0, gt=0)
     """How long an engine that just failed is avoided, unless its engine supervisor renews the lease."""
     poll_s: float = Field(2.0, gt=0, le=60)

@@ -55,7 +55,7 @@ class GradeTrajectory:
         try:
             grade = await self._graded(task)
         except ReplicaUnreachable as error:
-            # A replica may restart, but the environments of one that stays away are gone with it.
+            # A replica may restart, but the environments of one that stays unavailable are lost.
             age_s = (self._now() - task.published_at).total_seconds()
             if age_s < self._gone_after_s:
                 raise

@@ -22,7 +22,7 @@ IDLE_RATIO = Gauge(
 TOKENS = Counter("upcycle_sampler_tokens_total", "Tokens that policies sampled", ["model"])
 TURN_S = Histogram("upcycle_sampler_turn_sampling_seconds", "From request to completion of one turn")
 TOOL_S = Histogram("upcycle_sampler_tool_call_seconds", "From call to result of one tool call")
-WAITS = Counter("upcycle_sampler_waits_total", "Episodes put off because something was away", ["pool"])
+WAITS = Counter("upcycle_sampler_waits_total", "Episodes put off because a service was unavailable", ["pool"])
 
 PROVIDER: Final = "upcycle"
 

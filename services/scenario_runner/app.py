@@ -39,7 +39,7 @@ from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_t
 
 NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
-"""How long a read of a trajectory body is repeated while the object store is away."""
+"""How long a read of a trajectory body is repeated while the object store is unavailable."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion")
 
 

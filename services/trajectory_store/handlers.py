@@ -33,7 +33,7 @@ def ledger_router(index: SqlIndex, *, on_change: Callable[[], None], batch_size:
 
     @router.projection(TRAJECTORY_STORE_LEDGER, FACTS, batch_size=batch_size)
     async def fold(batch: Sequence[tuple[Delivery[Any], Iterator[EpisodeFact]]]) -> None:
-        """Raises Unavailable while the database is away, PoisonMessage for a fact without an episode."""
+        """Raises Unavailable for the database, PoisonMessage for a fact without an episode."""
         try:
             found = [fact for _, said in batch for fact in said]
         except facts.MalformedFact as error:

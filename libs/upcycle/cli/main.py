@@ -13,7 +13,7 @@ import cyclopts
 from upcycle.cli.exits import TABLE, Exit
 from upcycle.cli.output import fail
 
-PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what proves itself."
+PURPOSE = "Turn evaluations into better weights: run evaluations, train on them, promote what is better."
 
 COMMANDS = {
     "up": ("upcycle.cli.up:up", "Start the whole platform on this machine."),

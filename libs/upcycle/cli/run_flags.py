@@ -26,7 +26,7 @@ class ConfigFlags:
     """--config and --set, by which every other field of a run is given."""
 
     config: Path | None = None
-    """TOML file of the run; flags and --set go before it."""
+    """TOML file of the run; flags and --set override the file."""
     set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = ()
     """one field of the run as KEY=VALUE, such as training.loss_config.clip_high=0.28; may be repeated."""
 

@@ -121,7 +121,7 @@ async def _earlier(platform: "Platform", standing: Standing) -> "dict[int, Run]"
 async def _submitted(platform: "Platform", spec: "RunSpec", request_id: str) -> "Run | None":
     """The run of a request id, begun now or earlier; None where an earlier version asked otherwise for it.
 
-    Sent again while the planner is away. Raises RemoteError for what it refuses.
+    Sent again while the planner is unavailable. Raises RemoteError for what it refuses.
     """
     from upcycle.retrying import retry
     from upcycle.rpc import RemoteConflict
@@ -177,7 +177,7 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
 
 
 async def _other_training(platform: "Platform", standing: Standing) -> "Run | None":
-    """The training run of the model that is going; None where there is none or the planner is away."""
+    """The training run of the model that is going; None where there is none or the planner is unavailable."""
     import grpc
 
     from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN

@@ -97,17 +97,17 @@ class Sampling:
     """How a policy is sampled."""
 
     temperature: Annotated[Number, Limit(0, 10)] = 1.0
-    """of sampling; 0 takes the likeliest token. Training needs the distribution that the loss assumes: 1."""
+    """sampling temperature; 0 takes the likeliest token. Training needs 1, which the loss assumes."""
     top_p: Annotated[Number, Limit(0, 1, above=True)] = 1.0
-    """share of the probability that tokens are drawn from, the likeliest first; 1 draws from all."""
+    """tokens are drawn from the likeliest ones that hold this share of the probability; 1 draws from all."""
     max_turns: Annotated[Whole, Limit(1, 1000)] = 8
-    """turns that an episode may take."""
+    """most turns of an episode."""
     max_tokens_per_turn: Annotated[Whole, Limit(1, 1 << 20)] = 128
-    """tokens that one turn may sample."""
+    """most tokens that one turn samples."""
     max_tokens_per_episode: Annotated[Whole, Limit(1, 1 << 22)] = 2048
-    """tokens of an episode, prompt and completions together."""
+    """most tokens of an episode, prompt and completions together."""
     seed: Seed = 0
-    """of sampling; every episode and every turn derives its own."""
+    """random seed of sampling; every episode and every turn derives its own."""
     thinking: Annotated[str, BeforeValidator(_digits), _Thinking((ON, OFF, _BUDGET))] = ""
     """`on` or `off`: whether the chat template lets the model think before it answers
     (`enable_thinking`); empty: as the template does by itself. A number: on, and where a turn still thinks
@@ -136,11 +136,11 @@ class Training:
     prompts_per_step: Annotated[Whole, Limit(1, 65536)] = 16
     """groups per optimizer step, each of one task."""
     max_staleness: Annotated[Whole, Limit(0, 1000)] = 4
-    """the oldest policy whose tokens still train, in versions before the one that is trained."""
+    """most versions by which the policy that sampled a token may be older than the policy in training."""
     learning_rate: Annotated[Number, Limit(0, 10, above=True)] = 1e-5
-    """of AdamW; with a schedule, its highest."""
+    """peak AdamW learning rate."""
     max_grad_norm: Annotated[Number, POSITIVE] = 1.0
-    """the gradient is scaled down to this norm."""
+    """a gradient with a larger norm is scaled down to this one."""
     loss: Annotated[str, OneOf(TRAINING_LOSSES, elsewhere=NO_TRAINING_LOSS)] = "ppo"
     """name of the loss: `ppo`, `importance_sampling`, `cispo`, `gspo`, …"""
     advantage: Annotated[str, OneOf(ADVANTAGES)] = "dr_grpo"
@@ -148,29 +148,29 @@ class Training:
     checkpoint_every_steps: Annotated[Whole, Limit(1)] = 10
     """steps between checkpoints that ask to be promoted; the last step always saves one."""
     seed: Seed = 0
-    """of the order of tasks and of the trainer's random numbers."""
+    """random seed of the task order and of the trainer."""
     loss_config: Mapping[str, Number] = field(default_factory=dict)
     """options of the loss and of what stands beside it: clip_low, clip_high, kl_coefficient, …"""
     weight_decay: Annotated[Number, Limit(0, 10)] = 0.0
-    """of AdamW, decoupled from the gradient."""
+    """AdamW weight decay, decoupled from the gradient."""
     adam_beta1: Annotated[Number, Limit(0, 1, below=True)] = 0.9
-    """decay of AdamW's mean of gradients."""
+    """AdamW beta1: decay of the mean of gradients."""
     adam_beta2: Annotated[Number, Limit(0, 1, below=True)] = 0.95
-    """decay of AdamW's mean of squared gradients."""
+    """AdamW beta2: decay of the mean of squared gradients."""
     aggregation: Annotated[str, OneOf(AGGREGATIONS, or_empty=True)] = ""
     """how token losses become one number; empty: `token_mean`, and `turn_mean` for the advantage m_grpo."""
     kl_estimator: Annotated[str, OneOf(KL_ESTIMATORS)] = "k3"
-    """of the divergence from the policy that the run began with; read where loss_config has a
-    kl_coefficient: k1, k2, k3 or k3_plus."""
+    """estimator of the KL divergence from the run's first policy: k1, k2, k3 or k3_plus; used when
+    loss_config has a kl_coefficient."""
     kl_placement: Annotated[str, OneOf(KL_PLACEMENTS)] = "loss"
-    """`loss`: the divergence is added to the loss; `reward`: it is taken from the advantages."""
+    """`loss`: the KL divergence is added to the loss; `reward`: it is subtracted from the advantages."""
     lr_schedule: Annotated[str, OneOf(SCHEDULES)] = CONSTANT
-    """how the learning rate goes over the steps, after the warm-up: `constant`, `linear` or `cosine`; the
-    last two need a limit of steps."""
+    """learning rate after the warm-up: `constant`, or decayed as `linear` or `cosine`, which need a number of
+    steps."""
     warmup_steps: Annotated[Whole, Limit(0)] = 0
-    """first steps, during which the learning rate rises evenly."""
+    """first steps, in which the learning rate rises linearly."""
     min_lr_fraction: Annotated[Number, Limit(0, 1)] = 0.0
-    """share of the learning rate towards which `linear` and `cosine` fall."""
+    """share of the peak learning rate to which `linear` and `cosine` decay."""
     lora_rank: Annotated[Whole, Limit(0, 65536, why="0 trains all weights")] = 0
     """train low-rank adapters of this rank instead of all weights; 0 trains all."""
     lora_alpha: Annotated[Number, Limit(0, 1e6, why="0 is twice the rank")] = 0.0
@@ -178,8 +178,8 @@ class Training:
     lora_targets: str = ALL_LINEAR
     """layers with adapters: `all-linear`, or their names, comma-separated."""
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
-    """groups in a row that may end without a step before a run with a limit of steps ends, as one that has
-    nothing to learn from; 0: max(8 * prompts_per_step, 64)."""
+    """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
+    teach it nothing. 0: max(8 * prompts_per_step, 64)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -226,15 +226,15 @@ class Gate:
     """What a checkpoint must show on held-out tasks before it becomes head."""
 
     taskset: Annotated[str, Text(1)]
-    """held-out taskset that a checkpoint must prove itself on; without a gate nothing is promoted."""
+    """held-out taskset on which a checkpoint is compared with head; without a gate nothing is promoted."""
     attempts: Annotated[Whole, Limit(1, MAX_GROUP_SIZE)] = 4
     """episodes per held-out task."""
     confidence: Annotated[Number, Limit(0.5, 0.999999)] = 0.95
-    """one-sided, of the bounds that decide."""
+    """confidence of the one-sided bounds that decide promotion."""
     regression_margin: Annotated[Number, Limit(0, 1)] = 0.05
-    """loss of success rate that a family of tasks may suffer."""
+    """largest loss of success rate allowed in a family of tasks."""
     min_gain: Annotated[Number, Limit(-1, 1)] = 0.0
-    """the lower bound of the gain in success rate must exceed it."""
+    """least gain in success rate: the gain's lower bound must exceed it."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -253,9 +253,9 @@ class RunSpec:
     sampling: Sampling = field(default_factory=Sampling)
     """how the policy is sampled."""
     training: Training | None = None
-    """of a training run."""
+    """how a training run trains."""
     gate: Gate | None = None
-    """of a training run; without it nothing is promoted."""
+    """the gate of a training run; without it nothing is promoted."""
     label: Annotated[str, Text(0, 500)] = ""
     """free text for people."""
     episode_deadline_s: Annotated[Whole, Limit(1, 24 * 3600)] = 120
@@ -263,9 +263,9 @@ class RunSpec:
     source_runs: tuple[str, ...] = ()
     """finished evaluations whose graded groups are the first batches of a training run."""
     no_sampling: Flag = False
-    """of a training run: sample nothing, train only on what evaluations bring."""
+    """a training run samples nothing and trains only on groups of evaluations."""
     trainable: Flag = False
-    """of an evaluation: a running training run of the same model and taskset may draw its groups, each once;
+    """a running training run of the same model and taskset may draw this evaluation's groups, each once;
     needs groups of 2 to 512."""
 
     @model_validator(mode="after")

@@ -204,7 +204,7 @@ def _plain(key: str) -> str:
 
 
 def _line(lines: Mapping[str, int], path: str) -> int:
-    """Of the key, or of the table that holds it, which is on one line with it then."""
+    """Line of the key; for a key of an inline table, the table's line."""
     while path:
         if path in lines:
             return lines[path]

@@ -12,10 +12,10 @@ from upcycle.run_config.refusing import leaves
 _INTRODUCTION: Final = """# Run configuration
 
 What a run has, as keys of a TOML file: `upcycle train --config run.toml`, `upcycle eval --config run.toml`,
-`upcycle up --standing run.toml`. A flag goes before `--set KEY=VALUE`, which goes before the file, which goes
-before the default. A flag and a `--set` of one key that say different things are refused, and so are `steps`
-beside `epochs`. The planner and the trainer check the same rules for every client. Paths begin at the folder
-of the file.
+`upcycle up --standing run.toml`. A flag overrides `--set KEY=VALUE`, which overrides the file, which
+overrides the default. A flag and a `--set` that give one key different values are refused, and so are
+`steps` beside `epochs`. The planner and the trainer check the same rules for every client. Paths begin at the
+folder of the file.
 
     upcycle train --config examples/incident/demo.toml --set training.steps=20
 """

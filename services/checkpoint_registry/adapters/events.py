@@ -1,4 +1,4 @@
-"""Events that leave with the transaction that makes them true, in the trace of what caused them."""
+"""Writes events to the outbox in the transaction of the state change, in the trace of what caused them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -33,7 +33,7 @@ class EvaluationGivenUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EvidencePolicy:
-    """How hard to try for evidence."""
+    """Retry limits for evidence runs."""
 
     min_coverage: float = 0.9  # share of the planned episodes that must have been graded
     max_tries: int = 3
@@ -59,7 +59,7 @@ class GatherEvidence:
         self._now = now
 
     async def collect(self, run_id: str) -> Evaluation | None:
-        """Stores what a finished evaluation run showed; None when that is nothing about one known version."""
+        """Stores a finished evaluation. None if its episodes do not all come from one known version."""
         if await self._store.has_evaluation(run_id):
             return None
         run = await self._tasksets.run(run_id, include_results=True)

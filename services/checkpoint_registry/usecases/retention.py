@@ -34,7 +34,7 @@ class PruneVersions:
 
     A version is removed at the earliest in the sweep after the one that first found it unneeded, so a reader
     that looked it up has that long to name it; and all are asked again right before its manifest is deleted.
-    A restart forgets what was found, which delays and harms nothing.
+    A restart loses what was found: removal begins later.
     """
 
     def __init__(self, deps: RetentionDeps, policy: RetentionPolicy, *, now: Clock) -> None:

@@ -1,6 +1,6 @@
 """Alarms: what the measurements of a run warn of. Pure.
 
-What an alarm remembers travels among the metrics of each step, so a restart or a replay changes no alarm.
+The state of an alarm is stored among the metrics of each step, so a restart or a replay changes no alarm.
 Bounds are those under which runs were seen to fail (sustained mismatch) or to have failed (collapse, no end
 of sequence); an alarm goes away with the first update whose condition does not hold.
 """

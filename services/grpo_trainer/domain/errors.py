@@ -29,7 +29,7 @@ class LineageTaken(TrainerError):
 
 
 class BrokenArtifact(TrainerError):
-    """Something stored is not what it must be: a base policy, a training state. Only a person can mend it."""
+    """Something stored is not what it must be: a base policy, a training state. A person must act."""
 
 
 class Superseded(TrainerError):

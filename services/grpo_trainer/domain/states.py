@@ -74,7 +74,7 @@ class SessionState:
 
     @property
     def session(self) -> SessionState:
-        """Itself: a run stores nothing else of a step, an interactive session does."""
+        """A run's state is its session; interactive states wrap one."""
         return self
 
     def with_tensors(self, files: tuple[BlobRef, ...]) -> SessionState:

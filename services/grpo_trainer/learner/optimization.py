@@ -118,7 +118,7 @@ def accumulate(
 
 def _dummy() -> Microbatch:
     """A microbatch without effect: FSDP gathers parameters from all ranks in every pass, so a rank with fewer
-    microbatches than another computes dummies to stay in step."""
+    microbatches than another computes dummies to stay synchronized."""
     ids, trained = torch.zeros(2, dtype=torch.int64), torch.tensor([False, True])
     return pack([TrainingRow("dummy", "dummy", ids, trained, torch.zeros(2), advantage=0.0)])
 
@@ -180,7 +180,7 @@ def _prepared(
 def _scores(
     model: PolicyModel, batches: Sequence[Microbatch], num_dummy: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-probabilities and entropies of every microbatch; num_dummy: passes to stay in step."""
+    """Log-probabilities and entropies of every microbatch; num_dummy: passes for other ranks."""
     scores = [model.logprobs(batch) for batch in batches]
     for _ in range(num_dummy):
         model.logprobs(_dummy().to(model.device))

@@ -64,9 +64,9 @@ class RankGroup:
         try:
             result = commands[0].execute(cores)
         except TrainerError:
-            self._receive_all()  # a condition that all ranks met: the next command finds them in step
+            self._receive_all()  # all ranks raised it, so they are still synchronized
             raise
-        except Exception as error:  # the others may wait inside a collective: only a new start helps
+        except Exception as error:  # others may block in a collective: restart the group
             if not self._children:
                 raise
             raise self._lost(error) from error

@@ -1,5 +1,5 @@
-"""The record of a batch's starts: it tells a batch that kills the process from a machine that was taken
-away.
+"""The record of a batch's starts: it tells a batch that kills the process from a machine that was
+preempted.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _LAST_MOMENT_S: Final = 1.0
 """How long abandoned sessions may take to end; a learner that computes a step cannot be interrupted."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
-"""Errors that a stopping process may cause itself: they fail no run while it stops. A real one comes again.
+"""Errors that a stopping process may cause itself: they fail no run while it stops. A real one occurs again.
 """
 
 

@@ -1,6 +1,6 @@
 """Models and engines from the registry: polled, and asked at once when an event says that something moved.
 
-While the registry is away the last view stays in force: engines live longer than its restart.
+While the registry is unavailable the last view stays in force: engines outlive its restart.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class RegistryDirectory:
         return self._view
 
     def ready(self) -> str | None:
-        """Ready once the registry has answered; while it is away later, the gateway stays ready."""
+        """Ready once the registry has answered; when it is unavailable later, the gateway stays ready."""
         return self._trouble if not self._view.models and not self._view.engines else None
 
     async def changed(self, timeout_s: float) -> None:

@@ -122,5 +122,5 @@ class AiohttpEngines:
 
 def _lost(engine: EngineRoute, error: BaseException) -> EngineLost:
     return EngineLost(
-        f"engine {engine.engine_id} of {engine.model} went away: {type(error).__name__}: {error}".rstrip(": ")
+        f"engine {engine.engine_id} of {engine.model} was lost: {type(error).__name__}: {error}".rstrip(": ")
     )

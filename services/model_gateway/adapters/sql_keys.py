@@ -1,6 +1,6 @@
 """API keys in SQL, with a short memory: a key that was created or revoked elsewhere counts within seconds.
 
-While the database is away, keys that were seen before stay as they were.
+While the database is unavailable, keys that were read before stay valid as they were.
 """
 
 import secrets

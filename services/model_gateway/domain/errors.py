@@ -66,7 +66,7 @@ class NoEngine(GatewayError):
 
 
 class EngineLost(GatewayError):
-    """An engine went away under a request; before its first byte another one is tried."""
+    """An engine was lost during a request; before its first byte another one is tried."""
 
     status, kind, code = 502, "server_error", "engine_lost"
 

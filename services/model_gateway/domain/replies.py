@@ -58,7 +58,7 @@ def with_ids_in_both_places(reply: dict[str, Any]) -> bool:
 
 
 def pinned_version(engine: EngineRoute, target: ModelTarget) -> int | None:
-    """The version that a pinned name vouches for; None where the engine's channel decides."""
+    """The version that a pinned name names; None where the engine's channel decides."""
     name = served_name(engine, target)
     return target.version if name is not None and name != target.model else None
 

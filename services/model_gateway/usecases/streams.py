@@ -36,7 +36,7 @@ class EventStream:
         self._left = b""
 
     async def first(self) -> bytes:
-        """The first block of events. Raises EngineLost when the engine went away before it."""
+        """The first block of events. Raises EngineLost when the engine was lost before it."""
         async for chunk in self._chunks:
             if block := self._pass(chunk):
                 return block

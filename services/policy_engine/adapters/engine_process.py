@@ -58,7 +58,7 @@ class _Engine:
         return self._kind.prepare(policy)
 
     async def stop(self) -> None:
-        """Let go of the engine."""
+        """Close the connection to the engine."""
         client, self._client, self._missed = self._client, None, 0
         if client is not None:
             await client.close()

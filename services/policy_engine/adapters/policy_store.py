@@ -33,7 +33,7 @@ class PolicyDownloads:
                 raise _mismatch(f"{what}: announced as {target.digest}, its manifest says {manifest.digest}")
             directory = await fetch(self._store, manifest, self._cache_dir)
         except (CorruptBlob, CorruptPolicy) as error:
-            # The bytes may have been hurt on the way; the store's own copy may be mended.
+            # The bytes may have been corrupted on the way, and the stored copy may be repaired.
             raise VersionRefused(
                 FailureKind.DIGEST_MISMATCH, f"{what}: {error}", may_pass_later=True
             ) from error

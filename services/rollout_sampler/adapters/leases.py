@@ -56,7 +56,7 @@ class LeaseCache:
         return await asyncio.shield(reading)
 
     def forget(self) -> None:
-        """Read again at the next call; the last list stays for as long as the registry is away."""
+        """Read again at the next call; the last list stays for as long as the registry is unavailable."""
         self._cached = {model: (-math.inf, leases) for model, (_, leases) in self._cached.items()}
 
     async def _read(self, model: str) -> Sequence[registry_pb2.EngineLease]:

@@ -51,8 +51,8 @@ class PlayEpisode:
         self._new_nonce = new_nonce
 
     async def __call__(self, task: EpisodeTask) -> PlayOutcome:
-        """Looks for the trajectory first: a command comes again after a crash, and when the planner sends it
-        again, which nothing in the command tells. Raises Unavailable."""
+        """Looks for the trajectory first: a command is redelivered after a crash, and published again by the
+        planner, and nothing in it shows either. Raises Unavailable."""
         try:
             if (stored := await self._deps.trajectories.find_stored(task.identity)) is not None:
                 return stored
@@ -107,7 +107,7 @@ class PlayEpisode:
         wire.end_body(body, self._now(), engine_id)
 
     async def _store(self, task: EpisodeTask, body: TrajectoryBody) -> Recorded:
-        """An object store that is away for a moment does not cost the episode. Raises Unavailable."""
+        """Stores the trajectory; a short outage of the object store loses no episode. Raises Unavailable."""
         return await retry(
             lambda: self._deps.trajectories.store_first(task.identity, body),
             budget_s=self._limits.retry_s,

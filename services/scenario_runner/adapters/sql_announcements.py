@@ -1,4 +1,5 @@
-"""What a PlanUnit announces: facts and commands, in the outbox of the transaction that makes them true."""
+"""What a PlanUnit announces: facts and commands, written to the outbox in the
+transaction of the state change."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

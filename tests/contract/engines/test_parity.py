@@ -38,7 +38,7 @@ async def test_greedy_tokens_are_equal_and_logprobs_within_a_thousandth(both: li
         assert embedded.finish_reason == vllm.finish_reason
 
 
-async def test_prompts_score_alike(both: list[EngineUnderTest]) -> None:
+async def test_both_engines_give_a_prompt_the_same_logprobs(both: list[EngineUnderTest]) -> None:
     ids = [1, *range(20, 220)]
     embedded, vllm = [await engine.client.prompt_logprobs(MODEL, ids) for engine in both]
     assert embedded == pytest.approx(vllm, abs=1e-3)

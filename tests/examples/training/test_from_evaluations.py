@@ -64,7 +64,7 @@ def trained_groups(out: str) -> int:
     return int(found.group(1))
 
 
-async def test_with_grpc_alone(stack: Stack) -> None:
+async def test_a_grpc_client_trains_on_evaluations_without_new_episodes(stack: Stack) -> None:
     program = str(REPOSITORY / "examples" / "training" / "grpc_client.py")
     out = await executed(stack, program, stack.peers["tasksets"], MODEL, str(EXAMPLE / "env.py"))
     _, steps, planned = await newest_training(stack)
@@ -73,7 +73,7 @@ async def test_with_grpc_alone(stack: Stack) -> None:
     assert steps in (1, 2)
 
 
-async def test_with_the_sdk(stack: Stack, tmp_path: Path) -> None:
+async def test_the_sdk_trains_on_evaluations_without_new_episodes(stack: Stack, tmp_path: Path) -> None:
     whole = Taskset.load(EXAMPLE / "tasks.py", "incident-train")
     few = Taskset("few-incidents", list(whole)[:NUM_TASKS], "train")
     few.save(tmp_path / "few.json")

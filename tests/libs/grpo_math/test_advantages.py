@@ -47,7 +47,9 @@ def test_a_better_than_average_rollout_gets_positive_credit() -> None:
         ("max_rl", [[1.0, -1.0, -1.0, 1.0]]),
     ],
 )
-def test_hand_worked_values(name: str, expected: list[list[float]]) -> None:
+def test_each_advantage_of_a_binary_group_is_the_hand_worked_one(
+    name: str, expected: list[list[float]]
+) -> None:
     assert close(adv.advantage_function(name)(rewards([1, 0, 0, 1])), expected)
 
 

@@ -193,7 +193,9 @@ def test_on_policy_there_is_no_mismatch() -> None:
         ("ppo", {"top_entropy": 0.0}, r"share in \(0, 1\]"),
     ],
 )
-def test_refusals(loss: str, parameters: dict[str, float], said: str) -> None:
+def test_an_unknown_loss_or_option_and_a_value_out_of_range_are_refused_by_name(
+    loss: str, parameters: dict[str, float], said: str
+) -> None:
     with pytest.raises(GrpoMathError, match=said):
         build_objective(loss, parameters)
 

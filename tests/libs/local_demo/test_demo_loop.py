@@ -1,6 +1,8 @@
 """The demo's evaluations and its training run, as the planner is asked for them."""
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,6 +70,27 @@ async def test_an_evaluation_is_the_first_batch_and_another_feeds_the_run(demo: 
     assert (beside.taskset, beside.trainable, beside.group_size) == (PRACTICE_TASKSET, True, 8)
     assert beside.policy.channel == common.CHANNEL_LATEST
     assert {spec.sampling.seed for spec in (first, run, beside)} == {7}
+
+
+async def test_the_line_of_the_readme_submits_the_demos_run_but_for_sources_seeds_and_revision(
+    demo: tuple[Demo, Planner],
+) -> None:
+    running, planner = demo
+    await running._train("run-first")
+    peers = running.platform.addresses.peers
+    environment = os.environ | {f"UPCYCLE_PEERS_{peer.upper()}": address for peer, address in peers.items()}
+    line = "train --config examples/incident/demo.toml --detach"
+    child = await asyncio.create_subprocess_exec(
+        Path(sys.executable).parent / "upcycle", *line.split(), env=environment, cwd=running.plan.repository
+    )
+    async with asyncio.timeout(100):
+        assert await child.wait() == 0
+    demos, typed = (request.spec for request in planner.submitted)
+    assert (list(demos.source_runs), demos.training.seed, demos.sampling.seed) == (["run-first"], 7, 7)
+    assert typed.taskset == f"{PRACTICE_TASKSET}@3"
+    typed.taskset, typed.training.seed, typed.sampling.seed = PRACTICE_TASKSET, 7, 7
+    del demos.source_runs[:]
+    assert typed == demos
 
 
 async def test_the_user_waits_for_the_first_step_and_leaves_with_a_run_that_failed(

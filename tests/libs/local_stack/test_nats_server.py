@@ -64,7 +64,7 @@ def test_a_taken_port_is_refused_with_what_the_server_printed(tmp_path: Path) ->
             server.start(timeout_s=10)
 
 
-def test_misuse_is_named(tmp_path: Path) -> None:
+def test_a_server_that_is_used_before_its_start_or_started_twice_is_refused(tmp_path: Path) -> None:
     server = NatsServer(tmp_path)
     with pytest.raises(NatsServerError, match="start it first"):
         _ = server.url

@@ -24,7 +24,7 @@ def value(one: Grader, answer: str) -> float:
         ("", 0.0),
     ],
 )
-def test_exact_match(answer: str, expected: float) -> None:
+def test_exact_match_pays_for_the_whole_answer_only(answer: str, expected: float) -> None:
     assert value(exact_match("orders-db"), answer) == expected
 
 
@@ -99,7 +99,7 @@ def test_numeric_close_reads_thousands_and_tolerances() -> None:
         ("null", 0.0),
     ],
 )
-def test_json_fields(answer: str, expected: float) -> None:
+def test_json_fields_pays_the_share_of_fields_that_are_right(answer: str, expected: float) -> None:
     assert value(json_fields({"service": "db", "count": 3}), answer) == expected
 
 

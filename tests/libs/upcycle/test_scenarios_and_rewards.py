@@ -108,7 +108,7 @@ async def test_rewards_that_are_understood(reward: Any, expected: EvaluationResu
         ({"score": 0.5, "subscores": [{"name": "a", "value": 1, "x": 1}]}, "unknown field 'x'"),
     ],
 )
-async def test_rewards_that_are_not(reward: Any, text: str) -> None:
+async def test_a_reward_of_wrong_type_or_range_is_reward_invalid(reward: Any, text: str) -> None:
     with pytest.raises(RewardInvalid) as caught:
         await ending_in(reward)
     assert text in str(caught.value)

@@ -219,7 +219,7 @@ async def test_an_evaluation_measures_head_and_does_not_train_unless_asked(
         assert f"--trainable needs --group of 2 to 512, it is {group}" in err
 
 
-def test_outcomes_in_words() -> None:
+def test_outcomes_are_summed_by_word_and_the_rest_is_other() -> None:
     outcomes = {"trained": 32, "excluded(zero_spread)": 10, "released(zero_spread)": 8, "excluded(stale)": 0}
     run = training("run-t", counts=ts.RunCounts(groups_by_outcome=outcomes))
     assert groups_text(run) == "groups 50: 32 trained, 18 no spread"

@@ -43,7 +43,7 @@ def version(number: int, *, age_h: float | None = 2.0, checkpoint_id: str = "") 
     return StoredVersion(MODEL, number, created_at, checkpoint_id)
 
 
-def test_worked_example() -> None:
+def test_only_old_versions_that_nothing_needs_beyond_the_newest_are_removed() -> None:
     published = [version(0), version(1), version(2, checkpoint_id="ckpt"), version(3, age_h=0.5)]
     published += [version(4, age_h=None), version(5), *(version(number) for number in (6, 7, 8, 9))]
     published += [version(10, age_h=None)]

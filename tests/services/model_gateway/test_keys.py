@@ -155,7 +155,7 @@ async def test_a_malformed_bootstrap_key_is_named(tmp_path: Path) -> None:
     await database.stop()
 
 
-def test_keys_by_command(
+def test_the_command_makes_lists_and_revokes_a_key_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("UPCYCLE_SQL_DATA_DIR", str(tmp_path))

@@ -24,7 +24,9 @@ async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
         yield double
 
 
-async def test_a_chat_completion(gateway: Gateway, served: EngineDouble, spans: InMemorySpanExporter) -> None:
+async def test_a_chat_completion_names_the_weights_that_answered(
+    gateway: Gateway, served: EngineDouble, spans: InMemorySpanExporter
+) -> None:
     raw = await gateway.client().chat.completions.with_raw_response.create(model="incident", messages=ASK)
     assert raw.parse().choices[0].message.content == ANSWER
     assert raw.headers["x-upcycle-model"] == "incident"
@@ -57,7 +59,9 @@ async def test_the_callers_trace_goes_on(
     assert trace_id in served.headers[0]["traceparent"]
 
 
-async def test_a_stream(gateway: Gateway, served: EngineDouble) -> None:
+async def test_a_stream_brings_the_answer_and_version_and_its_usage_is_stored_but_not_sent(
+    gateway: Gateway, served: EngineDouble
+) -> None:
     stream = await gateway.client().chat.completions.create(model="incident", messages=ASK, stream=True)
     assert stream.response.headers["x-upcycle-version"] == "3"
     words = [chunk.choices[0].delta.content async for chunk in stream]
@@ -69,7 +73,9 @@ async def test_a_stream(gateway: Gateway, served: EngineDouble) -> None:
     assert row["first_byte_s"] > 0
 
 
-async def test_a_stream_with_usage(gateway: Gateway, served: EngineDouble) -> None:
+async def test_a_stream_sends_usage_to_a_client_that_asks_for_it(
+    gateway: Gateway, served: EngineDouble
+) -> None:
     stream = await gateway.client().chat.completions.create(
         model="incident", messages=ASK, stream=True, stream_options={"include_usage": True}
     )
@@ -79,7 +85,9 @@ async def test_a_stream_with_usage(gateway: Gateway, served: EngineDouble) -> No
     assert chunks[-1].choices == []
 
 
-async def test_the_sync_client(gateway: Gateway, served: EngineDouble) -> None:
+async def test_the_blocking_openai_client_gets_whole_and_streamed_answers(
+    gateway: Gateway, served: EngineDouble
+) -> None:
     def ask() -> tuple[str | None, str]:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0) as client:
             whole = client.chat.completions.create(model="incident", messages=ASK)
@@ -131,7 +139,7 @@ async def test_token_ids_of_a_stream(gateway: Gateway, served: EngineDouble) -> 
     assert [chunk["choices"][0]["token_ids"] for chunk in chunks] == [[11], [12], [13], [14]]
 
 
-async def test_plain_completions(gateway: Gateway, served: EngineDouble) -> None:
+async def test_a_completion_of_plain_text_is_answered(gateway: Gateway, served: EngineDouble) -> None:
     reply = await gateway.client().completions.create(model="incident", prompt="why?")
     assert reply.choices[0].text == ANSWER
 
@@ -198,7 +206,9 @@ async def test_unknown_models_and_versions_are_not_found(gateway: Gateway, serve
     assert [row["status"] for row in await gateway.usage(2)] == [404, 404]
 
 
-async def test_versions_by_name(gateway: Gateway, served: EngineDouble) -> None:
+async def test_a_name_with_a_version_reaches_an_engine_that_holds_it(
+    gateway: Gateway, served: EngineDouble
+) -> None:
     served.held = frozenset({1})
     gateway.registry.lease(served)
     client = gateway.client()

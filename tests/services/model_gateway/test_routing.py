@@ -67,7 +67,7 @@ def test_a_failed_reload_still_serves() -> None:
     assert len(RoutingView(engines=(engine(state=EngineState.FAILED),)).serving(ModelTarget("incident"))) == 1
 
 
-def test_names_of_versions() -> None:
+def test_an_engine_serves_a_version_only_under_a_name_that_holds_it() -> None:
     holder = engine(held_versions=frozenset({1}))
     assert served_name(holder, ModelTarget("incident")) == "incident"
     assert served_name(holder, ModelTarget("incident", 1)) == "incident@v1"

@@ -86,7 +86,7 @@ async def test_usage_that_was_not_asked_for_is_kept_back(size: int) -> None:
     assert reader.usage == TokenUsage(7, 3)
 
 
-async def test_comments_pass() -> None:
+async def test_comments_of_an_event_stream_reach_the_client_unchanged() -> None:
     reader = events([b": keep-alive\n\n", *TOKENS, DONE])
     assert await passed(reader) == b": keep-alive\n\n" + b"".join(TOKENS) + DONE
 

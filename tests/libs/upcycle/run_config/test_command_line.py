@@ -1,4 +1,4 @@
-"""`--config`, `--set` and the flags of train and eval: what goes before what, and what is refused."""
+"""`--config`, `--set` and the flags of train and eval: which overrides which, and what is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -105,7 +105,7 @@ few = settings(max_examples=8, deadline=None)
 
 @few
 @given(rows=batches(), data=st.data())
-def test_the_order_of_rows(rows: list[TrainingRow], data: st.DataObject) -> None:
+def test_the_order_of_rows_changes_no_gradient(rows: list[TrainingRow], data: st.DataObject) -> None:
     assert_same(gradient(data.draw(st.permutations(rows))), gradient(rows))
 
 
@@ -116,21 +116,25 @@ def test_the_order_of_rows(rows: list[TrainingRow], data: st.DataObject) -> None
     share=st.booleans(),
     loss=st.sampled_from(["ppo", "gspo", "decoupled", "vespo"]),
 )
-def test_the_cut_into_microbatches(rows: list[TrainingRow], tokens: int, share: bool, loss: str) -> None:
+def test_the_cut_into_microbatches_changes_no_gradient(
+    rows: list[TrainingRow], tokens: int, share: bool, loss: str
+) -> None:
     cut = options(loss, microbatch_tokens=tokens, share_prefixes=share)
     assert_same(gradient(rows, cut), gradient(rows, options(loss)))
 
 
 @few
 @given(rows=batches(), tokens=st.integers(1, 60), loss=st.sampled_from(["ppo", "cispo", "gspo"]))
-def test_packed_or_padded_and_how_much_padding(rows: list[TrainingRow], tokens: int, loss: str) -> None:
+def test_packing_and_padding_change_no_gradient(rows: list[TrainingRow], tokens: int, loss: str) -> None:
     cut = options(loss, microbatch_tokens=tokens, share_prefixes=False)
     assert_same(gradient(rows, cut, padded()), gradient(rows, options(loss)))
 
 
 @few
 @given(rows=batches())
-def test_every_group_twice(rows: list[TrainingRow]) -> None:
+def test_every_group_twice_keeps_the_gradient_of_means_and_doubles_that_of_sums(
+    rows: list[TrainingRow],
+) -> None:
     again = [replace(row, row_id=f"{row.row_id}'", group_id=f"{row.group_id}'") for row in rows]
     for aggregation, factor in (("token_mean", 1.0), ("row_mean", 1.0), ("sum", 2.0)):
         chosen = options(aggregation=aggregation)
@@ -152,7 +156,7 @@ def longer(row: TrainingRow, ids: Sequence[int]) -> TrainingRow:
 
 @few
 @given(rows=batches(), tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9))
-def test_observation_tokens_at_the_end(rows: list[TrainingRow], tail: list[int]) -> None:
+def test_observation_tokens_at_the_end_change_no_gradient(rows: list[TrainingRow], tail: list[int]) -> None:
     for aggregation in ("token_mean", "row_mean", "turn_mean"):
         chosen = options(aggregation=aggregation)
         assert_same(gradient([longer(row, tail) for row in rows], chosen), gradient(rows, chosen))
@@ -169,13 +173,13 @@ def forked(row: TrainingRow) -> list[TrainingRow]:
 
 @few
 @given(rows=batches())
-def test_a_fork_of_a_row(rows: list[TrainingRow]) -> None:
+def test_a_row_cut_into_a_fork_keeps_its_gradient(rows: list[TrainingRow]) -> None:
     assert_same(gradient([part for row in rows for part in forked(row)]), gradient(rows))
 
 
 @few
 @given(rows=batches())
-def test_a_row_without_a_trained_token(rows: list[TrainingRow]) -> None:
+def test_a_row_without_a_trained_token_changes_no_gradient(rows: list[TrainingRow]) -> None:
     silent = replace(rows[0], row_id="silent", trained=torch.zeros_like(rows[0].trained))
     for aggregation in ("token_mean", "row_mean"):
         chosen = options(aggregation=aggregation, microbatch_tokens=1)

@@ -78,10 +78,10 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
 
     if options.sft is not None and options.sft_from is not None:
         raise SftRefused("--sft and --sft-from name two sources", "give one of them")
-    told = None if options.sft is None else list(conversations_in(options.sft))
+    of_file = None if options.sft is None else list(conversations_in(options.sft))
     async with Platform() as platform:
         source, inputs = (
-            (str(options.sft), told) if told is not None else await _successes_of(platform, options)
+            (str(options.sft), of_file) if of_file is not None else await _successes_of(platform, options)
         )
         plan = planned(inputs, source, options.batch, call)
         client = TrainingClient(model, runtime=platform, timeout_s=call.timeout_s)

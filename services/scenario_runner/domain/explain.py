@@ -263,7 +263,7 @@ def _grading(facts: RunFacts) -> Iterator[WaitReason]:
         return
     waiting = max(num_recorded, grader.num_pending if facts.waits.opened else 0)
     if waiting and grader.is_abandoned:
-        what = f"{waiting} trajectories are recorded and ungraded, and no grader pulls them"
+        what = f"{waiting} recorded trajectories are ungraded, and no grader pulls them"
         yield WaitReason("reward_grader", what, waiting, facts.waits.opened_s, "start reward_grader")
     elif waiting and facts.waits.opened_s > SILENCE_S:
         # What a killed grader held stays unacknowledged: from outside it looks like one that is busy.

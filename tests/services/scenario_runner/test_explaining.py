@@ -68,7 +68,7 @@ def test_a_healthy_run_waits_for_nothing() -> None:
         (
             {"grader": GONE, "ledger": {"recorded": 35}},
             "reward_grader",
-            "40 trajectories are recorded and ungraded, and no grader pulls them",
+            "40 recorded trajectories are ungraded, and no grader pulls them",
             40,
         ),
         (

@@ -1,8 +1,7 @@
 """The promotion gate's state machine: every step is one transaction, so a restart goes on where it stopped.
 
 A model has one evaluation at a time. The newest waiting candidate is next; older ones that were never
-evaluated are held as superseded. Judgements are made against a revision of head and count only while it
-is head.
+evaluated are held as superseded. A judgement counts only while the head that it was made against is head.
 """
 
 import asyncio

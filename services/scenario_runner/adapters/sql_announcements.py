@@ -1,5 +1,4 @@
-"""What a PlanUnit announces: facts and commands, written to the outbox in the
-transaction of the state change."""
+"""A PlanUnit's facts and commands, written to the outbox in the transaction of the state change."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

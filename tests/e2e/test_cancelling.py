@@ -7,6 +7,7 @@ import pytest
 from tests.e2e.test_lifecycle import run_of, until
 from tests.e2e.test_loop import assert_conserved, balanced
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, register_incident, small_training
+from tests.support import waiting
 
 from local_stack.stack import Stack, StackSettings
 from upcycle.api.taskset.v1 import service_pb2 as pb
@@ -31,10 +32,13 @@ async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer
     ends = (RUN_STATE_CANCELLED, RUN_STATE_COMPLETED)
     run = await until(platform, run_id, lambda run: run.state in ends, limit_s=120)
     assert (run.state, run.counts.in_flight) == (RUN_STATE_CANCELLED, 0)
-    await asyncio.sleep(1.5)  # whoever has something left to say says it
-    ledger = await balanced(platform, run_id)
-    assert_conserved(ledger)
-    assert ledger.by_state["trained"] == run.counts.by_state["trained"]
+    trained = run.counts.by_state["trained"]
+
+    async def told() -> bool:
+        return (await balanced(platform, run_id)).by_state["trained"] == trained
+
+    await waiting.until(told, f"a ledger with {trained} trained episodes")
+    assert_conserved(await balanced(platform, run_id))
     return await run_of(platform, run_id)
 
 
@@ -60,5 +64,11 @@ async def test_a_trainer_that_is_not_waited_for_leaves_no_conflict_in_the_ledger
     async with Stack(settings) as impatient:
         await register_incident(impatient)
         async with Platform(addresses(impatient)) as platform:
+            before: Run | None = None
             for round_ in range(2):
-                await cancelled(impatient, platform, after_s=0.25 * round_, trainer_dies=round_ % 2 == 1)
+                run = await cancelled(
+                    impatient, platform, after_s=0.25 * round_, trainer_dies=round_ % 2 == 1
+                )
+                if before is not None:  # its trainer was done with it when this run took its first step
+                    assert_conserved(await balanced(platform, before.run_id))
+                before = run

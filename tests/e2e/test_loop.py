@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, addresses, evaluation, small_training
+from tests.support.waiting import until
 
 from local_stack.stack import Stack
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
@@ -91,7 +92,11 @@ async def test_the_gateway_serves_head_and_refuses_a_wrong_key(stack: Stack, pla
 )
 async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victim: str) -> None:
     run = await submit_run(platform, small_training(steps=3, gate=False))
-    await asyncio.sleep(2.0)
+
+    async def is_training() -> bool:
+        return (await platform.tasksets.GetRun(GetRunRequest(run_id=run.run_id), timeout=10)).run.step >= 1
+
+    await until(is_training, "the first step", timeout_s=RUN_LIMIT_S)
     await stack.kill(victim)
     await stack.wait_ready(victim, timeout_s=60)
     done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)

@@ -1,6 +1,7 @@
 """Pausing, reloading and proving, with requests in flight."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -35,7 +36,7 @@ async def test_a_paused_engine_answers_nothing_and_then_everything(engine: Engin
     await engine.client.pause("keep")
     assert await engine.is_paused()
     late = asyncio.create_task(engine.client.generate(MODEL, PROMPT, SamplingParams(max_tokens=3)))
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.4)  # no event: a paused vLLM counts no request that arrives
     assert not late.done()
     assert not in_flight.done()
     await engine.client.resume()
@@ -67,10 +68,11 @@ async def test_a_client_that_leaves_frees_its_place(engine: EngineUnderTest) -> 
 
 
 async def test_a_reload_serves_the_new_weights_under_their_name(engine: EngineUnderTest) -> None:
+    began = time.monotonic()
     serving, paused_s = await engine.protocol().reload(engine.client, engine.serving(0), engine.policy(3))
     assert serving.version == 3
     assert serving.canary_max_abs_diff < 1e-3
-    assert 0 < paused_s < 30
+    assert 0 < paused_s <= time.monotonic() - began
     assert await engine.client.weight_version() == "3"
     made = await engine.client.generate(MODEL, PROMPT, SamplingParams(max_tokens=20))
     assert [span.version for span in made.version_spans] == [3]

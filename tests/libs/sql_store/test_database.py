@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import threading
-import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, ins
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.libs.sql_store.support import NOTES, opened, texts, write
 from tests.postgres import PROGRAMS, PostgresServer
+from tests.support.waiting import until
 
 from event_bus import PoisonMessage
 from service_kit.errors import StoreFull
@@ -90,18 +90,18 @@ async def test_read_then_write_loses_no_update(sql_url: str) -> None:
 
 
 async def test_the_event_loop_stays_free(sql_url: str) -> None:
+    begun, loop_ran = threading.Event(), threading.Event()
+
     def slow(_: Connection) -> str:
-        time.sleep(0.3)
+        begun.set()
+        assert loop_ran.wait(30), "the loop did nothing while the statement ran"
         return threading.current_thread().name
 
     async with opened(sql_url) as db:
         running = asyncio.create_task(db.run(slow))
-        beats = 0
-        while not running.done():
-            await asyncio.sleep(0.01)
-            beats += 1
-        assert beats > 10
-        assert running.result().startswith("sql")
+        await until(begun.is_set, "the statement to begin")
+        loop_ran.set()
+        assert (await running).startswith("sql")
 
 
 async def test_context_variables_reach_the_function(sql_url: str) -> None:

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from tests.support.waiting import until
 
 from upcycle.environment import Environment, load_environment
 from upcycle.environment.channel import ChannelClosed, ChannelError, ChannelServer, ControlChannel
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.frames import MAX_FRAME_BYTES
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -183,17 +186,17 @@ async def test_a_dropped_connection_parks_the_task_for_its_session(address: tupl
         session_id = (await first.hello()).session_id
         await first.start("investigate", {"query": "x"})
     async with connected(address) as second:
-        await _until_parked(second, session_id)
+        await _once_accepted(lambda: second.hello(session_id))
         assert (await second.grade("pool"))["score"] == 1.0
 
 
 async def test_a_plain_grade_resumes_the_only_parked_task(address: tuple[str, int]) -> None:
     async with connected(address) as first:
         await first.start("investigate", {"query": "x"})
-    await asyncio.sleep(0.1)
     async with connected(address) as second:
         await second.hello()
-        assert (await second.grade("pool"))["score"] == 1.0
+        graded = await _once_accepted(lambda: second.grade("pool"))
+        assert graded["score"] == 1.0
         assert (await refused(second, "tasks.grade", {"answer": "pool"})).code == -32600
 
 
@@ -205,9 +208,14 @@ async def test_a_hang_up_during_grade_aborts_it(address: tuple[str, int]) -> Non
         await asyncio.sleep(0.03)
     with pytest.raises(ChannelClosed):
         await grading
-    await asyncio.sleep(0.1)
     async with connected(address) as second:
-        assert (await refused(second, "hello", {"session_id": session_id})).code == -32600
+
+        async def is_let_go() -> bool:
+            error = await refused(second, "hello", {"session_id": session_id})
+            assert error.code == -32600
+            return "is unknown" in str(error)  # no longer in use, and not parked
+
+        await until(is_let_go)
 
 
 async def test_bye_says_goodbye_and_closes(address: tuple[str, int]) -> None:
@@ -281,11 +289,11 @@ async def test_a_call_without_an_answer_times_out(channel: ControlChannel) -> No
         await channel.start("slow", {"seconds": 30}, timeout_s=0.05)
 
 
-async def _until_parked(channel: ControlChannel, session_id: str) -> None:
-    for _ in range(100):
+async def _once_accepted(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer, once the server has parked the session of the connection that was closed."""
+    for _ in range(1000):
         try:
-            await channel.hello(session_id)
-            return
+            return await call()
         except ChannelError:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.01)
     raise AssertionError("the session was never parked")

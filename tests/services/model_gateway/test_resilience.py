@@ -1,6 +1,7 @@
 """Engines that go away, reload, or come back; registries that fall silent; clients that leave."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -119,6 +120,7 @@ async def test_after_a_promotion_no_answer_names_the_old_version(
         gateway.registry.head("incident", 1)
         gateway.registry.lease(double)
         assert (await ask(gateway)).headers["x-upcycle-version"] == "1"
+        promoted_at = time.time()
         await gateway.promote("incident", 2)
         # The engine reloads while its lease still says 1: from here on no answer may say 1.
         double.version = 2
@@ -132,7 +134,7 @@ async def test_after_a_promotion_no_answer_names_the_old_version(
             said = await (await session.get(f"{gateway.url}/upcycle/v1/serving")).json()
         (promotion,) = said["models"][0]["promotions"]
         assert promotion["version"] == 2
-        assert 100 < promotion["first_token_ms"] < 2000
+        assert 0 < promotion["first_token_ms"] <= 1000 * (time.time() - promoted_at)
 
 
 async def test_an_answer_across_a_reload_names_both_versions(gateway: Gateway) -> None:

@@ -190,13 +190,16 @@ async def test_a_request_runs_to_its_end_after_its_caller_disconnected(world: Wo
         await until(lambda: world.heads[MODEL].version == 1, timeout_s=30)
 
 
-async def test_the_client_waits_for_an_unavailable_trainer(world: World) -> None:
+async def test_the_client_waits_for_an_unavailable_trainer(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "upcycle.retrying")
     async with trainer_on(world) as trainer:
         async with serving(trainer) as where:
             port = int(where.peers["training"].rpartition(":")[2])
         client = TrainingClient(MODEL, runtime=where, timeout_s=30.0)
         asked = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
-        await asyncio.sleep(0.5)
+        await until(lambda: "waiting" in caplog.messages)
         assert not asked.done()
         async with serving(trainer, port):
             assert (await asked).version == 1

@@ -25,6 +25,7 @@ from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Se
 from grpo_trainer.runs.batches import BatchCutter
 from grpo_trainer.runs.groups import GroupAssembler
 from grpo_trainer.wire import graded_from_wire
+from identities import entities, events
 from upcycle.api.common.v1.common_pb2 import PURPOSE_TRAIN, SPLIT_TRAIN, BlobRef, EpisodeIdentity, VersionSpan
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 
@@ -82,13 +83,13 @@ def _facts(groups: int) -> list[TrajectoryGraded]:
 
 
 def _fact(group: int, member: int) -> TrajectoryGraded:
-    group_id = f"{RUN}-g{group:05d}"
-    episode_id = f"{group_id}-e{member:03d}-a0"
+    group_id = entities.group_id(RUN, group)
+    episode_id = entities.episode_id(group_id, member, 0)
     reward = 1.0 if group % 5 == 0 else float(member % 2)
     return TrajectoryGraded(
         episode=EpisodeIdentity(
             tenant="default",
-            trajectory_id=f"traj-{episode_id}",
+            trajectory_id=entities.trajectory_id(episode_id),
             episode_id=episode_id,
             run_id=RUN,
             group_id=group_id,
@@ -159,9 +160,7 @@ async def _stream(folder: Path, facts: Sequence[TrajectoryGraded]) -> AsyncItera
 
         async def publish(fact: TrajectoryGraded) -> None:
             async with slots:
-                await bus.publish(
-                    fact, model=MODEL, event_id=f"trajectory.graded/{fact.episode.trajectory_id}"
-                )
+                await bus.publish(fact, model=MODEL, event_id=events.episode_outcome(fact.episode.episode_id))
 
         try:
             await asyncio.gather(*(publish(fact) for fact in facts))

@@ -35,6 +35,7 @@ from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import Instruments, RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
+from identities.entities import checkpoint_id
 from policy_files import PolicyFacts, manifest_ref, upload
 
 _LIMIT: Final = Limit(5.0, " %", at_most=True)
@@ -225,7 +226,7 @@ class _SilentInstruments:
 async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
     manifest = await upload(store, POLICY_DIR, PolicyFacts(MODEL, 0, datetime.now(UTC)))
     ref = manifest_ref(manifest)
-    head = BasePolicy(0, f"ckpt-{MODEL}-v00000000", BlobRef(ref.key, ref.sha256, ref.size_bytes))
+    head = BasePolicy(0, checkpoint_id(MODEL, 0), BlobRef(ref.key, ref.sha256, ref.size_bytes))
     unused: Any = None
     return RunDeps(
         new_learner=unused,

@@ -17,6 +17,8 @@ from grpo_math.packing import TrainingRow
 from grpo_trainer.learner.packed_model import PackedModel, load_model
 from grpo_trainer.learner.policy_export import export_policy
 from grpo_trainer.learner.torch_learner import canary
+from identities import events
+from identities.entities import checkpoint_id
 from policy_files import PolicyFacts, load, manifest_ref, upload
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -43,7 +45,7 @@ async def two_checkpoints(running: Bench, scratch: Path) -> list[Checkpoint]:
     bus = EventBus(running.stack.bus, client_name="benchmark")
     await bus.start()
     saved = _saved(manifest)
-    await bus.publish(saved, model=MODEL, event_id=f"checkpoint.saved/{saved.checkpoint_id}")
+    await bus.publish(saved, model=MODEL, event_id=events.of_checkpoint("saved", saved.checkpoint_id))
     await bus.stop()
     return await _known(running, 2)
 
@@ -70,10 +72,10 @@ def _rows(model: PackedModel) -> list[TrainingRow]:
 def _saved(manifest: PolicyManifest) -> CheckpointSaved:
     ref = manifest_ref(manifest)
     event = CheckpointSaved(
-        checkpoint_id=f"ckpt-{MODEL}-v{VERSION:08d}",
+        checkpoint_id=checkpoint_id(MODEL, VERSION),
         model=MODEL,
         version=VERSION,
-        parent_checkpoint_id=f"ckpt-{MODEL}-v{0:08d}",
+        parent_checkpoint_id=checkpoint_id(MODEL, 0),
         digest=manifest.digest,
         manifest=BlobRef(key=ref.key, sha256=ref.sha256, size_bytes=ref.size_bytes),
         run_id="run-benchmark",

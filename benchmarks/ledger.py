@@ -54,7 +54,7 @@ async def measure(options: Options) -> list[Figure]:
 def _facts(number: int) -> list[EpisodeFact]:
     group_id = entities.group_id(_RUN, number // 4)
     identity = EpisodeIdentity(
-        episode_id=f"{group_id}-e{number % 4:03d}-a0",
+        episode_id=entities.episode_id(group_id, number % 4, 0),
         run_id=_RUN,
         group_id=group_id,
         member=number % 4,

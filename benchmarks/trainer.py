@@ -24,6 +24,7 @@ from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.token_rows import EpisodeTokens, TokenRow
 from grpo_trainer.learner.protocol import BatchGroup
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
+from identities.entities import trajectory_id
 
 THREADS: Final = (1, 2)
 
@@ -80,7 +81,7 @@ def record(prompts: int) -> list[BatchGroup]:
 
 
 def _group(number: int, episodes: Sequence[Episode]) -> BatchGroup:
-    rollouts = tuple(_tokens(f"traj-{number}-{at}", episode) for at, episode in enumerate(episodes))
+    rollouts = tuple(_tokens(trajectory_id(f"{number}-{at}"), episode) for at, episode in enumerate(episodes))
     rewards = tuple(float(at % 2) for at in range(len(episodes)))
     return BatchGroup(f"run-benchmark-g{number:05d}", rollouts, rewards)
 

@@ -75,6 +75,14 @@ def parse_checkpoint_id(text: str) -> CheckpointName | None:
     return CheckpointName(found["model"], int(found["version"]))
 
 
+def gate_request_id(
+    checkpoint: str, taskset_digest: str, profile_key: str, attempts: int, attempt: int
+) -> str:
+    """Of the evaluation that a gate asks for: equal content, the same run, also after a crash before the
+    registry's commit."""
+    return f"gate/{checkpoint}/{taskset_digest[:16]}/{profile_key}/x{attempts}/{attempt}"
+
+
 def interactive_run_id(model: str) -> str:
     """The run id under which a model's interactive session publishes: each model has one such session."""
     return f"{_INTERACTIVE}{model}"

@@ -19,6 +19,7 @@ MANIFEST: Final = "manifest.json"
 
 
 _VERSION: Final = re.compile(r"v(\d{8,18})")
+_STEP: Final = re.compile(r"(.*/step-(\d{8,18}))/")
 
 
 class PolicyFolder(NamedTuple):
@@ -26,6 +27,13 @@ class PolicyFolder(NamedTuple):
 
     model: str
     version: int
+
+
+class TrainingStep(NamedTuple):
+    """What a key below the folder of a step says."""
+
+    folder: str
+    step: int
 
 
 class TrainingFolder(NamedTuple):
@@ -100,6 +108,17 @@ def parse_training_run(key: str) -> TrainingFolder:
         case [_, "training", model, run_id, *_]:
             return TrainingFolder(unquote(model), unquote(run_id))
     raise InvalidIdentity(f"{key!r} is no key of a training run")
+
+
+def training_step(line: str, step: int) -> str:
+    """Folder of the state after a step, without a slash at its end. line: that of a run or a session."""
+    return f"{line}/step-{step:08d}"
+
+
+def parse_training_step(key: str) -> TrainingStep | None:
+    """The step whose folder holds `key`; None for every other key."""
+    found = _STEP.match(key)
+    return None if found is None else TrainingStep(found[1], int(found[2]))
 
 
 def interactive_states(tenant: str = DEFAULT_TENANT) -> str:

@@ -70,13 +70,6 @@ class EvaluationRequest:
     updated_at: datetime
 
 
-def request_id_of(
-    checkpoint_id: str, taskset_digest: str, profile_key: str, attempts: int, attempt: int
-) -> str:
-    """Idempotency key of SubmitRun: equal content, the same run, also after a crash before our commit."""
-    return f"gate/{checkpoint_id}/{taskset_digest[:16]}/{profile_key}/x{attempts}/{attempt}"
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict with what it was judged on and against."""

@@ -9,7 +9,7 @@ from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import PeerRefused, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.evidence import Evaluation, Evidence, combine
-from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, GateSpec, RequestState, request_id_of
+from checkpoint_registry.domain.jobs import EvaluationRequest, GateJob, GateSpec, RequestState
 from checkpoint_registry.domain.models import Checkpoint
 from checkpoint_registry.domain.runs import (
     EvaluationOrder,
@@ -20,6 +20,7 @@ from checkpoint_registry.domain.runs import (
     version_measured,
 )
 from checkpoint_registry.ports import Clock, Tasksets
+from identities.entities import gate_request_id
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class GatherEvidence:
     async def _submit(self, checkpoint: Checkpoint, job: GateJob, gate: GateSpec, attempt: int) -> None:
         assert job.profile is not None  # noqa: S101 - a job is QUEUED only with gate and profile
         profile_key = job.profile.key()
-        request_id = request_id_of(
+        request_id = gate_request_id(
             checkpoint.checkpoint_id, job.taskset_digest, profile_key, gate.attempts, attempt
         )
         order = EvaluationOrder(

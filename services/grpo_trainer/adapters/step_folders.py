@@ -1,6 +1,6 @@
 """Folders of steps in the object store: where a durable state lies, of runs and of interactive sessions.
 
-`<line>/step-<n>/` holds the files of tensors under the digest of them all and, written last and only if
+Such a folder holds the files of tensors under the digest of them all and, written last and only if
 absent, the marker `state.json`: a state exists once its marker does, and only one trainer can write it.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
@@ -18,24 +17,19 @@ from blob_store import BlobRef, BlobStore, ref_of_bytes, ref_of_file
 from grpo_trainer.adapters.boundaries import object_store
 from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
 from grpo_trainer.domain.states import SessionState
+from identities.objects import parse_training_step, training_step
 
 State = TypeVar("State", bound="StepState")
 
 MARKER: Final = "state.json"
-_FOLDER: Final = re.compile(r"(.*/step-\d{8})/")
-
-
-def step_of(key: str) -> int:
-    """The step whose folder is named in a key."""
-    return int(key.rpartition("step-")[2].partition("/")[0])
 
 
 def by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
     """Keys below step folders, by folder. keys: as a store lists them, sorted, and so are the folders."""
     folders: dict[str, list[str]] = {}
     for key in keys:
-        if (match := _FOLDER.match(key)) is not None:
-            folders.setdefault(match[1], []).append(key)
+        if (found := parse_training_step(key)) is not None:
+            folders.setdefault(found.folder, []).append(key)
     return folders
 
 
@@ -119,7 +113,7 @@ class StepStates(Generic[State]):
             raise BrokenArtifact(f"{key} is no training state that this trainer reads: {error}") from error
 
     def _folder(self, state: State) -> str:
-        return f"{self._line(state.session)}/step-{state.session.step:08d}"
+        return training_step(self._line(state.session), state.session.step)
 
 
 def _named(state: StepState) -> str:

@@ -13,7 +13,7 @@ Ranges = list[list[int]]
 
 
 class SettledGroups:
-    """Group ids `<run>-g<index>` are kept as ranges of indexes per run, all others by name.
+    """Group ids that the planner numbered are kept as ranges of positions per run, all others by name.
 
     Groups settle nearly in order, those of the run and those of each evaluation that it draws from, so ten
     thousand steps are a few ranges, and a group can be recognised for as long as the run lives, however late
@@ -21,25 +21,24 @@ class SettledGroups:
     """
 
     def __init__(self, run_id: str) -> None:
-        self._own = f"{run_id}-g"
+        self._own = run_id
         self._ranges: dict[str, Ranges] = {self._own: []}
         self._others: set[str] = set()
 
     def add(self, group_id: str) -> None:
         """Remember a group; adding it again changes nothing."""
-        numbered = _numbered(group_id)
+        numbered = parse_group_id(group_id)
         if numbered is None:
             self._others.add(group_id)
         elif group_id not in self:
-            stem, index = numbered
-            _insert(self._ranges.setdefault(stem, []), index)
+            _insert(self._ranges.setdefault(numbered.run_id, []), numbered.position)
 
     def __contains__(self, group_id: str) -> bool:
-        numbered = _numbered(group_id)
+        numbered = parse_group_id(group_id)
         if numbered is None:
             return group_id in self._others
-        stem, index = numbered
-        ranges = self._ranges.get(stem, [])
+        run_id, index = numbered
+        ranges = self._ranges.get(run_id, [])
         at = bisect_right(ranges, index, key=lambda pair: pair[0]) - 1
         return at >= 0 and index <= ranges[at][1]
 
@@ -50,7 +49,7 @@ class SettledGroups:
     def to_json(self) -> dict[str, Any]:
         """Plain values for the training state. sources: ranges of other runs, where there are any."""
         plain: dict[str, Any] = {"ranges": _copied(self._ranges[self._own]), "others": sorted(self._others)}
-        sources = {stem: _copied(self._ranges[stem]) for stem in sorted(self._ranges) if stem != self._own}
+        sources = {run: _copied(self._ranges[run]) for run in sorted(self._ranges) if run != self._own}
         return {**plain, "sources": sources} if sources else plain
 
     @classmethod
@@ -58,7 +57,7 @@ class SettledGroups:
         """The set that `to_json` described."""
         settled = cls(run_id)
         settled._ranges[settled._own] = _copied(plain["ranges"])
-        settled._ranges |= {str(stem): _copied(found) for stem, found in plain.get("sources", {}).items()}
+        settled._ranges |= {str(run): _copied(found) for run, found in plain.get("sources", {}).items()}
         settled.update(map(str, plain["others"]))
         return settled
 
@@ -66,12 +65,6 @@ class SettledGroups:
         """Add several."""
         for group_id in group_ids:
             self.add(group_id)
-
-
-def _numbered(group_id: str) -> tuple[str, int] | None:
-    """What precedes the index in an id that the planner numbered, and the index."""
-    name = parse_group_id(group_id)
-    return None if name is None else (f"{name.run_id}-g", name.position)
 
 
 def _insert(ranges: Ranges, index: int) -> None:

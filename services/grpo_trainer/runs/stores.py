@@ -27,7 +27,7 @@ from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import GradedTrajectory
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
 from grpo_trainer.telemetry import STATES_REMOVED
-from identities.objects import parse_training_run, training_run, training_states
+from identities.objects import parse_training_run, parse_training_step, training_run, training_states
 from trajectory_body import MalformedBody, unpack
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,8 @@ class BlobStates(StepStates[SessionState]):
         if not why:
             return state
         model, run_id = parse_training_run(line)
-        return BrokenRun(run_id, model, step_folders.step_of(newest) if newest else 0, why, closed)
+        found = parse_training_step(f"{line}/{newest}")
+        return BrokenRun(run_id, model, found.step if found else 0, why, closed)
 
     async def _failure(self, line: str) -> Failure:
         """The stored failure of a run; a general one if the record cannot be read."""
@@ -175,7 +176,7 @@ class BlobStates(StepStates[SessionState]):
         """Delete old states, except the `newest` and those that a checkpoint names. is_over: what a kill left
         of a newer one, too."""
         with object_store(f"old states of {run_id}"):
-            folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/step-"))
+            folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/"))
             for folder in step_folders.old(folders, newest=newest, is_over=is_over):
                 named = await self._named(folder, folders[folder])
                 await step_folders.delete(self._store, set(folders[folder]) - named)

@@ -219,7 +219,7 @@ def test_groups_of_several_runs_are_ranges_each_and_odd_names_are_kept_by_name()
     assert plain == {
         "ranges": [[0, 2], [7, 7]],
         "others": ["odd", "run-2-g1"],
-        "sources": {"run-2-g": [[0, 2], [7, 7]], "run-3-g": [[0, 2], [7, 7], [100000, 100000]]},
+        "sources": {"run-2": [[0, 2], [7, 7]], "run-3": [[0, 2], [7, 7], [100000, 100000]]},
     }
     back = SettledGroups.from_json(RUN, json.loads(json.dumps(plain)))
     assert back.to_json() == plain

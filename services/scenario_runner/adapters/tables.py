@@ -1,4 +1,4 @@
-"""The tables as SQLAlchemy Core sees them; `migrations/` makes them."""
+"""The tables as SQLAlchemy Core sees them; `migrations/` makes them. Rows below a run or taskset are its tenant's."""
 
 import sqlalchemy as sa
 

@@ -11,9 +11,9 @@ from scenario_runner.domain.environments import (
     EpisodeToPlay,
     Grade,
     Message,
-    ToolDescription,
     ToolOutcome,
 )
+from upcycle.environment.tools import ToolSpec
 from upcycle.run_config import PolicyChoice
 
 
@@ -25,7 +25,7 @@ class LiveEnvironment(Protocol):
         """What the scenario yielded first."""
 
     @property
-    def tools(self) -> tuple[ToolDescription, ...]:
+    def tools(self) -> tuple[ToolSpec, ...]:
         """What the policy may call."""
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:

@@ -12,7 +12,6 @@ from scenario_runner.domain.environments import (
     EpisodeTimeouts,
     Grade,
     Message,
-    ToolDescription,
     ToolOutcome,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
@@ -41,7 +40,7 @@ class ChannelEnvironment:
         tool_caller: ToolCaller | None = None,
     ) -> None:
         self.prompt: tuple[Message, ...] = ()
-        self.tools: tuple[ToolDescription, ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
         self._channel = channel
         self._timeouts = timeouts
         self._on_close = on_close
@@ -56,7 +55,7 @@ class ChannelEnvironment:
     async def list_tools(self) -> None:
         """Ask the environment for its tools."""
         listed = await self._guarded("tools", self._channel.list_tools(timeout_s=self._timeouts.start_s))
-        self.tools = tuple(map(described_tool, listed))
+        self.tools = tuple(listed)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         """Raises EpisodeTimeout (stuck for good), EnvironmentLost. What a tool raises is an outcome."""
@@ -123,16 +122,9 @@ def _message(row: Mapping[str, Any]) -> Message:
     return {"role": str(row["role"]), "content": content, "name": str(row.get("name", ""))}
 
 
-def described_tool(spec: ToolSpec) -> ToolDescription:
-    """The SDK's tool as this service's."""
-    return ToolDescription(spec.name, spec.description, spec.parameters)
-
-
 def description_from(row: Mapping[str, Any]) -> EnvironmentDescription:
     """The description that a zygote wrote of its environment."""
-    tools = tuple(
-        ToolDescription(tool["name"], tool["description"], tool["parameters"]) for tool in row["tools"]
-    )
+    tools = tuple(ToolSpec(**tool) for tool in row["tools"])
     return EnvironmentDescription(row["name"], row["version"], row["scenarios"], tools)
 
 

@@ -1,11 +1,32 @@
 """The planner's hot statements, built once: constructing a statement costs ten times its execution."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
-from scenario_runner.domain.runs import FINAL_RUN_STATES, UNSETTLED, EpisodeRow, EpisodeState, GroupRow
+from scenario_runner.domain.runs import (
+    FINAL_RUN_STATES,
+    UNSETTLED,
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    RunRecord,
+)
 from sql_store import UtcDateTime, owned
 from sql_store.outbox import OUTBOX
+
+
+def _all_but(row: Any, fixed: str) -> tuple[str, ...]:
+    """The columns that change after a row was added."""
+    return tuple(name for name in row.__slots__ if name not in fixed.split())
+
+
+def _write(table: sa.Table, key: str, names: tuple[str, ...]) -> sa.Update:
+    """Changes these columns of the row whose key is the parameter `<key>_`."""
+    changed: dict[str, Any] = {name: sa.bindparam(name) for name in names}
+    return sa.update(table).where(table.c[key] == sa.bindparam(f"{key}_")).values(changed)
+
 
 # Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
 RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).with_for_update()
@@ -16,66 +37,30 @@ ACTIVE_RUNS = (
     .order_by(RUN.c.submitted_at)
 )
 
-RUN_PROGRESS = (
-    "state",
-    "ending",
-    "ending_since",
-    "finished_at",
-    "failure",
-    "step",
-    "policy_version",
-    "next_position",
-    "num_graded",
-    "num_successes",
-    "reward_sum",
-    "engine_s",
-    "environment_s",
-    "trainer_s",
-    "taskset",
-    "taskset_revision",
-    "taskset_digest",
-    "num_tasks",
-)
-WRITE_RUN = (
-    sa.update(RUN)
-    .where(RUN.c.run_id == sa.bindparam("run_id_"))
-    .values({name: sa.bindparam(name) for name in RUN_PROGRESS})
-)
+RUN_PROGRESS = _all_but(RunRecord, "run_id request_id spec split submitted_at trace_id trace tenant")
+WRITE_RUN = _write(RUN, "run_id", RUN_PROGRESS)
 
 _GROUP_COLUMNS = [GROUP.c[name] for name in GroupRow.__slots__]
 GROUPS_BY_ID = sa.select(*_GROUP_COLUMNS).where(
     GROUP.c.group_id.in_(sa.bindparam("group_ids", expanding=True))
 )
-OPEN_GROUPS = (
-    sa.select(sa.func.count())
-    .select_from(GROUP)
-    .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open)
-)
+_GROUP_OF_RUN = GROUP.c.run_id == sa.bindparam("run_id_")
+OPEN_GROUPS = sa.select(sa.func.count()).select_from(GROUP).where(_GROUP_OF_RUN, GROUP.c.is_open)
 GROUP_COUNTS = (
     sa.select(GROUP.c.is_open, GROUP.c.outcome, sa.func.count())
-    .where(GROUP.c.run_id == sa.bindparam("run_id_"))
+    .where(_GROUP_OF_RUN)
     .group_by(GROUP.c.is_open, GROUP.c.outcome)
 )
 _IS_UNSETTLED = EPISODE.c.state.in_([state.value for state in UNSETTLED])
 _HAS_UNSETTLED = sa.exists().where(EPISODE.c.group_id == GROUP.c.group_id, _IS_UNSETTLED)
 LEFT_OPEN = (
     sa.select(GROUP.c.group_id)
-    .where(GROUP.c.run_id == sa.bindparam("run_id_"), GROUP.c.is_open, sa.not_(_HAS_UNSETTLED))
+    .where(_GROUP_OF_RUN, GROUP.c.is_open, sa.not_(_HAS_UNSETTLED))
     .order_by(GROUP.c.group_id)
 )
-_WITHOUT_STEP = (
-    GROUP.c.run_id == sa.bindparam("run_id_"),
-    GROUP.c.at_step == sa.bindparam("since_step"),
-    sa.not_(GROUP.c.is_open),
-    GROUP.c.outcome.like("excluded(%"),
-)
-TRAINED_SINCE = sa.select(
-    sa.exists().where(
-        GROUP.c.run_id == sa.bindparam("run_id_"),
-        GROUP.c.at_step == sa.bindparam("since_step"),
-        GROUP.c.outcome == "trained",
-    )
-)
+_SINCE_STEP = (_GROUP_OF_RUN, GROUP.c.at_step == sa.bindparam("since_step"))
+_WITHOUT_STEP = (*_SINCE_STEP, sa.not_(GROUP.c.is_open), GROUP.c.outcome.like("excluded(%"))
+TRAINED_SINCE = sa.select(sa.exists().where(*_SINCE_STEP, GROUP.c.outcome == "trained"))
 GROUPS_WITHOUT_STEP = (
     sa.select(GROUP.c.outcome, sa.func.count()).where(*_WITHOUT_STEP).group_by(GROUP.c.outcome)
 )
@@ -87,16 +72,12 @@ REWARDS_WITHOUT_STEP = (
 )
 RECENT_OUTCOMES = (
     sa.select(GROUP.c.num_graded)
-    .where(GROUP.c.run_id == sa.bindparam("run_id_"), sa.not_(GROUP.c.is_open))
+    .where(_GROUP_OF_RUN, sa.not_(GROUP.c.is_open))
     .order_by(GROUP.c.settled_at.desc(), GROUP.c.position.desc())
     .limit(sa.bindparam("limit_"))
 )
 GROUP_PROGRESS = ("expected_members", "num_graded", "is_open", "outcome", "settled_at", "at_step")
-WRITE_GROUP = (
-    sa.update(GROUP)
-    .where(GROUP.c.group_id == sa.bindparam("group_id_"))
-    .values({name: sa.bindparam(name) for name in GROUP_PROGRESS})
-)
+WRITE_GROUP = _write(GROUP, "group_id", GROUP_PROGRESS)
 
 _EPISODES = sa.select(*(EPISODE.c[name] for name in EpisodeRow.__slots__)).order_by(EPISODE.c.episode_id)
 _OF_RUN = EPISODE.c.run_id == sa.bindparam("run_id_")
@@ -129,33 +110,11 @@ OUTBOX_WAITING = (
 )
 EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
 
-EPISODE_PROGRESS = (
-    "state",
-    "reason",
-    "detail",
-    "reward",
-    "success",
-    "num_turns",
-    "oldest_version",
-    "newest_version",
-    "num_dispatches",
-    "dispatched_at",
-    "graded_at",
-    "settled_at",
-    "body_key",
-    "body_sha256",
-    "body_size",
-    "stop_reason",
-    "engine_s",
-    "environment_s",
+# `opened_at` has a statement of its own.
+EPISODE_PROGRESS = _all_but(
+    EpisodeRow, "episode_id run_id group_id member attempt task_position taskset split opened_at"
 )
-"""What changes after an episode was planned; `opened_at` has its own statement."""
-
-WRITE_EPISODE = (
-    sa.update(EPISODE)
-    .where(EPISODE.c.episode_id == sa.bindparam("episode_id_"))
-    .values({name: sa.bindparam(name) for name in EPISODE_PROGRESS})
-)
+WRITE_EPISODE = _write(EPISODE, "episode_id", EPISODE_PROGRESS)
 NOTE_OPENED = (
     sa.update(EPISODE)
     .where(EPISODE.c.episode_id == sa.bindparam("episode_id_"), EPISODE.c.opened_at.is_(None))

@@ -15,14 +15,7 @@ from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
-from scenario_runner.adapters.sql_rows import (
-    episode_of,
-    episode_progress,
-    group_progress,
-    run_of,
-    run_progress,
-    slots_of,
-)
+from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
 from scenario_runner.domain.explain import PlanWaits
@@ -127,7 +120,7 @@ class PlanUnit(SqlAnnouncements):
             "trace": json.dumps(dict(run.trace)),
             "submitted_at": run.submitted_at,
         }
-        self._sql.execute(sa.insert(RUN).values(**fixed, **run_progress(run)))
+        self._sql.execute(sa.insert(RUN).values(**fixed, **slots_of(run, statements.RUN_PROGRESS)))
 
     def update_run(self, run: RunRecord) -> None:
         """Write its progress and state."""
@@ -267,7 +260,7 @@ class PlanUnit(SqlAnnouncements):
             for row in episodes
         ]
         shared = {"requested_at": self.now}
-        self._insert(EPISODE, [{**slots_of(row), "state": row.state.value, **shared} for row in planned])
+        self._insert(EPISODE, [{**slots_of(row), **shared} for row in planned])
         with self._trace_of(run):
             for row in planned:
                 if row.group_id in self._members:
@@ -293,19 +286,20 @@ class PlanUnit(SqlAnnouncements):
 
     def flush(self) -> None:
         """Write what was changed."""
-        dirty = [run for run_id in self._dirty_runs if (run := self._runs[run_id]) is not None]
-        if dirty:
-            rows = [{**run_progress(run), "run_id_": run.run_id} for run in dirty]
-            self._sql.execute(statements.WRITE_RUN, rows)
+        runs = [run for run_id in self._dirty_runs if (run := self._runs[run_id]) is not None]
         groups = [self._groups[group_id] for group_id in self._dirty_groups]
-        if groups:
-            self._sql.execute(statements.WRITE_GROUP, [group_progress(group) for group in groups])
-        if self._dirty_episodes:
-            rows = [episode_progress(row) for row in self._dirty_episodes.values()]
-            self._sql.execute(statements.WRITE_EPISODE, rows)
+        episodes = list(self._dirty_episodes.values())
+        self._write(statements.WRITE_RUN, runs, "run_id", statements.RUN_PROGRESS)
+        self._write(statements.WRITE_GROUP, groups, "group_id", statements.GROUP_PROGRESS)
+        self._write(statements.WRITE_EPISODE, episodes, "episode_id", statements.EPISODE_PROGRESS)
         self._dirty_runs.clear()
         self._dirty_groups.clear()
         self._dirty_episodes.clear()
+
+    def _write(self, statement: sa.Update, rows: Sequence[Any], key: str, names: Sequence[str]) -> None:
+        if rows:
+            changes = [{**slots_of(row, names), f"{key}_": getattr(row, key)} for row in rows]
+            self._sql.execute(statement, changes)
 
     def _episodes(self, statement: sa.Select[Any], wanted: Mapping[str, Any]) -> list[EpisodeRow]:
         return [episode_of(row) for row in self._read(statement, **wanted)]

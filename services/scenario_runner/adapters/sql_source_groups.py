@@ -192,8 +192,7 @@ class SourceGroups:
     def add(self, groups: Sequence[SourceGroup]) -> None:
         if groups:
             self._changed_runs.update(group.run_id for group in groups)
-            rows = [{**slots_of(group), "state": group.state.value} for group in groups]
-            self._sql.execute(sa.insert(SOURCE_GROUP), rows)
+            self._sql.execute(sa.insert(SOURCE_GROUP), [slots_of(group) for group in groups])
 
     def update(self, groups: Sequence[SourceGroup]) -> None:
         if groups:
@@ -218,5 +217,4 @@ def _source_group(row: Any) -> SourceGroup:
 
 
 def _changes(group: SourceGroup) -> dict[str, Any]:
-    changed = {name: getattr(group, name) for name in _CHANGES}
-    return {**changed, "state": group.state.value, "group_id_": group.group_id, "run_id_": group.run_id}
+    return {**slots_of(group, _CHANGES), "group_id_": group.group_id, "run_id_": group.run_id}

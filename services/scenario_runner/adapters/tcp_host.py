@@ -7,9 +7,10 @@ them as MCP servers among its bindings, reached through the channel's tunnel.
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
-from scenario_runner.adapters.channel_environment import ChannelEnvironment, described_tool
+from scenario_runner.adapters.channel_environment import ChannelEnvironment
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
@@ -23,7 +24,7 @@ from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChan
 from upcycle.environment.channel.client import ChannelTimeout
 from upcycle.environment.channel.frames import understood
 from upcycle.environment.channel.tunnels import Forwarder
-from upcycle.environment.tools import ToolResult, bounded_text
+from upcycle.environment.tools import Tool, ToolResult, bounded_text
 from upcycle.errors import ToolFailed
 
 _MCP = "mcp/"
@@ -81,58 +82,51 @@ class TcpHost:
             environment = ChannelEnvironment(channel, self._timeouts, on_close=mine.aclose, explain_loss=lost)
             await environment.list_tools()
             return environment
-        tools = await _McpTools.attach(url, welcome.bindings, mine, self._timeouts)
+        tools = await _attached(url, welcome.bindings, mine)
+        call = partial(_call, tools, self._timeouts.tool_result_bytes)
         environment = ChannelEnvironment(
-            channel, self._timeouts, on_close=mine.aclose, explain_loss=lost, tool_caller=tools.call
+            channel, self._timeouts, on_close=mine.aclose, explain_loss=lost, tool_caller=call
         )
-        environment.tools = tuple(described_tool(tool.spec) for tool in tools.tools.values())
+        environment.tools = tuple(tool.spec for tool in tools.values())
         return environment
 
 
-class _McpTools:
+async def _attached(
+    url: str, bindings: tuple[Mapping[str, Any], ...], stack: AsyncExitStack
+) -> Mapping[str, Tool]:
     """The tools of an environment's MCP bindings."""
+    config: dict[str, dict[str, Any]] = {}
+    try:
+        with understood("a binding"):
+            offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
+            for binding in offered:
+                forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
+                token = (binding.get("params") or {}).get("auth_token")
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
+        if not config:
+            return {}
+        from upcycle.environment.mcp import McpTools
 
-    def __init__(self, tools: Mapping[str, Any], timeouts: EpisodeTimeouts) -> None:
-        self.tools = tools
-        self._timeouts = timeouts
+        attached = await McpTools.connect(config, taken=frozenset())
+    except (ToolFailed, ChannelError) as error:
+        raise EpisodeFault("environment_broken", str(error)) from error
+    stack.push_async_callback(attached.close)
+    return attached.tools
 
-    @classmethod
-    async def attach(
-        cls,
-        url: str,
-        bindings: tuple[Mapping[str, Any], ...],
-        stack: AsyncExitStack,
-        timeouts: EpisodeTimeouts,
-    ) -> "_McpTools":
-        config: dict[str, dict[str, Any]] = {}
-        try:
-            with understood("a binding"):
-                offered = [one for one in bindings if str(one.get("protocol", "")).startswith(_MCP)]
-                for binding in offered:
-                    forwarder = await stack.enter_async_context(Forwarder(url, binding["name"]))
-                    token = (binding.get("params") or {}).get("auth_token")
-                    headers = {"Authorization": f"Bearer {token}"} if token else {}
-                    config[binding["name"]] = {"url": forwarder.local(binding["url"]), "headers": headers}
-            if not config:
-                return cls({}, timeouts)
-            from upcycle.environment.mcp import McpTools
 
-            attached = await McpTools.connect(config, taken=frozenset())
-        except (ToolFailed, ChannelError) as error:
-            raise EpisodeFault("environment_broken", str(error)) from error
-        stack.push_async_callback(attached.close)
-        return cls(attached.tools, timeouts)
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        tool = self.tools.get(name)
-        if tool is None:
-            return ToolResult(f"no tool {name!r}; there is {', '.join(self.tools) or 'none'}", is_error=True)
-        try:
-            result: ToolResult = await tool.call(arguments)
-        except ToolFailed as error:
-            return ToolResult(str(error), is_error=True)
-        text, cut = bounded_text(result.text, self._timeouts.tool_result_bytes)
-        return ToolResult(text, result.is_error, cut)
+async def _call(
+    tools: Mapping[str, Tool], max_bytes: int, name: str, arguments: Mapping[str, Any]
+) -> ToolResult:
+    tool = tools.get(name)
+    if tool is None:
+        return ToolResult(f"no tool {name!r}; there is {', '.join(tools) or 'none'}", is_error=True)
+    try:
+        result = await tool.call(arguments)
+    except ToolFailed as error:
+        return ToolResult(str(error), is_error=True)
+    text, cut = bounded_text(result.text, max_bytes)
+    return ToolResult(text, result.is_error, cut)
 
 
 async def _connected(url: str) -> ControlChannel:

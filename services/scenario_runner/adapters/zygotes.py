@@ -67,11 +67,6 @@ class WarmEnvironment:
         self._sweeping: asyncio.Task[None] | None = None
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def num_alive(self) -> int:
-        """Episode processes that have not ended."""
-        return len(self._episodes)
-
     async def start(self) -> None:
         """Start the process and load the environment. Raises EnvironmentBroken."""
         self._folder.chmod(0o711)  # episodes that run as another user reach their own folders through it

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from episodes import EpisodeFailure
+from upcycle.environment.tools import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +104,13 @@ EnvironmentSource = PythonEnvironment | TcpEnvironment
 
 
 @dataclass(frozen=True, slots=True)
-class ToolDescription:
-    """A tool as the policy sees it. parameters: JSON schema."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
     """What an environment says about itself. scenarios: name -> JSON schema of its arguments."""
 
     name: str
     version: str
     scenarios: Mapping[str, Mapping[str, Any]]
-    tools: tuple[ToolDescription, ...]
+    tools: tuple[ToolSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +164,5 @@ class Opened:
 
     lease_id: str
     prompt: tuple[Message, ...]
-    tools: tuple[ToolDescription, ...]
+    tools: tuple[ToolSpec, ...]
     expires_at: datetime

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from scenario_runner.domain.environments import Grade, Message, Opened, ScenarioTranscript, ToolDescription
+from scenario_runner.domain.environments import Grade, Message, Opened, ScenarioTranscript
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.environment.tools import ToolSpec
 from upcycle.moments import timestamp
 
 
@@ -70,7 +71,7 @@ def _message(row: Message) -> trajectory_pb2.Message:
     return trajectory_pb2.Message(role=row["role"], content=row["content"], name=row["name"])
 
 
-def _tool(tool: ToolDescription) -> pb.ToolSpec:
+def _tool(tool: ToolSpec) -> pb.ToolSpec:
     return pb.ToolSpec(name=tool.name, description=tool.description, parameters_json=_json(tool.parameters))
 
 

@@ -66,11 +66,12 @@ async def test_a_wrong_statement_is_not_an_outage(sql_url: str) -> None:
             await db.run(lambda connection: connection.execute(text("SELECT nothing FROM nowhere")))
 
 
-async def test_an_integer_beyond_64_bits_is_poison(sql_url: str) -> None:
+@pytest.mark.parametrize("beyond", [2**63, -(2**63) - 1])
+async def test_an_integer_beyond_64_bits_is_poison(sql_url: str, beyond: int) -> None:
+    row = insert(NOTES).values(id=beyond, text="x")
     async with opened(sql_url) as db:
-        for beyond in (2**63, -(2**63) - 1):
-            with pytest.raises(PoisonMessage, match="refuses a value"):
-                await db.run(lambda c, id=beyond: c.execute(insert(NOTES).values(id=id, text="x")))
+        with pytest.raises(PoisonMessage, match="refuses a value"):
+            await db.run(lambda connection: connection.execute(row))
         assert await db.run(texts) == []
 
 

@@ -338,7 +338,7 @@ async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
         patch.setattr(zygote, "_on_message", deliver_both_in_one_turn)
         with pytest.raises(EpisodeFault, match="status 1"):
             await fleet.open()
-    assert (zygote.num_alive, fleet.leases.num_alive) == (0, 0)
+    assert (len(zygote._episodes), fleet.leases.num_alive) == (0, 0)
     assert await fleet.works()
 
 

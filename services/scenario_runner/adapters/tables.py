@@ -1,4 +1,4 @@
-"""The tables as SQLAlchemy Core sees them; `migrations/` makes them. Rows below a run or taskset are its tenant's."""
+"""The tables as SQLAlchemy Core sees them; `migrations/` makes them. Rows below a run have its tenant."""
 
 import sqlalchemy as sa
 

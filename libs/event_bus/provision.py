@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
+from event_bus.connection import plain_client
 from event_bus.errors import ProvisionRefused
 from event_bus.topology import UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
 from service_kit.groups import BusSettings
@@ -102,24 +102,11 @@ async def provision(
 
 
 async def _connect(where: BusSettings) -> Client:
-    password = where.password.get_secret_value() if where.password else None
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            return await nats.connect(
-                where.servers,
-                name="upcycle-provision",
-                user=where.user,
-                password=password,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,
-                error_cb=_quietly,
-            )
+            return await plain_client(where, "upcycle-provision", reconnect_time_wait=0.2)
     except (TimeoutError, NatsError, OSError) as error:
         raise Unavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
-
-
-async def _quietly(error: Exception) -> None:
-    _LOG.debug("nats_error", extra={"error": repr(error)})
 
 
 async def _apply_stream(jetstream: JetStreamContext, wanted: StreamConfig, done: Provisioned) -> None:

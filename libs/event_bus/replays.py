@@ -199,6 +199,8 @@ class Follower:
         self._in_flight = deps.in_flight
         self._timings = deps.timings
         self._failures = 0
+        self.after: int | None = None
+        """Sequence of the last delivery that is done with."""
 
     async def follow(self, deliveries: AsyncIterator[Delivery[Any]]) -> None:
         """Until `deliveries` end."""
@@ -208,6 +210,7 @@ class Follower:
             while pause_s is not None:
                 await asyncio.sleep(pause_s)
                 pause_s = await self._tried(delivery)
+            self.after = delivery.sequence
 
     async def _tried(self, delivery: Delivery[Any]) -> float | None:
         """Seconds until the next attempt, None when the delivery is done with."""

@@ -2,12 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 
+from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def one_piece(what: str) -> Iterator[None]:
+    """Around one piece of a loop's work, in which a bug must not end the loop: it is logged and raised as
+    Unavailable, so that the loop does its other work and tries this again.
+    """
+    try:
+        with as_errors():
+            yield
+    except Unavailable:
+        raise
+    except Exception as error:
+        log.exception("work_failed", extra={"work": what})
+        raise Unavailable(f"{what}: {error!r}") from error
 
 
 async def pause(stop: asyncio.Event, seconds: float, wake: asyncio.Event | None = None) -> bool:

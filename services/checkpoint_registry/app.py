@@ -98,6 +98,7 @@ def _evidence_policy(settings: CheckpointRegistrySettings) -> EvidencePolicy:
         min_coverage=settings.gate_min_coverage,
         max_tries=settings.gate_max_tries,
         first_retry_s=settings.gate_first_retry_s,
+        deadline_s=settings.gate_evaluation_s,
     )
 
 

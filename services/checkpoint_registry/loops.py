@@ -1,7 +1,6 @@
 """The registry's two loops: one drives the gate, the other removes old versions.
 
-On stop the gate's step in progress, which is one transaction, is finished or as if it had not begun; an
-abandoned sweep leaves to the next one what is left.
+On stop, the transaction in progress commits or rolls back; an abandoned sweep is continued by the next one.
 """
 
 import asyncio
@@ -12,11 +11,10 @@ from dataclasses import dataclass
 from checkpoint_registry import telemetry
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
-from checkpoint_registry.domain.errors import PeerRefused
 from checkpoint_registry.usecases.gating import RunGate
 from checkpoint_registry.usecases.retention import PruneVersions
 from checkpoint_registry.usecases.rollback import WatchHead
-from service_kit.loops import pause, until_stopped
+from service_kit.loops import one_piece, pause, until_stopped
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -72,18 +70,22 @@ class GateLoop:
         await until_stopped(stop, self._round, every_s=self._poll_s, wake=wake, waiting="gate_waits")
 
     async def _round(self) -> None:
-        """Drive each model; raises Unavailable at the end if one of them has to be tried again."""
+        """Drive each model; raises Unavailable at the end if one of them has to be tried again.
+
+        A bug, or a row that nothing can read, stops the gate of its model only.
+        """
         self._unfinished |= self._deps.wakeups.take() | await self._due()
         trouble: Exception | None = None
         for model in sorted(self._unfinished):
             try:
-                await self._drive(model)
-            except (Unavailable, PeerRefused) as error:
+                with one_piece(f"gate of {model!r}"):
+                    await self._drive(model)
+            except Unavailable as error:
                 trouble = error
             else:
                 self._unfinished.discard(model)
         if trouble is not None:
-            raise Unavailable(str(trouble)) from trouble
+            raise trouble
 
     async def _due(self) -> set[str]:
         """Models with a candidate under way; at first all: evidence may have come just before a crash."""
@@ -115,10 +117,11 @@ class RetentionLoop:
 
     async def _sweep(self) -> None:
         try:
-            removed = await self._prune.sweep()
-        except (Unavailable, PeerRefused) as error:
+            with one_piece("sweep of old versions"):
+                removed = await self._prune.sweep()
+        except Unavailable:
             telemetry.SWEEP_FAILURES.inc()
-            raise Unavailable(str(error)) from error
+            raise
         telemetry.versions_removed(removed)
         for model, versions in removed.items():
             log.info("versions_removed", extra={"model": model, "versions": versions})

@@ -21,5 +21,8 @@ class Tasksets(Protocol):
     async def submit(self, order: EvaluationOrder) -> str:
         """The run's id."""
 
+    async def cancel(self, run_id: str, reason: str) -> None:
+        """A run that is over stays as it is."""
+
     async def pinned_versions(self) -> set[tuple[str, int]]:
         """(model, version) that runs which are not over are pinned to."""

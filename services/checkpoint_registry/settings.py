@@ -28,6 +28,8 @@ class CheckpointRegistrySettings(ServiceSettings):
     """Evaluation runs per version before the gate holds a candidate for lack of evidence."""
     gate_first_retry_s: float = Field(2.0, gt=0)
     """Seconds before the second try of an evaluation; doubles per try."""
+    gate_evaluation_s: float = Field(6 * 3600.0, gt=0)
+    """Seconds after which an evaluation that is not over is cancelled; it counts as a failed try."""
     gate_min_family_tasks: int = Field(8, ge=2)
     """Task families smaller than this share one regression budget."""
     auto_rollback: bool = True

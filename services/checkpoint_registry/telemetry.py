@@ -38,8 +38,7 @@ def versions_removed(gone: Mapping[str, Sequence[int]]) -> None:
 
 def head_moved(move: HeadMove, version: int) -> None:
     """Head moved, by the gate or by a person; a person's name is no label."""
-    # Checkpoint ids of a model sort as their versions do.
-    direction = "forward" if move.to_checkpoint_id > move.from_checkpoint_id else "back"
+    direction = "forward" if move.is_forward else "back"
     by = GATE_ACTOR if move.actor == GATE_ACTOR else "person"
     HEAD_MOVES.labels(move.model, direction, by).inc()
     HEAD_VERSION.labels(move.model).set(version)

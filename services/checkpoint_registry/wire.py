@@ -218,7 +218,7 @@ def held(checkpoint: Checkpoint, reason: str, at: datetime) -> events_pb2.Checkp
 
 
 def head_moved(
-    checkpoint: Checkpoint, move: HeadMove, *, forward: bool
+    checkpoint: Checkpoint, move: HeadMove
 ) -> events_pb2.CheckpointPromoted | events_pb2.CheckpointRolledBack:
     """The fact that head moved: promoted when forward in version, else rolled back."""
     moved_at = timestamp(move.moved_at)
@@ -233,7 +233,7 @@ def head_moved(
         "actor": move.actor,
         "reason": move.reason,
     }
-    if forward:
+    if move.is_forward:
         return events_pb2.CheckpointPromoted(promoted_at=moved_at, **facts)
     return events_pb2.CheckpointRolledBack(rolled_back_at=moved_at, **facts)
 

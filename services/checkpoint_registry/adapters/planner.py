@@ -11,7 +11,7 @@ from upcycle.api.taskset.v1 import service_pb2
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 
-IDEMPOTENT = ("GetRun", "GetTaskset", "ListRuns", "SubmitRun")
+IDEMPOTENT = ("CancelRun", "GetRun", "GetTaskset", "ListRuns", "SubmitRun")
 """SubmitRun too: the same request_id is the same run."""
 
 
@@ -41,12 +41,14 @@ class GrpcTasksets:
 
     async def submit(self, order: EvaluationOrder) -> str:
         """Submit an evaluation run; the run's id."""
-        try:
-            with _peer_errors(f"submit {order.label}"):
-                response = await self._stub.SubmitRun(wire.order_to_wire(order))
-        except _NotThere as error:
-            raise PeerRefused(str(error)) from error
+        with _peer_errors(f"submit {order.label}"):
+            response = await self._stub.SubmitRun(wire.order_to_wire(order))
         return response.run.run_id
+
+    async def cancel(self, run_id: str, reason: str) -> None:
+        """End a run; one that is over stays as it is."""
+        with _peer_errors(f"cancel run {run_id}"):
+            await self._stub.CancelRun(service_pb2.CancelRunRequest(run_id=run_id, reason=reason))
 
     async def pinned_versions(self) -> set[tuple[str, int]]:
         """(model, version) that runs which are not over are pinned to."""
@@ -58,7 +60,7 @@ class GrpcTasksets:
         }
 
 
-class _NotThere(Exception):
+class _NotThere(PeerRefused):
     """The planner has nothing of that name."""
 
 

@@ -91,14 +91,8 @@ def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
 
 
 def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> None:
-    forward = target.version > read_checkpoint(connection, move.from_checkpoint_id).version
-    verb = "promoted" if forward else "rolled_back"
-    emit(
-        connection,
-        wire.head_moved(target, move, forward=forward),
-        model=move.model,
-        event_id=events.head_moved(verb, move.model, move.revision),
-    )
+    event_id = events.head_moved("promoted" if move.is_forward else "rolled_back", move.model, move.revision)
+    emit(connection, wire.head_moved(target, move), model=move.model, event_id=event_id)
 
 
 def _mark(connection: Connection, target: Checkpoint, reason: str) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, func, select, update
 
+from blob_store import BlobRef
 from checkpoint_registry.adapters import tables
 from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import version_of
@@ -47,13 +48,21 @@ class SqlVersionStore:
         return version_of(row)
 
     async def mark_removed(self, model: str, version: int, at: datetime) -> None:
-        """Offer the version no more, neither as latest nor to a pin. Its files go after this."""
+        """Offer the version no more, neither as latest nor to a pin, even if its fact is yet to come. Its
+        files go after this.
+        """
+        unannounced = PublishedVersion(model, version, "", BlobRef("", "", 0), "", 0, at)
         change = (
             update(tables.published_version)
             .where(owned(tables.published_version, model=model, version=version), _ROW.removed_at.is_(None))
             .values(removed_at=at)
         )
-        await self._db.run(lambda connection: connection.execute(change))
+
+        def work(connection: Connection) -> None:
+            insert_once(connection, tables.published_version, asdict(unannounced))
+            connection.execute(change)
+
+        await self._db.run(work)
 
 
 def record_version(connection: Connection, published: PublishedVersion) -> bool:
@@ -62,7 +71,7 @@ def record_version(connection: Connection, published: PublishedVersion) -> bool:
         return True
     row = _row_of(connection, published.model, published.version)
     known = "" if row is None else row["digest"]
-    if known == published.digest:
+    if row is not None and known in ("", published.digest):  # "": removed before its fact came
         return False
     raise VersionConflict(published.model, published.version, known, published.digest)
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from blob_store import BlobRef
-from identities.entities import SLUG
+from identities.entities import SLUG, parse_checkpoint_id
 from service_kit.errors import InvalidRequest
 
 # Longest lease. With a longer one, requests would be routed to a dead engine for too long.
@@ -95,6 +95,12 @@ class HeadMove:
     actor: str
     reason: str
     moved_at: datetime
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether head moved to a newer version. Ids do not sort as versions do from version 10^8 on."""
+        before, after = map(parse_checkpoint_id, (self.from_checkpoint_id, self.to_checkpoint_id))
+        return after is not None and (before is None or after.version > before.version)
 
 
 @dataclass(frozen=True, slots=True)

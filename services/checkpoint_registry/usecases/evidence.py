@@ -38,6 +38,7 @@ class EvidencePolicy:
 
     min_coverage: float = 0.9  # share of the planned episodes that must have been graded
     max_tries: int = 3
+    deadline_s: float = 6 * 3600.0  # of one evaluation run
     first_retry_s: float = 2.0  # doubles per try
 
 
@@ -61,12 +62,14 @@ class GatherEvidence:
 
     async def collect(self, run_id: str) -> Evaluation | None:
         """Stores a finished evaluation. None if its episodes do not all come from one known version."""
-        if await self._store.has_evaluation(run_id):
+        if await self._store.has_evaluation(run_id):  # maybe from before a crash, and the request from after
+            await self._store.close_request(run_id, RequestState.FINISHED, "", self._now())
             return None
         run = await self._tasksets.run(run_id, include_results=True)
-        if run is None or not run.is_evaluation or run.outcome is RunOutcome.UNFINISHED:
+        if run is not None and run.outcome is RunOutcome.UNFINISHED:
             return None
-        evaluation, problem = await self._read(run)
+        unknown = f"the planner knows no run {run_id!r}"
+        evaluation, problem = await self._read(run) if run is not None else (None, unknown)
         if evaluation is None:
             log.info("evaluation_is_no_evidence", extra={"run_id": run_id, "reason": problem})
             await self._store.close_request(run_id, RequestState.FAILED, problem, self._now())
@@ -88,14 +91,29 @@ class GatherEvidence:
         profile_key = job.profile.key() if job.profile else ""
         tries = await self._store.requests(checkpoint.checkpoint_id, job.taskset_digest, profile_key)
         if tries and tries[-1].state is RequestState.SUBMITTED:
-            await self.collect(tries[-1].run_id)
+            await self._follow(tries[-1])
             return None
-        if len(tries) >= self._policy.max_tries:
-            raise EvaluationGivenUp(self._why_given_up(checkpoint, gate, evidence, tries[-1]))
-        if tries and self._now() < tries[-1].updated_at + self._backoff(len(tries)):
+        # What failed of head for an earlier candidate does not count: it would hold every later one.
+        failed = [one for one in tries if one.updated_at >= job.created_at]
+        if len(failed) >= self._policy.max_tries:
+            raise EvaluationGivenUp(self._why_given_up(checkpoint, gate, evidence, failed[-1]))
+        if failed and self._now() < failed[-1].updated_at + self._backoff(len(failed)):
             return None
         await self._submit(checkpoint, job, gate, len(tries))
         return None
+
+    async def _follow(self, request: EvaluationRequest) -> None:
+        """Reads a run that was ordered. Its request ends with the run, a refusal, or the deadline."""
+        run_id, late_at = request.run_id, request.updated_at + timedelta(seconds=self._policy.deadline_s)
+        try:
+            await self.collect(run_id)
+            if self._now() < late_at:
+                return
+            why = f"run {run_id} did not end within {self._policy.deadline_s:g} s"
+            await self._tasksets.cancel(run_id, why)
+        except PeerRefused as error:
+            why = str(error)
+        await self._store.close_request(run_id, RequestState.FAILED, why, self._now())
 
     async def _submit(self, checkpoint: Checkpoint, job: GateJob, gate: GateSpec, attempt: int) -> None:
         assert job.profile is not None  # noqa: S101 - a job is QUEUED only with gate and profile
@@ -136,8 +154,9 @@ class GatherEvidence:
             return "", RequestState.FAILED, str(error)
 
     async def _read(self, run: EvaluationRun) -> tuple[Evaluation | None, str]:
-        if run.outcome is not RunOutcome.COMPLETED:
-            return None, f"run {run.run_id} {run.outcome.value}: {run.failure or 'no reason given'}"
+        if not run.is_evaluation or run.outcome is not RunOutcome.COMPLETED:
+            how = run.outcome.value if run.is_evaluation else "is no evaluation"
+            return None, f"run {run.run_id} {how}: {run.failure or 'no reason given'}"
         taskset = await self._tasksets.taskset(exact_name(run.taskset, run.taskset_revision))
         if taskset is None or taskset.digest != run.taskset_digest:
             return None, f"taskset {run.taskset!r} is no longer what run {run.run_id} was made of"

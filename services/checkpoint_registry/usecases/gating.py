@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
-from checkpoint_registry.domain.errors import HeadMoved
+from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
 from checkpoint_registry.domain.evidence import Evidence
 from checkpoint_registry.domain.gate import GateRule, Verdict, judge
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
@@ -66,7 +66,10 @@ class RunGate:
         """Does what can be done now; True when it did something, so that there may be more to do at once."""
         fresh = await self._store.jobs(model, JobPhase.NEW)
         for job in fresh:
-            await self._read_spec(job)
+            try:
+                await self._read_spec(job)
+            except PeerRefused as error:
+                await self._store.hold(job.checkpoint_id, f"its gate cannot be read: {error}", self._now())
         running = await self._store.jobs(model, JobPhase.RUNNING)
         queued = await self._store.jobs(model, JobPhase.QUEUED)
         for job in queued[:-1]:

@@ -50,9 +50,7 @@ class WatchHead:
             return None
         promotion = (await self._models.head_moves(model_name))[-1]
         job = await self._store.job(model.head_checkpoint_id)
-        # Checkpoint ids of a model sort as their versions do.
-        went_forward = promotion.from_checkpoint_id < promotion.to_checkpoint_id
-        if job is None or promotion.actor != GATE_ACTOR or not went_forward:
+        if job is None or promotion.actor != GATE_ACTOR or not promotion.is_forward:
             return None
         now, before = await self._both_sides(promotion, job)
         if not now.run_ids or self._judged.get(model_name) == now.run_ids:
@@ -62,7 +60,9 @@ class WatchHead:
         return await self._roll_back(model, promotion, now, before) if worse else None
 
     async def _both_sides(self, promotion: HeadMove, job: GateJob) -> tuple[Evidence, Evidence]:
-        """Of head since it was promoted, as what promoted it was the best of many; and of the head before."""
+        """Evidence of head from after its promotion only, because the run that promoted it was the best of
+        many; and all evidence of the head before.
+        """
         digest, profile = job.taskset_digest, job.profile.key() if job.profile else ""
         runs = await self._store.evaluations(promotion.to_checkpoint_id, digest, profile)
         since = [run for run in runs if run.finished_at > promotion.moved_at]

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
@@ -14,6 +13,7 @@ from nats.js.errors import NotFoundError
 from engine_client import SERVING_STATES, state_from_wire
 from episodes import Channel, Purpose
 from episodes.identity import CHANNELS
+from event_bus.connection import plain_client
 from event_bus.topology import (
     REWARD_GRADER,
     ROLLOUT_SAMPLER_EVAL,
@@ -162,21 +162,9 @@ class BusGauge:
     async def _connected(self) -> Client:
         async with self._connecting:
             if self._client is None or self._client.is_closed:
-                secret = self._settings.password
-                self._client = await nats.connect(
-                    self._settings.servers,
-                    name="scenario_runner gauge",
-                    user=self._settings.user,
-                    password=secret.get_secret_value() if secret else None,
-                    connect_timeout=1,
-                    max_reconnect_attempts=-1,
-                    error_cb=_quiet,
-                )
+                name = "scenario_runner gauge"
+                self._client = await plain_client(self._settings, name, connect_timeout=1)
             return self._client
-
-
-async def _quiet(error: Exception) -> None:
-    log.debug("gauge_connection", extra={"error": repr(error)})
 
 
 async def _answered(call: Awaitable[T]) -> T | None:

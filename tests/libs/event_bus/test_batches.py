@@ -262,3 +262,29 @@ async def test_a_stop_nacks_a_batch_that_would_not_end(server: NatsServer) -> No
         sub = await eyes.jetstream.pull_subscribe_bind(spec.durable, stream=spec.stream)
         (raw,) = await sub.fetch(1, timeout=2)
         assert raw.metadata.num_delivered == 2
+
+
+async def test_a_bus_whose_projection_fails_each_time_is_not_ready_and_names_it(server: NatsServer) -> None:
+    spec, got, is_mended = projection(), Batches(), asyncio.Event()
+    timings = replace(FAST, first_retry_s=0.01, max_retry_s=0.01)
+    buses: list[EventBus] = []
+    ready: list[str | None] = []
+
+    def setup(bus: EventBus) -> None:
+        buses.append(bus)
+        subscribe_batch(bus, spec, got)
+
+    def trouble(_: list[str]) -> None:
+        ready.append(buses[0].ready())
+        if not is_mended.is_set():
+            raise ZeroDivisionError("a bug")
+
+    got.trouble = trouble  # type: ignore[method-assign]
+    async with running(server, spec, setup=setup, timings=timings) as bus:
+        await publish(bus, ["a"])
+        await until(lambda: len(ready) > 5)
+        assert ready[:5] == [None] * 5
+        assert "projections that cannot go on: projection failed 5 times in a row since 20" in str(ready[5])
+        is_mended.set()
+        await until(lambda: bus.ready() is None)
+    assert got.done == ["a"]

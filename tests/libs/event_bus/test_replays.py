@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import FAST, MODEL, Seen, eyes_on, failed, running, subscribe_ephemeral
+from tests.libs.event_bus.support import (
+    FAST,
+    MODEL,
+    Seen,
+    eyes_on,
+    failed,
+    running,
+    subscribe_ephemeral,
+    topology,
+)
 from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
 from event_bus import CursorBeyondStream, Delivery, EventBus, UnknownEvent
+from event_bus.incoming import Decoder
+from event_bus.provision import provision
 from event_bus.topology import EVENTS
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, GroupShortened, RunFinished
 from upcycle.errors import Unavailable
@@ -240,3 +251,45 @@ async def test_what_the_stream_holds_is_waited_for_and_then_said_to_be_away(serv
         await asyncio.to_thread(server.kill)
         with pytest.raises(Unavailable, match=r"cannot read facts after 7 of stream EVENTS within 0\.5 s"):
             await bus.stored([EpisodeFailed], after_sequence=7)
+
+
+async def test_a_reader_goes_on_when_the_stream_was_made_anew(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its place, 3, is beyond a stream of 1 fact. One reader begins at the start again, one at the end."""
+    every, newer = Seen(), Seen()
+
+    def setup(bus: EventBus) -> None:
+        subscribe_ephemeral(bus, [EpisodeFailed], every, start=0)
+        subscribe_ephemeral(bus, [EpisodeFailed], newer)
+
+    async with running(server, setup=setup) as bus, eyes_on(server) as eyes:
+        await publish(bus, "a", "b", "c")
+        await until(lambda: every.details == newer.details == ["a", "b", "c"])
+        await eyes.jetstream.delete_stream(EVENTS)
+        await provision(server.url, topology=topology())
+        await publish(bus, "d")
+        await until(lambda: [record.message for record in caplog.records].count("reader_begins_anew") == 2)
+        await publish(bus, "e")
+        await until(lambda: every.details[3:] == ["d", "e"] and newer.details[-1] == "e")
+        assert newer.details[3:] in (["e"], ["d", "e"])
+
+
+async def test_a_reader_that_was_interrupted_goes_on_after_its_last_fact(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, broken = Seen(), asyncio.Event()
+    deliver = Decoder.delivery
+
+    def delivery(self: Decoder, raw: Any) -> Delivery[Any]:
+        found = deliver(self, raw)
+        if found.message.detail == "c" and not broken.is_set():
+            broken.set()
+            raise RuntimeError("a bug of the reader")
+        return found
+
+    monkeypatch.setattr(Decoder, "delivery", delivery)
+    async with running(server, setup=lambda bus: subscribe_ephemeral(bus, [EpisodeFailed], seen)) as bus:
+        await publish(bus, "a", "b", "c")
+        await until(lambda: "c" in seen.details)
+    assert seen.details == ["a", "b", "c"]

@@ -57,6 +57,11 @@ class PlannerDouble:
             self.runs[run_id] = evaluation_run(run_id, order.model, order.version, order.profile)
         return run_id
 
+    async def cancel(self, run_id: str, reason: str) -> None:
+        self._answer()
+        if self.runs[run_id].outcome is RunOutcome.UNFINISHED:
+            self.fail(run_id, RunOutcome.CANCELLED, reason)
+
     async def pinned_versions(self) -> set[tuple[str, int]]:
         self._answer()
         return {

@@ -18,7 +18,7 @@ from tests.services.checkpoint_registry.planner_double import PROFILE, evaluatio
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
 
 import policy_files
-from blob_store import BlobStore, MemoryBlobStore, S3BlobStore
+from blob_store import BlobRef, BlobStore, MemoryBlobStore, S3BlobStore
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.errors import VersionRemoved
@@ -35,6 +35,7 @@ from upcycle.api.training.v1.training_pb2 import CanaryRow, PolicyManifest
 from upcycle.errors import Unavailable
 
 NEWEST = 20
+REF = BlobRef("k", "a" * 64, 1)
 POLICY = RetentionPolicy(keep_newest=4, min_age=timedelta(hours=1))
 
 
@@ -204,6 +205,19 @@ async def test_a_removed_version_is_neither_latest_nor_found_again_when_its_fact
     assert not await versions.record(PublishedVersion(MODEL, 12, digest, ref, "run-train", 12, START))
     with pytest.raises(VersionRemoved):
         await versions.version(MODEL, 12)
+    assert (await shelf.harness.models.model(MODEL)).latest.version == NEWEST
+
+
+async def test_a_version_that_went_before_its_fact_came_is_not_offered_when_it_comes(shelf: Shelf) -> None:
+    """Version 21 is the newest: brought back, it would be what every engine loads."""
+    versions, late = (
+        shelf.harness.versions,
+        PublishedVersion(MODEL, 21, "d" * 64, REF, "run-train", 21, START),
+    )
+    await versions.mark_removed(MODEL, 21, START)
+    assert not await versions.record(late)
+    with pytest.raises(VersionRemoved):
+        await versions.version(MODEL, 21)
     assert (await shelf.harness.models.model(MODEL)).latest.version == NEWEST
 
 

@@ -8,13 +8,16 @@ from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHa
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload
 
 from blob_store import BlobRef
+from checkpoint_registry import wire
 from checkpoint_registry.domain.errors import UnknownModel, UnknownVersion, VersionConflict
-from checkpoint_registry.domain.models import PublishedVersion
+from checkpoint_registry.domain.models import HeadMove, PublishedVersion
 from event_bus.topology import CHECKPOINT_REGISTRY
+from identities.entities import checkpoint_id
 from identities.events import policy_published
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2
 from upcycle.api.registry.v1 import service_pb2 as pb
+from upcycle.api.registry.v1.events_pb2 import CheckpointPromoted, CheckpointRolledBack
 from upcycle.api.training.v1.events_pb2 import PolicyPublished
 from upcycle.rpc import RemoteNotFound, remote_errors
 
@@ -116,3 +119,16 @@ async def test_versions_that_were_published_while_the_registry_was_down_are_reco
 
 def test_the_registrys_durable_reads_published_versions() -> None:
     assert PolicyPublished in CHECKPOINT_REGISTRY.events
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "forward"), [(99_999_999, 10**8, True), (10**8, 99_999_999, False)]
+)
+def test_head_moves_forward_from_version_99999999_to_100000000_although_its_id_sorts_first(
+    before: int, after: int, forward: bool
+) -> None:
+    ends = (checkpoint_id(MODEL, before), checkpoint_id(MODEL, after))
+    move = HeadMove(MODEL, 2, *ends, "gate", "", START)
+    assert move.is_forward is forward
+    moved = wire.head_moved(checkpoint(after), move)
+    assert type(moved) is (CheckpointPromoted if forward else CheckpointRolledBack)

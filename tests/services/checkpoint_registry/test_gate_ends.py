@@ -1,0 +1,166 @@
+"""Each state of a gate job ends: by an answer of the planner, by the tries, or by a deadline."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness
+from tests.services.checkpoint_registry.planner_double import PlannerDouble
+
+from checkpoint_registry.domain.errors import PeerRefused
+from checkpoint_registry.domain.models import CheckpointState
+from checkpoint_registry.domain.runs import RunOutcome
+from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, RetentionLoop
+from upcycle.errors import Unavailable
+
+DEADLINE_S = 6 * 3600
+
+
+async def test_a_run_that_the_planner_forgot_costs_a_try_and_not_the_slot(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
+    first = harness.planner.order_of(1)
+    del harness.planner.runs[first]
+    await harness.drive()
+    harness.clock.forward(60)
+    await harness.drive()
+    assert harness.planner.order_of(1) != first
+    await harness.finish(1, 0.9)
+    await harness.finish(0, 0.3)
+    assert await harness.head() == 1
+
+
+async def test_results_that_were_stored_before_their_request_cost_a_try_and_not_the_slot(
+    harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def killed(_: object) -> None:
+        raise ConnectionAbortedError
+
+    await harness.save(1)
+    with monkeypatch.context() as crash:
+        crash.setattr(harness.gates, "add_request", killed)
+        with pytest.raises(ConnectionAbortedError):
+            await harness.drive()
+    first = harness.planner.order_of(1)
+    # 50 of the 80 episodes are graded: less than the 72 that 90 % are.
+    harness.planner.finish(first, 0.9, harness.clock(), lost=30)
+    await harness.evidence.collect(first)
+    harness.restart()
+    await harness.drive()
+    await harness.drive()
+    harness.clock.forward(60)
+    await harness.drive()
+    assert harness.planner.order_of(1) != first
+    await harness.finish(1, 0.9)
+    await harness.finish(0, 0.3)
+    assert await harness.head() == 1
+
+
+async def test_an_evaluation_past_its_deadline_is_cancelled_and_the_slot_is_free_after_all_tries(
+    harness: RegistryHarness,
+) -> None:
+    await harness.save(1)
+    await harness.drive()
+    await harness.finish(0, 0.3)
+    for _ in range(3):
+        harness.clock.forward(DEADLINE_S - 60)
+        await harness.drive()
+        late = harness.planner.order_of(1)
+        assert harness.planner.runs[late].outcome is RunOutcome.UNFINISHED
+        harness.clock.forward(120)
+        await harness.drive()
+        assert harness.planner.runs[late].outcome is RunOutcome.CANCELLED
+        harness.clock.forward(60)
+        await harness.drive()
+    assert await harness.state(1) is CheckpointState.HELD
+    assert f"run {late} did not end within 21600 s" in await harness.reason(1)
+    assert await harness.gates.models_with_open_jobs() == []
+
+
+async def test_results_that_can_never_be_read_cost_a_try_and_not_the_slot(
+    harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when they are larger than one message may be."""
+    refuse_runs(monkeypatch, lambda run_id: run_id != "run-train")
+    await harness.save(1)
+    for _ in range(7):
+        await harness.drive()
+        harness.clock.forward(60)
+    assert await harness.state(1) is CheckpointState.HELD
+    assert "message larger than max" in await harness.reason(1)
+
+
+async def test_a_training_run_that_can_never_be_read_holds_its_own_candidate_only(
+    harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_runs(monkeypatch, lambda run_id: run_id == "run-odd")
+    await harness.save(1, "run-odd")
+    await harness.save(2)
+    await harness.drive()
+    assert await harness.state(1) is CheckpointState.HELD
+    assert "message larger than max" in await harness.reason(1)
+    assert await harness.state(2) is CheckpointState.EVALUATING
+
+
+async def test_evaluations_of_head_that_failed_for_one_candidate_are_tried_again_for_the_next(
+    harness: RegistryHarness,
+) -> None:
+    await harness.save(1)
+    for _ in range(3):
+        await harness.drive()
+        harness.planner.fail(harness.planner.order_of(0), RunOutcome.FAILED, "no engine serves v0")
+        await harness.report(harness.planner.order_of(0))
+        harness.clock.forward(60)
+    await harness.drive()
+    assert "no engine serves v0" in await harness.reason(1)
+    await harness.save(2)
+    await harness.drive()
+    await harness.finish(2, 0.9)
+    await harness.finish(0, 0.3)
+    assert await harness.head() == 2
+
+
+async def test_a_model_whose_gate_has_a_bug_delays_no_other_model(
+    harness: RegistryHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    driven: list[str] = []
+
+    class Gate:
+        async def advance(self, model: str) -> bool:
+            driven.append(model)
+            if model == "broken":
+                raise ZeroDivisionError("a bug")
+            return False
+
+    class Jobs:
+        async def models_with_open_jobs(self) -> list[str]:
+            return ["broken", MODEL]
+
+    gate: Any = Gate()
+    jobs: Any = Jobs()
+    loop = GateLoop(GateLoopDeps(gate, harness.watch, harness.models, jobs, GateWakeups()), poll_s=1.0)
+    with pytest.raises(Unavailable, match="gate of 'broken': ZeroDivisionError"):
+        await loop._round()
+    assert driven == ["broken", MODEL]
+    assert [record.message for record in caplog.records if record.exc_info] == ["work_failed"]
+
+
+async def test_a_bug_in_a_sweep_of_old_versions_does_not_end_the_loop() -> None:
+    class Prune:
+        async def sweep(self) -> dict[str, list[int]]:
+            raise ZeroDivisionError("a bug")
+
+    prune: Any = Prune()
+    with pytest.raises(Unavailable, match="sweep of old versions: ZeroDivisionError"):
+        await RetentionLoop(prune, every_s=1.0)._sweep()
+
+
+def refuse_runs(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], bool]) -> None:
+    answer = PlannerDouble.run
+
+    async def run(self: PlannerDouble, run_id: str, *, include_results: bool = False) -> Any:
+        if is_refused(run_id):
+            raise PeerRefused("RESOURCE_EXHAUSTED: message larger than max")
+        return await answer(self, run_id, include_results=include_results)
+
+    monkeypatch.setattr(PlannerDouble, "run", run)

@@ -140,9 +140,8 @@ class EventRouter(NatsRouter):
         """Decorates, once per type, what gets each fact of that type in stream order, in this process only.
 
         `start`: "new" begins with what is stored after the bus started, a number with the first fact after
-        that sequence. Nothing is missed across reconnects; a restart begins again, and so does the reader of a
-        stream that was made anew. A delivery that keeps failing is skipped after a few attempts, with an
-        error in the log.
+        that sequence. Nothing is missed across reconnects; a restart, or a stream that was made anew, begins
+        again. A delivery that keeps failing is skipped after a few attempts, with an error in the log.
         """
         handlers = EventHandlers[Awaitable[None]]()
         self.ephemerals.append(Ephemeral(handlers, model, start))

@@ -3,18 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from google.protobuf.message import Message
 from opentelemetry import propagate, trace
-from sqlalchemy import Connection
-
-from sql_store import enqueue
 
 _TRACER = trace.get_tracer("upcycle.checkpoint_registry")
-
-
-def emit(connection: Connection, event: Message, *, model: str, event_id: str) -> None:
-    """Stores the event in the outbox; it carries the context of the current span."""
-    enqueue(connection, event, model=model, event_id=event_id)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from checkpoint_registry import telemetry, wire
 from checkpoint_registry.adapters import tables
-from checkpoint_registry.adapters.events import caused_by, emit
+from checkpoint_registry.adapters.events import caused_by
 from checkpoint_registry.adapters.inserts import insert_once
 from checkpoint_registry.adapters.rows import (
     evaluation_of,
@@ -18,8 +18,7 @@ from checkpoint_registry.adapters.rows import (
     request_of,
     request_values,
 )
-from checkpoint_registry.adapters.sql_heads import move_head, read_checkpoint
-from checkpoint_registry.domain.errors import HeadMoved, UnknownModel
+from checkpoint_registry.adapters.sql_heads import lock_revision, move_head, read_checkpoint
 from checkpoint_registry.domain.evidence import Evaluation
 from checkpoint_registry.domain.jobs import (
     GATE_ACTOR,
@@ -31,7 +30,7 @@ from checkpoint_registry.domain.jobs import (
 )
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
 from identities import events
-from sql_store import Database, owned
+from sql_store import Database, enqueue, owned
 
 
 class SqlGateStore:
@@ -263,7 +262,7 @@ def _concluded(connection: Connection, judgement: Judgement) -> GateJob | None:
     job = _job(connection, judgement.candidate_checkpoint_id)
     if job is None or job.phase is JobPhase.DONE:
         return None
-    _require_revision(connection, job.model, judgement.head_revision)
+    lock_revision(connection, job.model, judgement.head_revision)
     if not _finish(connection, job.checkpoint_id):
         return None
     report = json_format.MessageToJson(wire.report_to_wire(judgement), indent=None)
@@ -275,17 +274,7 @@ def _emit_evaluated(
     connection: Connection, candidate: Checkpoint, judgement: Judgement, at: datetime
 ) -> None:
     event_id = events.of_checkpoint("evaluated", candidate.checkpoint_id)
-    emit(connection, wire.evaluated(candidate, judgement, at), model=candidate.model, event_id=event_id)
-
-
-def _require_revision(connection: Connection, model: str, revision: int) -> None:
-    """Raises HeadMoved if head is not the one that the candidate was compared with."""
-    query = select(tables.model.c.head_revision).where(owned(tables.model, model=model)).with_for_update()
-    actual = connection.execute(query).scalar()
-    if actual is None:
-        raise UnknownModel(model)
-    if actual != revision:
-        raise HeadMoved(model, revision, actual)
+    enqueue(connection, wire.evaluated(candidate, judgement, at), model=candidate.model, event_id=event_id)
 
 
 def _hold(connection: Connection, checkpoint: Checkpoint, reason: str, at: datetime) -> None:
@@ -293,7 +282,7 @@ def _hold(connection: Connection, checkpoint: Checkpoint, reason: str, at: datet
     if checkpoint.state is CheckpointState.PROMOTED:
         return
     _change(connection, checkpoint.checkpoint_id, state=CheckpointState.HELD.value, reason=reason)
-    emit(
+    enqueue(
         connection,
         wire.held(checkpoint, reason, at),
         model=checkpoint.model,

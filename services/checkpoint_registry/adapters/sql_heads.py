@@ -7,12 +7,11 @@ from sqlalchemy import Connection, insert, select, update
 
 from checkpoint_registry import wire
 from checkpoint_registry.adapters import tables
-from checkpoint_registry.adapters.events import emit
 from checkpoint_registry.adapters.rows import checkpoint_of, move_of
 from checkpoint_registry.domain.errors import HeadMoved, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove
 from identities import events
-from sql_store import owned
+from sql_store import enqueue, owned
 
 
 def read_checkpoint(connection: Connection, checkpoint_id: str) -> Checkpoint:
@@ -40,9 +39,7 @@ def move_head(
     `move` brings actor, reason and time; the rest is filled in here. Head moved to itself is no move: the
     audit's last line is returned.
     """
-    head = _lock_head(connection, target.model)
-    if revision is not None and head.revision != revision:
-        raise HeadMoved(target.model, revision, head.revision)
+    head = _head(connection, target.model, lock_revision(connection, target.model, revision))
     if head.to_checkpoint_id == target.checkpoint_id:
         return head
     done = replace(
@@ -65,12 +62,21 @@ def first_move(connection: Connection, base: Checkpoint, at: datetime) -> None:
     connection.execute(insert(tables.head_move).values(**asdict(move)))
 
 
-def _lock_head(connection: Connection, model: str) -> HeadMove:
-    """The last line of the audit, which is head; the model's row stays locked until the transaction ends."""
+def lock_revision(connection: Connection, model: str, expected: int | None) -> int:
+    """Head's revision; the model's row stays locked until the transaction ends. Raises HeadMoved if it is not
+    what was expected (None: any), UnknownModel.
+    """
     lock = select(tables.model.c.head_revision).where(owned(tables.model, model=model)).with_for_update()
     revision = connection.execute(lock).scalar()
     if revision is None:
         raise UnknownModel(model)
+    if expected not in (None, revision):
+        raise HeadMoved(model, expected, revision)
+    return int(revision)
+
+
+def _head(connection: Connection, model: str, revision: int) -> HeadMove:
+    """The last line of the audit, which is head."""
     # A statement of its own: Postgres would not see the line that a writer we waited for has added.
     query = select(tables.head_move).where(owned(tables.head_move, model=model, revision=revision))
     return move_of(connection.execute(query).mappings().one())
@@ -92,7 +98,7 @@ def _set_head(connection: Connection, target: Checkpoint, move: HeadMove) -> Non
 
 def _announce(connection: Connection, target: Checkpoint, move: HeadMove) -> None:
     event_id = events.head_moved("promoted" if move.is_forward else "rolled_back", move.model, move.revision)
-    emit(connection, wire.head_moved(target, move), model=move.model, event_id=event_id)
+    enqueue(connection, wire.head_moved(target, move), model=move.model, event_id=event_id)
 
 
 def _mark(connection: Connection, target: Checkpoint, reason: str) -> None:

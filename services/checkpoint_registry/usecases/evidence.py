@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +22,7 @@ from checkpoint_registry.domain.runs import (
 )
 from checkpoint_registry.ports import Clock, Tasksets
 from identities.entities import gate_request_id
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +106,13 @@ class GatherEvidence:
 
     async def _follow(self, request: EvaluationRequest) -> None:
         """Reads a run that was ordered. Its request ends with the run, a refusal, or the deadline."""
-        run_id, late_at = request.run_id, request.updated_at + timedelta(seconds=self._policy.deadline_s)
+        run_id = request.run_id
+        is_late = self._now() >= request.updated_at + timedelta(seconds=self._policy.deadline_s)
         try:
-            await self.collect(run_id)
-            if self._now() < late_at:
+            # Unavailable may be about this run alone, each time: its results take too long, or meet a bug.
+            with suppress(Unavailable) if is_late else nullcontext():
+                await self.collect(run_id)
+            if not is_late:
                 return
             why = f"run {run_id} did not end within {self._policy.deadline_s:g} s"
             await self._tasksets.cancel(run_id, why)

@@ -1,6 +1,6 @@
 """The projection in SQL: rows, counters and feed change in one transaction, whatever the facts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
@@ -101,7 +101,8 @@ def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
     if not changes:
         return 0
     rows = [row_of(new, position + index) for index, (_, new) in enumerate(changes, start=1)]
-    _upsert(connection, EPISODES, ("episode_id",), rows)
+    dialect = connection.dialect.name
+    connection.execute(_insert(dialect, EPISODES, ("episode_id",), None), rows)
     for delta in deltas(changes):
         _count(connection, delta)
     _move_feed(connection, position + len(rows))
@@ -128,26 +129,16 @@ def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
 
 
 def _count(connection: Connection, delta: CounterDelta) -> None:
+    dialect, run = connection.dialect.name, {"tenant": delta.tenant, "run_id": delta.run_id}
+    labels = delta.by_label.items()
     rows = [
-        {
-            "tenant": delta.tenant,
-            "run_id": delta.run_id,
-            "state": int(state),
-            "reason": reason,
-            "count": count,
-        }
-        for (state, reason), count in delta.by_label.items()
+        {**run, "state": int(state), "reason": reason, "count": count} for (state, reason), count in labels
     ]
     if rows:
-        _add(connection, LEDGER, ("tenant", "run_id", "state", "reason"), ("count",), rows)
+        connection.execute(_insert(dialect, LEDGER, (*run, "state", "reason"), ("count",)), rows)
     if delta.conflicts or delta.trained_twice:
-        alarm = {
-            "tenant": delta.tenant,
-            "run_id": delta.run_id,
-            "conflicts": delta.conflicts,
-            "trained_twice": delta.trained_twice,
-        }
-        _add(connection, ALARMS, ("tenant", "run_id"), ("conflicts", "trained_twice"), [alarm])
+        alarm = {"conflicts": delta.conflicts, "trained_twice": delta.trained_twice}
+        connection.execute(_insert(dialect, ALARMS, tuple(run), tuple(alarm)), [{**run, **alarm}])
 
 
 @cache
@@ -161,22 +152,6 @@ def _insert(dialect: str, table: Table, key: tuple[str, ...], numbers: tuple[str
     else:
         values = {name: table.c[name] + insert.excluded[name] for name in numbers}
     return insert.on_conflict_do_update(index_elements=list(key), set_=values)
-
-
-def _upsert(
-    connection: Connection, table: Table, key: tuple[str, ...], rows: Sequence[Mapping[str, Any]]
-) -> None:
-    connection.execute(_insert(connection.dialect.name, table, key, None), rows)
-
-
-def _add(
-    connection: Connection,
-    table: Table,
-    key: tuple[str, ...],
-    numbers: tuple[str, ...],
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    connection.execute(_insert(connection.dialect.name, table, key, numbers), rows)
 
 
 def _episodes(connection: Connection, query: Select[Any]) -> list[Episode]:

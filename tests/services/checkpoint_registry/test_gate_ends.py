@@ -14,6 +14,7 @@ from checkpoint_registry.loops import GateLoop, GateLoopDeps, GateWakeups, Reten
 from upcycle.errors import Unavailable
 
 DEADLINE_S = 6 * 3600
+TOO_LARGE = "RESOURCE_EXHAUSTED: message larger than max"
 
 
 async def test_a_run_that_the_planner_forgot_costs_a_try_and_not_the_slot(harness: RegistryHarness) -> None:
@@ -81,7 +82,7 @@ async def test_results_that_can_never_be_read_cost_a_try_and_not_the_slot(
     harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when they are larger than one message may be."""
-    refuse_runs(monkeypatch, lambda run_id: run_id != "run-train")
+    refuse_runs(monkeypatch, lambda run_id: run_id != "run-train", PeerRefused(TOO_LARGE))
     await harness.save(1)
     for _ in range(7):
         await harness.drive()
@@ -90,10 +91,27 @@ async def test_results_that_can_never_be_read_cost_a_try_and_not_the_slot(
     assert "message larger than max" in await harness.reason(1)
 
 
+async def test_results_that_never_come_in_time_keep_the_slot_until_the_deadline_only(
+    harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_runs(monkeypatch, lambda run_id: run_id != "run-train", Unavailable("DEADLINE_EXCEEDED"))
+    await harness.save(1)
+    await harness.drive()
+    late = harness.planner.order_of(1)
+    with pytest.raises(Unavailable):
+        await harness.drive()
+    harness.clock.forward(DEADLINE_S)
+    await harness.drive()
+    assert harness.planner.runs[late].outcome is RunOutcome.CANCELLED
+    harness.clock.forward(60)
+    await harness.drive()
+    assert harness.planner.order_of(1) != late
+
+
 async def test_a_training_run_that_can_never_be_read_holds_its_own_candidate_only(
     harness: RegistryHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_runs(monkeypatch, lambda run_id: run_id == "run-odd")
+    refuse_runs(monkeypatch, lambda run_id: run_id == "run-odd", PeerRefused(TOO_LARGE))
     await harness.save(1, "run-odd")
     await harness.save(2)
     await harness.drive()
@@ -155,12 +173,12 @@ async def test_a_bug_in_a_sweep_of_old_versions_does_not_end_the_loop() -> None:
         await RetentionLoop(prune, every_s=1.0)._sweep()
 
 
-def refuse_runs(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], bool]) -> None:
+def refuse_runs(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[str], bool], error: Exception) -> None:
     answer = PlannerDouble.run
 
     async def run(self: PlannerDouble, run_id: str, *, include_results: bool = False) -> Any:
         if is_refused(run_id):
-            raise PeerRefused("RESOURCE_EXHAUSTED: message larger than max")
+            raise error
         return await answer(self, run_id, include_results=include_results)
 
     monkeypatch.setattr(PlannerDouble, "run", run)

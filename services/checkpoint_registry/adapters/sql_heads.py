@@ -70,7 +70,7 @@ def lock_revision(connection: Connection, model: str, expected: int | None) -> i
     revision = connection.execute(lock).scalar()
     if revision is None:
         raise UnknownModel(model)
-    if expected not in (None, revision):
+    if expected is not None and expected != revision:
         raise HeadMoved(model, expected, revision)
     return int(revision)
 

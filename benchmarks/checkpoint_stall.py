@@ -32,9 +32,10 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.retrying import RetryUntilAvailable
-from grpo_trainer.runs.deps import Instruments, RunDeps
+from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.persisting import Persistence
 from grpo_trainer.runs.stores import BlobStates
+from grpo_trainer.telemetry import TrainerInstruments
 from identities.entities import checkpoint_id
 from policy_files import PolicyFacts, manifest_ref, upload
 
@@ -235,7 +236,7 @@ async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
         policies=_Policies(store, scratch / "policies", head),
         held_out=unused,
         facts=_SilentFacts(),
-        instruments=cast(Instruments, _SilentInstruments()),
+        instruments=cast(TrainerInstruments, _SilentInstruments()),
         now=lambda: datetime.now(UTC),
         work_dir=scratch,
     )

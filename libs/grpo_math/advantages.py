@@ -128,8 +128,3 @@ def advantage_function(name: str) -> AdvantageFunction:
     if name not in ADVANTAGES:
         raise unknown_name("advantage", name, ADVANTAGES)
     return ADVANTAGES[name]
-
-
-def has_spread(rewards: Tensor) -> Tensor:
-    """[P] bool: True where at least two present members of the group differ, so that it can teach."""
-    return _group(rewards).informative.any(dim=1)

@@ -111,7 +111,7 @@ async def _earlier(platform: "Platform", standing: Standing) -> "dict[int, Run]"
     from upcycle.rpc import remote_errors
 
     request = ListRunsRequest(model=standing.model, limit=_LOOK_BACK)
-    async with remote_errors("standing run"):
+    with remote_errors("standing run"):
         listed = (await platform.tasksets.ListRuns(request, timeout=10)).runs
     prefix = standing.request_id(0)[:-1]
     labels = ((run.spec.label.removeprefix(prefix), run) for run in listed if prefix in run.spec.label)
@@ -156,7 +156,7 @@ async def keep(platform: "Platform", standing: Standing) -> list[str]:
     from upcycle.rpc import RemoteError, remote_errors
 
     try:
-        async with remote_errors("standing run"):
+        with remote_errors("standing run"):
             return [standing_line(await start_or_find(platform, standing))]
     except FailsAtOnce as error:
         return [str(error)]

@@ -79,7 +79,7 @@ _CLASSES: Final[dict[grpc.StatusCode, type[RemoteError]]] = {
 
 
 class remote_errors:
-    """Turn gRPC's error into Unavailable or a RemoteError, by `with` or `async with`.
+    """Turn gRPC's error into Unavailable or a RemoteError.
 
     `with remote_errors("open episode"): await stub.Open(request)`
     """
@@ -97,15 +97,6 @@ class remote_errors:
         """Raises the typed error for a failed call; every other exception passes through."""
         if isinstance(error, grpc.aio.AioRpcError):
             raise remote_error(self._what, error) from error
-
-    async def __aenter__(self) -> None:
-        """As `with`."""
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """As `with`."""
-        self.__exit__(kind, error, trace)
 
 
 class peer_errors(remote_errors):

@@ -22,8 +22,6 @@ def object_store(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Unavailable as error:
-        raise Unavailable(f"the object store ({what}): {error}") from error
     except VersionTaken as error:
         raise LineageTaken(f"{what}: {error}") from error
     except _BROKEN as error:
@@ -31,7 +29,7 @@ def object_store(what: str) -> Iterator[None]:
     except ExceptionGroup as group:  # several files are fetched at once; the first failure stands for all
         with object_store(what):
             raise group.exceptions[0] from group
-    except BlobError as error:
+    except (Unavailable, BlobError) as error:
         raise Unavailable(f"the object store ({what}): {error}") from error
 
 

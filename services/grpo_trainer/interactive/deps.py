@@ -14,7 +14,7 @@ from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.interactive.conversations import ChatConversations
-from grpo_trainer.interactive.state import Head
+from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.protocol import InteractiveLearner
 
@@ -46,22 +46,6 @@ class TaskClaims(Protocol):
         InvalidInput; Unavailable."""
 
 
-class Heads(Protocol):
-    """The head of a model in the registry."""
-
-    async def head(self, model: str) -> Head:
-        """Raises UnknownModel; Unavailable."""
-
-    async def holds(self, model: str, checkpoint_id: str) -> bool:
-        """Whether the registry has recorded the checkpoint. Raises Unavailable."""
-
-    async def promote(
-        self, model: str, checkpoint_id: str, *, expected_revision: int, reason: str
-    ) -> int | None:
-        """Move head there and return its new revision; None if head is not at expected_revision any more.
-        Raises Unavailable, also until the registry has recorded the checkpoint."""
-
-
 @dataclass(frozen=True, slots=True)
 class InteractiveDeps:
     """Dependencies of the interactive sessions. leases: shared with the runs. max_open: models that
@@ -71,7 +55,7 @@ class InteractiveDeps:
     trajectories: Trajectories
     claims: TaskClaims
     conversations: ChatConversations
-    heads: Heads
+    heads: RegistryHeads
     states: InteractiveStates
     policies: RegistryPolicies
     facts: BusFacts

@@ -9,7 +9,7 @@ from grpo_trainer.domain.errors import UnknownTrajectory
 from grpo_trainer.interactive.deps import StoredTrajectory
 from upcycle.api.trajectory.v1.service_pb2 import GetTrajectoryRequest
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
-from upcycle.rpc import RemoteError, RemoteNotFound, peer_errors
+from upcycle.rpc import RemoteError, peer_errors
 
 
 class PlatformTrajectories:
@@ -27,8 +27,6 @@ class PlatformTrajectories:
         try:
             with peer_errors(f"the trajectory store at {self._address}"):
                 reply = await self._stub.GetTrajectory(GetTrajectoryRequest(trajectory_id=trajectory_id))
-        except RemoteNotFound as error:
-            raise UnknownTrajectory(f"trajectory {trajectory_id!r} is not stored: {error}") from error
         except RemoteError as error:
             raise UnknownTrajectory(f"trajectory {trajectory_id!r} cannot be used: {error}") from error
         summary, episode = reply.summary, reply.body.episode

@@ -106,7 +106,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_typed(stub: "rpc.TasksetSer
 
 
 async def _watch(stub: "rpc.TasksetServiceAsyncStub", run_id: str, seen: list[str]) -> None:
-    async with remote_errors("watch"):
+    with remote_errors("watch"):
         async for response in stub.WatchRun(pb.WatchRunRequest(run_id=run_id)):
             seen.append(response.run.run_id)
 

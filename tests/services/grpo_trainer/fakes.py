@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 
 from blob_store import MemoryBlobStore
 from event_bus import Delivery
-from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
+from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import GradedTrajectory, Settlement
+from grpo_trainer.telemetry import TrainerInstruments
 from upcycle.api.training.v1 import events_pb2 as training_events
 
 START = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
@@ -107,7 +108,7 @@ def _timeless(event: Message) -> bytes:
     return copy.SerializeToString(deterministic=True)
 
 
-class Instruments:
+class Instruments(TrainerInstruments):
     """Counts; the real ones are tested where spans are."""
 
     @contextmanager
@@ -141,7 +142,7 @@ class Policies(RegistryPolicies):
         return self._heads[model]
 
 
-class HeldOut:
+class HeldOut(HeldOutTasks):
     """Digests by taskset."""
 
     def __init__(self, digests: Mapping[str, tuple[str, ...]]) -> None:

@@ -22,6 +22,7 @@ from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.domain.token_rows import episode_tokens
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps, StoredTrajectory
+from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.inputs import BatchOptions, InlineInput, Pass, RowInput, Sample, TrainingInput
 from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
@@ -47,7 +48,7 @@ class Policies(BranchPolicies):
 
 
 @dataclass
-class Registry:
+class Registry(RegistryHeads):
     """Heads of models; checkpoints are recorded when their fact was published."""
 
     world: World

@@ -44,8 +44,8 @@ demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close
 
 .PHONY: test
 test: $(VENV)/.dev ## every test that needs no Docker engine and no GPU
-	pytest -q -n $(JOBS) --dist loadfile --ignore tests/e2e
-	pytest -q tests/e2e
+	pytest -q -n $(JOBS) --dist loadfile --durations 25 --ignore tests/e2e
+	pytest -q --durations 10 tests/e2e
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## break one module in every small way and see that its tests notice (MODULE=planner)

@@ -274,7 +274,7 @@ async def test_a_bus_whose_projection_fails_each_time_is_not_ready_and_names_it(
         buses.append(bus)
         subscribe_batch(bus, spec, got)
 
-    def trouble(_: list[str]) -> None:
+    def trouble(details: list[str]) -> None:
         ready.append(buses[0].ready())
         if not is_mended.is_set():
             raise ZeroDivisionError("a bug")

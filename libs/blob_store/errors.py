@@ -15,6 +15,10 @@ class MissingBlob(BlobError):
     """The key holds nothing. Final: a reference is only published after its bytes."""
 
 
+class InvalidKey(MissingBlob, ValueError):
+    """No store takes this key, so it holds nothing."""
+
+
 class CorruptBlob(BlobError):
     """The key holds other bytes than the reference promises. Final: do not use them."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from blob_store.errors import CorruptBlob
+from blob_store.errors import CorruptBlob, InvalidKey
 from upcycle.api.common.v1 import common_pb2
 
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -67,10 +67,10 @@ def ref_of_file(key: str, path: Path, sha256: str | None = None) -> BlobRef:
 
 
 def check_key(key: str) -> str:
-    """Return a key that every S3 accepts and that cannot climb out of a prefix. Raises ValueError."""
+    """Return a key that every S3 accepts and that cannot climb out of a prefix. Raises InvalidKey."""
     parts = key.split("/")
     if not key or len(key.encode()) > MAX_KEY_BYTES or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(
+        raise InvalidKey(
             f"blob key {key[:80]!r} must be 1..{MAX_KEY_BYTES} bytes of non-empty parts separated by '/', "
             "none of them '.' or '..'"
         )

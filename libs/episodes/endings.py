@@ -18,6 +18,11 @@ class EpisodeFailure(StrEnum):
     BODY_CORRUPT = "body_corrupt"
     GRADER_ERROR = "grader_error"
 
+    @classmethod
+    def label(cls, kind: str) -> str:
+        """For a metric, whose labels must be few: the kind, or `other` for the word of an environment."""
+        return kind if kind in ("", *cls) else "other"
+
 
 class GroupOutcome(StrEnum):
     """`group.settled`, outcome."""

@@ -4,12 +4,14 @@
 
 from collections.abc import Collection
 
+from upcycle.errors import Unavailable
+
 
 class BusError(Exception):
     """Base of every error of this package."""
 
 
-class QueueFull(BusError):
+class QueueFull(BusError, Unavailable):
     """The command queue holds as many commands as it may; slow down and ask again."""
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, delete, func, literal, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
-from event_bus.errors import BusError, QueueFull
+from event_bus.errors import BusError
 from event_bus.topology import EVENTS, TASKS
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, TABLE_NAME
@@ -143,7 +143,7 @@ class OutboxRelay:
             for row in rows:
                 try:
                     await self._publish(row)
-                except (Unavailable, QueueFull) as error:
+                except Unavailable as error:
                     extra = {"stream": row.stream, "event_id": row.event_id, "error": str(error)}
                     _LOG.warning("outbox_waits", extra=extra)
                     break

@@ -102,7 +102,7 @@ class Grading:
         raise PoisonMessage(f"the grade of {trajectory_id} is too large for an event, even without subscores")
 
     async def _publish_failure(self, recorded: TrajectoryRecorded, failure: CannotGrade) -> None:
-        telemetry.TRAJECTORIES.labels("failed", failure.kind).inc()
+        telemetry.TRAJECTORIES.labels("failed", EpisodeFailure.label(failure.kind)).inc()
         episode_id, kind, detail = recorded.episode.episode_id, failure.kind, failure.detail
         log.warning("episode_failed", extra={"episode_id": episode_id, "kind": kind, "detail": detail})
         at = self._now()

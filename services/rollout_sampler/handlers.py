@@ -108,4 +108,4 @@ class Episodes:
                 assert_never(outcome)
 
     def _count(self, outcome: str, kind: str = "") -> None:
-        telemetry.EPISODES.labels(self._pool, outcome, kind).inc()
+        telemetry.EPISODES.labels(self._pool, outcome, EpisodeFailure.label(kind)).inc()

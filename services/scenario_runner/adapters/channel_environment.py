@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from episodes import EpisodeFailure
 from scenario_runner.domain.environments import (
     EnvironmentDescription,
     EnvironmentLost,
@@ -105,7 +106,7 @@ class ChannelEnvironment:
         try:
             return await call
         except ChannelError as error:
-            raise EpisodeFault(error.error_kind or "scenario_error", str(error)) from error
+            raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, str(error)) from error
         except ChannelTimeout as error:
             raise EpisodeTimeout(f"{what}: {error}") from error
         except ChannelClosed as error:
@@ -133,7 +134,7 @@ def loss_of(status: int, output: str) -> Exception:
     said = f"; it printed: {output}" if output else ""
     if status >= 0:
         return EpisodeFault(
-            "scenario_error", f"the scenario ended its own process with status {status}{said}"
+            EpisodeFailure.SCENARIO_ERROR, f"the scenario ended its own process with status {status}{said}"
         )
     if status == -24:  # SIGXCPU
         return EpisodeTimeout(f"the environment used up its processor time{said}")

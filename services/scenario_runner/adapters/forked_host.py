@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from episodes import EpisodeFailure
 from scenario_runner.adapters.channel_environment import ChannelEnvironment, description_from, loss_of
 from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOptions, remove_leftovers
 from scenario_runner.domain.environments import (
@@ -115,7 +116,9 @@ def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
     async def explain() -> Exception:
         done, _ = await asyncio.wait([forked.ended], timeout=EXIT_WAIT_S)
         if not done:
-            return EpisodeFault("scenario_error", "the environment closed its control channel and went on")
+            return EpisodeFault(
+                EpisodeFailure.SCENARIO_ERROR, "the environment closed its control channel and went on"
+            )
         return loss_of(forked.ended.result(), zygote.output_of(forked))
 
     return explain

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from episodes import Purpose
+from episodes import GroupReason, Purpose
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Stopping
 from scenario_runner.domain.runs import (
@@ -126,7 +126,7 @@ def end_grace_period(unit: PlanUnit, run: RunRecord) -> None:
     if run.awaits_trainer:
         unit.announce_stopping(run, _NO_ANSWER, is_final=True)
     else:
-        cancel(unit, run, unit.unsettled(run.run_id), "run_over")
+        cancel(unit, run, unit.unsettled(run.run_id), GroupReason.RUN_OVER)
         announce_released(unit, run)
 
 

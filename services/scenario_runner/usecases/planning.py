@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from episodes import EpisodeFailure, GroupOutcome, Purpose
+from episodes import EpisodeFailure, GroupOutcome, GroupReason, Purpose
 from identities.entities import episode_id, group_id, group_of_episode
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
@@ -348,10 +348,10 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
     if run.spec.training is None or not run.spec.training.reached(step):
         return
     if run.awaits_trainer:  # the step under way was the last one anyway: the trainer has no more to say
-        cancel(unit, advanced, unit.unsettled(run.run_id), "run_over")
+        cancel(unit, advanced, unit.unsettled(run.run_id), GroupReason.RUN_OVER)
         announce_released(unit, advanced)
     else:
-        end_run(unit, advanced, RunState.COMPLETED, "run_over")
+        end_run(unit, advanced, RunState.COMPLETED, GroupReason.RUN_OVER)
 
 
 def _group_of(fact: Fact) -> str | None:

@@ -81,15 +81,16 @@ class S3BlobStore:
         """See BlobStore."""
         partial = path.with_name(f"{path.name}.{os.getpid()}.{id(ref):x}.partial")
         try:
-            await self._request(f"get {ref.key} into {path}", lambda: self._download(ref, partial))
+            await self._request(f"get {check_key(ref.key)} into {path}", lambda: self._download(ref, partial))
             await asyncio.to_thread(partial.replace, path)
         finally:
             partial.unlink(missing_ok=True)
 
     async def read(self, key: str) -> bytes | None:
         """See BlobStore."""
+        what = f"get {check_key(key)}"
         try:
-            return await self._request(f"get {check_key(key)}", lambda: self._get(key))
+            return await self._request(what, lambda: self._get(key))
         except MissingBlob:
             return None
 

@@ -55,7 +55,7 @@ CAUGHT: Final = (MinioException, urllib3.exceptions.HTTPError)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StoreFailure:
     """One failed request."""
 
     kind: Kind
@@ -74,17 +74,17 @@ _BY_CODE: Final = {
 }
 
 
-def classify(error: Exception) -> Failure:
+def classify(error: Exception) -> StoreFailure:
     """Say what a client error means."""
     if isinstance(error, S3Error):
-        return Failure(_of_s3_error(error), f"{error.code}: {error.message}")
+        return StoreFailure(_of_s3_error(error), f"{error.code}: {error.message}")
     if isinstance(error, ServerError):
-        return Failure(_of_status(error.status_code), str(error))
+        return StoreFailure(_of_status(error.status_code), str(error))
     if isinstance(error, InvalidResponseError):
-        return Failure(Kind.PASSING, str(error)[:300])
+        return StoreFailure(Kind.PASSING, str(error)[:300])
     if isinstance(error, urllib3.exceptions.HTTPError):
-        return Failure(Kind.PASSING, f"{type(error).__name__}: {error}")
-    return Failure(Kind.OTHER, f"{type(error).__name__}: {error}")
+        return StoreFailure(Kind.PASSING, f"{type(error).__name__}: {error}")
+    return StoreFailure(Kind.OTHER, f"{type(error).__name__}: {error}")
 
 
 def _of_s3_error(error: S3Error) -> Kind:

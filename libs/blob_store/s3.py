@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from blob_store.classify import CAUGHT, TRANSIENT, Failure, Kind, classify
+from blob_store.classify import CAUGHT, TRANSIENT, Kind, StoreFailure, classify
 from blob_store.client import make_client
 from blob_store.errors import BlobError, BucketMissing, MissingBlob, StoreDenied, UnknownStoreError
 from blob_store.ref import BlobRef, check_key, ref_of_bytes, ref_of_file
@@ -223,7 +223,7 @@ class S3BlobStore:
                 self._away = None
         log.info("object_store_back", extra={"endpoint": self._endpoint, "after_s": time.monotonic() - since})
 
-    def _typed(self, what: str, failure: Failure) -> BlobError | Unavailable:
+    def _typed(self, what: str, failure: StoreFailure) -> BlobError | Unavailable:
         where = f"{what} in bucket {self.bucket} at {self._endpoint}: {failure.detail}"
         match failure.kind:
             case Kind.MISSING:
@@ -245,7 +245,7 @@ class S3BlobStore:
                 return UnknownStoreError(where)
 
 
-def classify_cause(error: BlobError | Unavailable) -> Failure:
+def classify_cause(error: BlobError | Unavailable) -> StoreFailure:
     """What the client's own error behind `error` meant."""
     cause = error.__cause__
-    return classify(cause) if isinstance(cause, Exception) else Failure(Kind.OTHER, str(error))
+    return classify(cause) if isinstance(cause, Exception) else StoreFailure(Kind.OTHER, str(error))

@@ -15,7 +15,7 @@ from event_bus import EventBus
 from local_demo.feed import FACTS, LoopState, apply
 from local_demo.plan import FIRST_TASKSET, HELD_OUT_TASKSET, MODEL, PRACTICE_TASKSET, DemoPlan
 from local_demo.production import Production
-from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls
+from local_demo.report import DemoReport, Fed, HeldOut, Ledger, Reloads, Served, Walls
 from local_demo.view import make_view
 from local_stack.stack import Stack, StackSettings
 from local_stack.supervisor import lock_folder
@@ -105,7 +105,7 @@ class Demo:
         yield
         self._walls[name] = time.monotonic() - began
 
-    async def run(self) -> Report:
+    async def run(self) -> DemoReport:
         """Baseline, training with promotions under production traffic, the verdict on held-out tasks."""
         await load_source(str(self.plan.tasks_file), PRACTICE_TASKSET).register(self.platform)
         async with self._phase(
@@ -203,13 +203,13 @@ class Demo:
         trained: Run,
         evaluations: tuple[Run, Run],
         production: Production,
-    ) -> Report:
+    ) -> DemoReport:
         ledger = await self._balanced_ledger()
         head = await self.platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)
         served = await self._served(production)
         counts = self.state.checkpoints
         listed = await self.platform.tasksets.ListRuns(ListRunsRequest(limit=1000), timeout=10)
-        return Report(
+        return DemoReport(
             before=before,
             after=after,
             ledger=Ledger(ledger.requested, ledger.settled, ledger.in_flight, dict(ledger.by_state)),

@@ -19,7 +19,7 @@ MAX_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProductionAnswer:
     """One answered request: whose weights, and when (Unix seconds) the first token arrived."""
 
     version: int
@@ -37,7 +37,7 @@ class Production:
     messages: Sequence[dict[str, str]]
     requests: int = 0
     failures: list[str] = field(default_factory=list)
-    first_answers: dict[int, Answer] = field(default_factory=dict)
+    first_answers: dict[int, ProductionAnswer] = field(default_factory=dict)
     _task: asyncio.Task[None] | None = None
     _client: AsyncOpenAI | None = None
 
@@ -57,7 +57,7 @@ class Production:
         if self._client is not None:
             await self._client.close()
 
-    async def ask(self, client: AsyncOpenAI | None = None) -> Answer:
+    async def ask(self, client: AsyncOpenAI | None = None) -> ProductionAnswer:
         """One streamed chat completion. Raises openai.APIError."""
         streaming = client or self._client
         if streaming is None:
@@ -71,7 +71,9 @@ class Production:
         async for _ in stream:
             first_token_at = first_token_at or time.time()
         headers = raw.headers
-        return Answer(int(headers["x-upcycle-version"]), headers["x-upcycle-digest"], first_token_at)
+        return ProductionAnswer(
+            int(headers["x-upcycle-version"]), headers["x-upcycle-digest"], first_token_at
+        )
 
     async def _ask_forever(self, client: AsyncOpenAI) -> None:
         while True:

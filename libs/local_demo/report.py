@@ -105,7 +105,7 @@ class Fed:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """Everything `report.json` says."""
 
     before: HeldOut

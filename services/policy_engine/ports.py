@@ -92,7 +92,7 @@ class Announcer(Protocol):
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
 
 
-class Telemetry(Protocol):
+class SupervisorTelemetry(Protocol):
     """Metrics and spans."""
 
     def serves(self, version: int) -> None: ...

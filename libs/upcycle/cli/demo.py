@@ -12,7 +12,7 @@ from upcycle.cli.platform_needed import require_platform
 
 if TYPE_CHECKING:
     from local_demo.loop import Demo
-    from local_demo.report import Report
+    from local_demo.report import DemoReport
 
 
 async def demo(
@@ -56,7 +56,7 @@ async def demo(
     return status
 
 
-def conclude(report: "Report", running: "Demo") -> int:
+def conclude(report: "DemoReport", running: "Demo") -> int:
     """The numbers, the verdict, and what to try next."""
     out = human()
     before, after = report.before, report.after
@@ -96,13 +96,13 @@ def conclude(report: "Report", running: "Demo") -> int:
     return Exit.FAILED if shortfalls else Exit.OK
 
 
-def _fed(report: "Report") -> str:
+def _fed(report: "DemoReport") -> str:
     groups = ", ".join(f"{count} groups of {run_id}" for run_id, count in report.fed.groups.items())
     sampled = report.fed.sampled_before_first_step
     return f"{groups} trained; {sampled} episodes sampled for training before the first step"
 
 
-def _walls(report: "Report") -> str:
+def _walls(report: "DemoReport") -> str:
     walls = report.wall_s
     return f"setup {walls.setup:.0f} s, baseline {walls.baseline:.0f} s, training {walls.training:.0f} s"
 

@@ -38,7 +38,7 @@ from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Update, groups_after
 from grpo_trainer.interactive.steps import announce_step, interactive_spec, recorded, session_of, step_metrics
-from grpo_trainer.learner.prepared import DatumValues, Measured, PreparedBatch
+from grpo_trainer.learner.prepared import DatumValues, MeasuredPass, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.publishing import store_version
 from grpo_trainer.retrying import RetryUntilAvailable
@@ -82,7 +82,7 @@ class InteractiveSession:
         self._newest: InteractiveState | None = None
         self._done: StepDone | None = None
         self._generation = 0
-        self._pending: dict[str, Measured] = {}
+        self._pending: dict[str, MeasuredPass] = {}
         self._forwards: OrderedDict[str, _Forward] = OrderedDict()
 
     @property
@@ -107,12 +107,12 @@ class InteractiveSession:
                 self._forwards.popitem(last=False)
             return forward_id, head.base.version, data
 
-    async def forward_backward(self, request_id: str, asked: Pass) -> Measured:
+    async def forward_backward(self, request_id: str, asked: Pass) -> MeasuredPass:
         """Adds the gradient of a built-in loss to the accumulated ones."""
         async with self._turn():
             return await self._forward_backward(request_id, asked, *await self._current(asked.lora))
 
-    async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> Measured:
+    async def _forward_backward(self, request_id: str, asked: Pass, policy: Path, head: Head) -> MeasuredPass:
         batch = await self._prepared(asked, policy)
         measured = await self._learner.forward_backward(batch, asked.loss, asked.num_substeps)
         versions = [one.oldest_version for one in batch.inputs if one.oldest_version is not None]
@@ -126,7 +126,7 @@ class InteractiveSession:
         forward_id: str,
         weights: Sequence[Sequence[float]],
         metrics: Mapping[str, float],
-    ) -> Measured:
+    ) -> MeasuredPass:
         """Adds the gradient that the caller computed on the rows of a forward pass."""
         async with self._turn():
             await self._current()
@@ -145,13 +145,13 @@ class InteractiveSession:
             self._pending[request_id] = replace(measured, metrics={**measured.metrics, **metrics})
             return self._pending[request_id]
 
-    async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[Measured, StepDone]:
+    async def step(self, request_id: str, asked: Pass, update: Update) -> tuple[MeasuredPass, StepDone]:
         """forward_backward and optim_step as one request; if the newest durable step has this request id, its
         recorded result is returned and nothing is computed."""
         async with self._turn():
             policy, head = await self._current(asked.lora)
             if (done := self._repeated(request_id)) is not None:
-                return Measured(done.metrics, int(done.metrics.get("datums", 0))), done
+                return MeasuredPass(done.metrics, int(done.metrics.get("datums", 0))), done
             measured = await self._forward_backward(request_id, asked, policy, head)
             only = replace(update, gradients=(request_id,))
             _, head = await self._current()  # head may have moved during the pass
@@ -338,7 +338,7 @@ class InteractiveSession:
             )
 
     async def _session(
-        self, head: Head, update: Update, pending: Mapping[str, Measured], numbers: Mapping[str, float]
+        self, head: Head, update: Update, pending: Mapping[str, MeasuredPass], numbers: Mapping[str, float]
     ) -> SessionState:
         """The state after the step, without its tensors. numbers: metrics of the update."""
         deps = self._deps

@@ -13,7 +13,7 @@ from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.inputs import Lora
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone
-from grpo_trainer.learner.prepared import Adam, Measured
+from grpo_trainer.learner.prepared import Adam, MeasuredPass
 from grpo_trainer.publishing import announce_version
 from grpo_trainer.retrying import RetryUntilAvailable
 from identities.entities import interactive_run_id
@@ -52,7 +52,7 @@ def session_of(spec: TrainingSpec, base: BasePolicy, record: StepRecord) -> Sess
 
 
 def step_metrics(
-    pending: Mapping[str, Measured], adam: Adam, numbers: Mapping[str, float]
+    pending: Mapping[str, MeasuredPass], adam: Adam, numbers: Mapping[str, float]
 ) -> dict[str, float]:
     """Metrics of the step: those of the update, and the means over its passes, weighted by trained tokens."""
     weights = [max(each.metrics.get("tokens", 1.0), 1.0) for each in pending.values()]

@@ -20,7 +20,7 @@ from grpo_trainer.interactive.inputs import (
     TrainingInput,
 )
 from grpo_trainer.interactive.state import StepDone, Update
-from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass
 from trajectory_body import tool_calls
 from upcycle.api.training.v1 import interactive_pb2 as pb
 from upcycle.api.training.v1 import service_pb2 as service
@@ -160,7 +160,7 @@ def datum_to_wire(datum: DatumValues) -> pb.Datum:
     )
 
 
-def measured_to_wire(measured: Measured) -> service.ForwardBackwardResponse:
+def measured_to_wire(measured: MeasuredPass) -> service.ForwardBackwardResponse:
     """What a pass measured."""
     return service.ForwardBackwardResponse(metrics=finite(measured.metrics), num_datums=measured.num_datums)
 

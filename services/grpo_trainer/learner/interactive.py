@@ -22,7 +22,7 @@ from grpo_trainer.learner.gradient_sums import GradientSums
 from grpo_trainer.learner.interactive_rows import CreditedRow, credited_rows, num_without_spread, weighted
 from grpo_trainer.learner.optimization import Gradient, StepOptions, accumulate, mismatch_metrics
 from grpo_trainer.learner.packed_model import PackedModel
-from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured, PreparedBatch
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, PreparedBatch
 from grpo_trainer.learner.torch_learner import LearnerThread, TorchLearner, misfit
 from upcycle.run_config import loss_refusals
 
@@ -70,11 +70,11 @@ class TorchInteractiveLearner(TorchLearner):
         """Log-probabilities of all rows under the present weights. Raises InvalidInput."""
         return await self._thread.run(lambda: self._forward(self._rows(batch)))
 
-    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
         """Adds the gradient of a loss; the update divides the sum by its tokens. Raises InvalidInput."""
         return await self._thread.run(lambda: self._forward_backward(batch, loss, num_substeps))
 
-    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
         return await self._thread.run(lambda: self._backward(batch, weights))
 
@@ -119,7 +119,7 @@ class TorchInteractiveLearner(TorchLearner):
             logprobs.update(_logprobs(model, cut, share_prefixes=share_prefixes))
         return tuple(_datum(one, logprobs[one.row.row_id]) for one in credited)
 
-    def _forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+    def _forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
         model, _ = self._loaded()
         options, credited = self._options(loss), self._rows(batch)
         rows = [one.row for one in credited]
@@ -130,7 +130,7 @@ class TorchInteractiveLearner(TorchLearner):
         self._thread.group.core(self._session).canary_rows = rows[:CANARY_ROWS]
         return _measured(batch, credited, parts)
 
-    def _backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+    def _backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         model, _ = self._loaded()
         credited = self._rows(batch)
         if len(weights) != len(credited):
@@ -208,7 +208,9 @@ def _per_token(number: int, row: TrainingRow, values: Sequence[float]) -> Tensor
     return weights
 
 
-def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequence[Gradient]) -> Measured:
+def _measured(
+    batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequence[Gradient]
+) -> MeasuredPass:
     tokens = sum(part.num_trained for part in parts)
     metrics = {
         **mismatch_metrics(sum((part.sums for part in parts), MismatchSums())),
@@ -224,4 +226,4 @@ def _measured(batch: PreparedBatch, credited: Sequence[CreditedRow], parts: Sequ
     if rewards:
         metrics["reward_mean"] = sum(rewards) / len(rewards)
     trajectory_ids = tuple(one.trajectory_id for one in batch.inputs if one.trajectory_id)
-    return Measured(metrics, len(credited), trajectory_ids, batch.groups)
+    return MeasuredPass(metrics, len(credited), trajectory_ids, batch.groups)

@@ -39,7 +39,7 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPass:
     """What one forward and backward pass added. num_datums: rows; trajectory_ids: those of the store;
     groups: their runs and groups."""
 

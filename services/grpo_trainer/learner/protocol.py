@@ -9,7 +9,7 @@ from typing import Protocol
 
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.token_rows import EpisodeTokens
-from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, Measured, PreparedBatch
+from grpo_trainer.learner.prepared import Adam, DatumValues, LossSpec, MeasuredPass, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class InteractiveLearner(Learner, Protocol):
     async def forward(self, batch: PreparedBatch) -> tuple[DatumValues, ...]:
         """Log-probabilities of the rows under the weights of now. Raises InvalidInput."""
 
-    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> Measured:
+    async def forward_backward(self, batch: PreparedBatch, loss: LossSpec, num_substeps: int) -> MeasuredPass:
         """Adds the gradient of the loss, to be divided by all trained tokens of the step. Raises
         InvalidInput."""
 
-    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> Measured:
+    async def backward(self, batch: PreparedBatch, weights: Sequence[Sequence[float]]) -> MeasuredPass:
         """Adds the gradient of -sum(weights * logprobs), per datum of `forward`. Raises InvalidInput."""
 
     async def apply(self, adam: Adam) -> Mapping[str, float]:

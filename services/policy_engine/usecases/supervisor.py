@@ -22,7 +22,15 @@ from policy_engine.domain import (
     ServedPolicy,
     VersionRefused,
 )
-from policy_engine.ports import Announcer, Clock, EngineControl, EngineHost, PolicyStore, Telemetry, Versions
+from policy_engine.ports import (
+    Announcer,
+    Clock,
+    EngineControl,
+    EngineHost,
+    PolicyStore,
+    SupervisorTelemetry,
+    Versions,
+)
 from policy_engine.usecases.pins import PinnedPolicies
 from policy_engine.usecases.reload import ReloadProtocol
 from service_kit.loops import pause
@@ -51,7 +59,7 @@ class SupervisorDeps:
     store: PolicyStore
     versions: Versions
     announcer: Announcer
-    telemetry: Telemetry
+    telemetry: SupervisorTelemetry
     clock: Clock
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from local_demo.report import Fed, HeldOut, Ledger, Reloads, Report, Served, Walls, quantile, wilson
+from local_demo.report import DemoReport, Fed, HeldOut, Ledger, Reloads, Served, Walls, quantile, wilson
 from upcycle.usage import Usage
 
 
-def good() -> Report:
+def good() -> DemoReport:
     """A demo that closed the loop."""
-    return Report(
+    return DemoReport(
         before=HeldOut(50, 240),
         after=HeldOut(216, 240),
         ledger=Ledger(1000, 1000, 0, {"trained": 900, "evaluated": 100}),

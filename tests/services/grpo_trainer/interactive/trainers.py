@@ -28,7 +28,7 @@ from grpo_trainer.interactive.sessions import InteractiveSessions
 from grpo_trainer.interactive.state import Head, StepDone, Update
 from grpo_trainer.interactive.states_store import InteractiveStates
 from grpo_trainer.learner.interactive import TorchInteractiveLearner
-from grpo_trainer.learner.prepared import Adam, LossSpec, Measured
+from grpo_trainer.learner.prepared import Adam, LossSpec, MeasuredPass
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread
 from identities import entities
 from policy_files import load, manifest_ref
@@ -168,7 +168,7 @@ class InteractiveTrainer:
 
     async def forward_backward(
         self, request_id: str, inputs: Sequence[TrainingInput], *, model: str = MODEL, **how: Any
-    ) -> Measured:
+    ) -> MeasuredPass:
         asked = passing(inputs, **how)
         digest = repr(asked).encode()
         return await self.sessions.once(

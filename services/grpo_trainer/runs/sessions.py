@@ -145,7 +145,7 @@ class RunSessions:
         self._spawn(session.spec.run_id, self._to_its_end(session), prefix="session/")
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None], *, prefix: str = "") -> None:
-        task = asyncio.create_task(work, name=f"{prefix}{name}")
+        task = asyncio.create_task(_as_errors(work), name=f"{prefix}{name}")
         self._tasks[name] = task
         task.add_done_callback(self._ended.put_nowait)
 
@@ -287,6 +287,12 @@ class RunSessions:
             if session.waiting_for is not None and session.spec.run_id not in self.failures:
                 return f"{session.spec.run_id} waits for {session.waiting_for}"
         return self.retry.waiting_for
+
+
+async def _as_errors(work: Coroutine[Any, Any, None]) -> None:
+    """A CancelledError that this process did not ask for becomes Escaped, which `watch` raises."""
+    with as_errors():
+        await work
 
 
 async def _end_of(session: TrainingSession) -> Exception | None:

@@ -21,6 +21,7 @@ from grpo_trainer.domain.errors import Diverged, LostRank
 from grpo_trainer.domain.failures import detail_of, kind_of
 from grpo_trainer.learner.protocol import BatchGroup, StepNumbers
 from grpo_trainer.runs.deps import RunDeps
+from service_kit.errors import Escaped
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
 from upcycle.api.training.v1 import training_pb2 as training
@@ -363,3 +364,23 @@ def test_a_long_text_is_cut_and_an_empty_one_has_a_name() -> None:
     assert len(detail_of(Diverged("x" * 100_000))) == 4000
     assert detail_of(Diverged()) == "Diverged"
     assert kind_of(KeyError("x")) is SessionFailure.ERROR
+
+
+class CancelledStates:
+    """States whose record of a failure is cancelled from elsewhere."""
+
+    def __init__(self, states: Any) -> None:
+        self._states = states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._states, name)
+
+    async def record_failure(self, failure: object) -> None:
+        raise asyncio.CancelledError("elsewhere")
+
+
+async def test_background_work_that_is_cancelled_from_elsewhere_ends_the_process(world: World) -> None:
+    world.stream.append(submission(learning_rate=-1.0))
+    change = lambda deps: dataclasses.replace(deps, states=CancelledStates(deps.states))  # noqa: E731
+    async with Trainer(world, change=change) as trainer:
+        assert isinstance(await trainer.death(), Escaped)

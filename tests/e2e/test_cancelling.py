@@ -34,10 +34,10 @@ async def cancelled(stack: Stack, platform: Platform, *, after_s: float, trainer
     assert (run.state, run.counts.in_flight) == (RUN_STATE_CANCELLED, 0)
     trained = run.counts.by_state["trained"]
 
-    async def told() -> bool:
+    async def is_in_the_ledger() -> bool:
         return (await balanced(platform, run_id)).by_state["trained"] == trained
 
-    await waiting.until(told, f"a ledger with {trained} trained episodes")
+    await waiting.until(is_in_the_ledger, f"a ledger with {trained} trained episodes")
     assert_conserved(await balanced(platform, run_id))
     return await run_of(platform, run_id)
 

@@ -115,11 +115,15 @@ class Platform:
         reply = await self.registry.ListEngines(pb.ListEnginesRequest(model=self.model))
         return reply.engines[0] if reply.engines else None
 
-    async def serving(self, version: int, seconds: float = 30.0) -> registry_pb2.EngineLease:
+    async def serving(
+        self, version: int, seconds: float = 30.0, *, refusing: bool = False
+    ) -> registry_pb2.EngineLease:
+        """The lease of the engine once it serves the version; refusing: while another one is refused."""
+        wanted = registry_pb2.ENGINE_STATE_FAILED if refusing else registry_pb2.ENGINE_STATE_READY
+
         async def check() -> registry_pb2.EngineLease | None:
             lease = await self.lease()
-            ready = lease is not None and lease.state == registry_pb2.ENGINE_STATE_READY
-            return lease if ready and lease is not None and lease.version == version else None
+            return lease if lease is not None and (lease.state, lease.version) == (wanted, version) else None
 
         found: registry_pb2.EngineLease = await until(check, f"v{version} to be served", timeout_s=seconds)
         return found
@@ -238,7 +242,7 @@ async def test_a_version_whose_canary_disagrees_leaves_the_old_one_serving(platf
         bad = await platform.publish(1, canary_of=9)
         failed = await platform.published_fact(events_pb2.EngineReloadFailed)
         assert (failed.kind, failed.serving_version, failed.refused_version) == ("canary_mismatch", 0, 1)
-        lease = await platform.serving(0)
+        lease = await platform.serving(0, refusing=True)
         assert lease.digest == first.digest != bad.digest
         ids = list(range(10, 40))
         async with EngineClient(lease.base_url) as client:
@@ -261,7 +265,7 @@ async def test_corrupt_bytes_in_the_store_are_never_served(platform: Platform) -
         await platform.announce(manifest)
         failed = await platform.published_fact(events_pb2.EngineReloadFailed)
         assert (failed.kind, failed.serving_version) == ("digest_mismatch", 0)
-        assert (await platform.serving(0)).version == 0
+        assert (await platform.serving(0, refusing=True)).version == 0
 
         await platform.store.put(weights.blob.key, good)
         assert (await platform.serving(1)).digest == manifest.digest

@@ -24,7 +24,7 @@ def lost_ranks_are_killed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WAYS = [
-    (ModelOptions(gradient_checkpointing=True), 1e-6),
+    pytest.param(ModelOptions(gradient_checkpointing=True), 1e-6, marks=pytest.mark.study),
     (ModelOptions(gradient_checkpointing=True, precision="bf16"), 1e-3),
 ]
 
@@ -44,7 +44,11 @@ async def test_other_ways_to_compute_on_two_ranks(
 
 @pytest.mark.parametrize(
     ("number", "deadline_s", "groups"),
-    [(signal.SIGKILL, DEADLINE_S, 3), (signal.SIGSTOP, 4.0, 3), (signal.SIGSTOP, 4.0, 400)],
+    [
+        (signal.SIGKILL, DEADLINE_S, 3),
+        pytest.param(signal.SIGSTOP, 4.0, 3, marks=pytest.mark.study),
+        (signal.SIGSTOP, 4.0, 400),
+    ],
 )
 async def test_a_lost_rank_fails_the_step(
     number: signal.Signals, deadline_s: float, groups: int, tmp_path: Path

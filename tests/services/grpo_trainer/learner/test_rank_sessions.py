@@ -42,7 +42,7 @@ async def test_a_run_on_two_ranks_publishes_what_one_rank_does(tmp_path: Path) -
         assert distance(await alone.weights(version), await shared.weights(version)) <= 1e-6
 
 
-@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("steps_before", [pytest.param(0, marks=pytest.mark.study), 1])
 async def test_a_run_survives_the_loss_of_a_rank(steps_before: int, tmp_path: Path) -> None:
     world = await submitted(tmp_path / "world", groups=2 * steps_before)
     expected = await submitted(tmp_path / "expected")

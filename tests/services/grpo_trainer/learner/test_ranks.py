@@ -40,8 +40,10 @@ def one_rank() -> Iterator[LearnerThread]:
 
 CASES = [
     ("qwen3", True, {}),
-    ("llama", False, {"loss": "decoupled"}),
-    ("qwen3", True, {"lr_schedule": "linear", "warmup_steps": 1, "steps": STEPS}),
+    pytest.param("llama", False, {"loss": "decoupled"}, marks=pytest.mark.study),
+    pytest.param(
+        "qwen3", True, {"lr_schedule": "linear", "warmup_steps": 1, "steps": STEPS}, marks=pytest.mark.study
+    ),
     ("qwen3", False, {"loss_config": {"top_entropy": 0.5, "entropy_bonus": 0.01}}),
     (
         "llama",

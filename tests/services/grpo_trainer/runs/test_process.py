@@ -35,7 +35,7 @@ KILLS = 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("ranks", "rounding"), [(1, 0.0), (2, 1e-4)])
+@pytest.mark.parametrize(("ranks", "rounding"), [(1, 0.0), pytest.param(2, 1e-4, marks=pytest.mark.study)])
 async def test_killed_again_and_again_it_ends_with_the_weights_of_an_uninterrupted_run(
     ranks: int, rounding: float, tmp_path: Path, s3_settings: S3Settings
 ) -> None:

@@ -268,7 +268,7 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
     stack: Stack, platform: Platform, bus: EventBus
 ) -> None:
     prompts = 4
-    spec = training_on(steps=0, prompts=prompts)
+    spec = training_on(steps=0, prompts=prompts, taskset=FED)
     spec.no_sampling = True
     run_id = (await submit_run(platform, spec)).run_id
     held = await evaluated(platform, HELD, group=GROUP)

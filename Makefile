@@ -43,7 +43,7 @@ demo: $(VENV)/.run $(if $(filter vllm-cpu,$(ENGINE)),.venv-vllm/.ready) ## close
 	upcycle demo --engine $(ENGINE) $(DEMO_ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no Docker engine and no GPU
+test: $(VENV)/.dev ## every test that needs no Docker engine, no GPU and no night (make nightly has the rest)
 	pytest -q -n $(JOBS) --dist loadfile --durations 25 --ignore tests/e2e
 	pytest -q --durations 10 tests/e2e
 
@@ -95,7 +95,8 @@ lines: ## lines of our own Python, without generated code
 
 .PHONY: nightly
 nightly: $(VENV)/.dev ## the long studies: learning, chaos, parity, benchmarks, vLLM, containers
-	pytest -q -m study -n $(JOBS)
+	pytest -q -m study -n $(JOBS) --dist loadfile --ignore tests/e2e
+	pytest -q -m study tests/e2e
 	$(MAKE) chaos DURATION_S=600
 	$(MAKE) parity
 	$(MAKE) bench

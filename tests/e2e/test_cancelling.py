@@ -51,6 +51,7 @@ async def test_a_run_that_is_cancelled_during_steps_leaves_no_conflict_in_the_le
     assert session.session.step == run.step  # the trainer was waited for, so no step is void
 
 
+@pytest.mark.study
 async def test_a_trainer_that_is_not_waited_for_leaves_no_conflict_in_the_ledger(tmp_path: Path) -> None:
     """The planner gives up at once, in the middle of steps; the next run on the model goes on regardless."""
     settings = StackSettings(

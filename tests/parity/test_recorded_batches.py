@@ -18,6 +18,15 @@ OPTIONS = RECORDED.with_name("parity_trl_options.npz")
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_every_recorded_case_is_reproduced_on_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--ranks=1", str(RECORDED)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({line.split()[0] for line in lines[:-3]}) == 25
+
+
+@pytest.mark.slow
+@pytest.mark.study
+@pytest.mark.timeout(600)
 def test_every_recorded_case_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([str(RECORDED)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -43,6 +43,7 @@ async def same_as_uninterrupted(world: World, weights: dict[str, torch.Tensor], 
 
 
 @pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.timeout(300)
 async def test_after_a_notice_the_run_goes_on_elsewhere_with_the_same_bits(
     tmp_path: Path, s3_settings: S3Settings

@@ -24,8 +24,8 @@ from upcycle.run_client import follow_run, submit_run
 from upcycle.tasks import Taskset
 from upcycle.wire import taskset_to_wire
 
-TASKS, FED, HELD = "sources-train", "sources-fed", "sources-held_out"
-NUM_TASKS, NUM_FED, GROUP, PROMPTS = 32, 16, 8, 8
+TASKS, HELD = "sources-train", "sources-held_out"
+NUM_TASKS, GROUP, PROMPTS = 16, 8, 4
 RUN_LIMIT_S = 180.0
 
 
@@ -119,7 +119,7 @@ def most_mixed(before: pb.GetRunResponse, count: int) -> list[str]:
 
 def trainable(seed: int) -> RunSpec:
     """An evaluation whose groups a running training run may draw."""
-    spec = evaluation(taskset=FED, group=GROUP, seed=seed)
+    spec = evaluation(taskset=TASKS, group=GROUP, seed=seed)
     spec.trainable = True
     return spec
 

@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 import pytest_asyncio
 from tests.e2e.feeding import (
-    FED,
     GROUP,
     HELD,
-    NUM_FED,
     NUM_TASKS,
     PROMPTS,
     RUN_LIMIT_S,
@@ -70,7 +68,6 @@ async def platform(stack: Stack) -> AsyncIterator[Platform]:
         for taskset in whole.values():
             await register(client, taskset)
         await register(client, Taskset(TASKS, whole[TRAIN_TASKSET].tasks[:NUM_TASKS], "train"))
-        await register(client, Taskset(FED, whole[TRAIN_TASKSET].tasks[:NUM_FED], "train"))
         await register(client, Taskset(HELD, whole[HELD_OUT_TASKSET].tasks[:2], "held_out"))
         yield client
 
@@ -261,14 +258,13 @@ async def assert_own_report(platform: Platform, run: Run) -> None:
     assert not reported.run.counts.by_state["trained"]
     rate = sum(result.success for result in graded) / len(graded)
     assert reported.run.success_rate == pytest.approx(rate)
-    assert len({result.task_slug for result in graded}) == NUM_FED
+    assert len({result.task_slug for result in graded}) == NUM_TASKS
 
 
 async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
     stack: Stack, platform: Platform, bus: EventBus
 ) -> None:
-    prompts = 4
-    spec = training_on(steps=0, prompts=prompts, taskset=FED)
+    spec = training_on(steps=0)
     spec.no_sampling = True
     run_id = (await submit_run(platform, spec)).run_id
     held = await evaluated(platform, HELD, group=GROUP)
@@ -281,7 +277,7 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
     steps = await steps_of(bus, run_id)
     claimed = [trajectory_id for step in steps.values() for trajectory_id in step.trajectory_ids]
     assert sorted(steps) == list(range(1, done.step + 1))
-    assert len(claimed) == len(set(claimed)) == done.step * prompts * GROUP
+    assert len(claimed) == len(set(claimed)) == done.step * PROMPTS * GROUP
 
     async def is_in_the_ledger() -> bool:
         rows = [await trained(platform, one.run_id) for one in evaluations]
@@ -294,7 +290,7 @@ async def test_a_standing_run_is_fed_by_three_clients_through_kill_9(
     await assert_platform_is_clean(platform, run_id, held.run_id)
     sources = dict((await final_checkpoint(platform, run_id, done.step)).sources)
     assert sources == {one.run_id: one.trained for one in done.sources if one.trained}
-    assert sum(sources.values()) == done.step * prompts
+    assert sum(sources.values()) == done.step * PROMPTS
     assert not any(one.offered for one in done.sources)
 
 

@@ -65,7 +65,7 @@ async def test_a_run_is_paused_over_restarts_resumed_and_stopped_early(
     stack: Stack, platform: Platform
 ) -> None:
     spec = small_training(steps=500)
-    spec.training.checkpoint_every_steps = 500
+    spec.training.checkpoint_every_steps, spec.training.prompts_per_step = 500, 4
     run_id = (await submit_run(platform, spec)).run_id
     await until(platform, run_id, lambda run: run.step >= 1)
 

@@ -146,6 +146,12 @@ def test_every_fourth_step_and_the_last_save_a_checkpoint(step: int, saves: bool
     assert (found.saves_checkpoint, found.is_final) == (saves, final)
 
 
+def test_seconds_of_the_trainer_are_those_of_all_steps_so_far() -> None:
+    assert record({}).metrics["trainer_s"] == 0.0
+    assert record({"rank_s": 1.5}).metrics["trainer_s"] == 1.5
+    assert record({"rank_s": 1.5}, before={"trainer_s": 4.0}).metrics["trainer_s"] == 5.5
+
+
 def test_alarms_go_on_from_the_step_before_under_the_limits_of_the_plan() -> None:
     before = {"mismatch_kl_streak": 1.0, "entropy_start": 2.0}
     # Early are the first 3 of 10 steps; a quarter of the entropy that it began with is 0.5.

@@ -92,7 +92,7 @@ class Announcer(Protocol):
     async def renew_lease(self, facts: LeaseFacts, ttl_s: float) -> None: ...
 
 
-class SupervisorTelemetry(Protocol):
+class ReloadTelemetry(Protocol):
     """Metrics and spans."""
 
     def serves(self, version: int) -> None: ...

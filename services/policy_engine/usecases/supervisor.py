@@ -28,7 +28,7 @@ from policy_engine.ports import (
     EngineControl,
     EngineHost,
     PolicyStore,
-    SupervisorTelemetry,
+    ReloadTelemetry,
     Versions,
 )
 from policy_engine.usecases.pins import PinnedPolicies
@@ -59,7 +59,7 @@ class SupervisorDeps:
     store: PolicyStore
     versions: Versions
     announcer: Announcer
-    telemetry: SupervisorTelemetry
+    telemetry: ReloadTelemetry
     clock: Clock
 
 

@@ -264,7 +264,7 @@ async def test_an_interrupt_leaves_the_run_going_and_says_how_to_come_back(
         str(UPCYCLE), "train", "--attach", RUN, env=environment, stderr=asyncio.subprocess.PIPE
     )
     assert child.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not (await child.stderr.readline()).startswith(b"step 1"):
             continue
         child.send_signal(signal.SIGINT)

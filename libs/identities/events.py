@@ -5,7 +5,12 @@ because both build the id here. Ids that rest on names which owners choose (mode
 tenant.
 """
 
+import re
+from typing import Final
+
 from identities.tenants import DEFAULT_TENANT
+
+_REQUESTED: Final = re.compile(r"episode\.requested/[^/]+(?:/(\d+))?")
 
 
 def run_submitted(run_id: str) -> str:
@@ -26,6 +31,12 @@ def run_finished(run_id: str) -> str:
 def episode_requested(episode_id: str, dispatch: int = 0) -> str:
     """Id of episode.requested; the command that is sent again for the n-th time has its own."""
     return f"episode.requested/{episode_id}/{dispatch}" if dispatch else f"episode.requested/{episode_id}"
+
+
+def parse_dispatch(event_id: str) -> int | None:
+    """The `dispatch` of an id that `episode_requested` made; None for any other."""
+    found = _REQUESTED.fullmatch(event_id)
+    return None if found is None else int(found[1] or 0)
 
 
 def episode_outcome(episode_id: str) -> str:

@@ -197,7 +197,7 @@ class Stack:
         await provision(self._planned.bus)
 
     async def _provide(self, model: str) -> None:
-        """Import the model, or see that it is there: engines wait for ever for one that nobody imports."""
+        """Import the model, or see that it is there: engines wait for ever for one that is not imported."""
         registry, directory = self.peers["registry"], self.settings.model_dir
         if directory is not None:
             await import_policy(registry, model, directory, timeout_s=_IMPORT_TIMEOUT_S)

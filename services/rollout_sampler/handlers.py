@@ -70,7 +70,7 @@ class Episodes:
     async def _outcome(self, task: EpisodeTask, delivery: Delivery[EpisodeRequested]) -> PlayOutcome:
         try:
             with as_errors():
-                return await self._play(task)
+                return await self._play(task, may_be_stored=_came_before(delivery))
         except Unavailable:
             raise
         except Exception as error:
@@ -109,3 +109,9 @@ class Episodes:
 
     def _count(self, outcome: str, kind: str = "") -> None:
         telemetry.EPISODES.labels(self._pool, outcome, EpisodeFailure.label(kind)).inc()
+
+
+def _came_before(delivery: Delivery[EpisodeRequested]) -> bool:
+    """A redelivery, or a command that the planner sent again: its trajectory may be stored already. An id
+    that does not say how often the command was sent counts as one that was."""
+    return delivery.num_delivered > 1 or events.parse_dispatch(delivery.event_id) != 1

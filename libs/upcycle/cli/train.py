@@ -1,6 +1,7 @@
 """`upcycle train`."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
@@ -77,13 +78,7 @@ async def train(
             return await _follow(platform, await _attached(platform, view.attach), view)
     model = given.value("policy.model")
     if not model or not (sft.is_asked or given.value("taskset") or given.value("source_runs")):
-        raise UnclearTraining(
-            "nothing to train on"
-            if model or not config.config
-            else f"{config.config}: policy.model is missing",
-            "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
-            "names them, or --attach RUN",
-        )
+        raise _nothing_to_train_on(model, config.config)
     if sft.is_asked:
         return await train_sft(model, sft, _sft_call(given, view))
     run = given.run(Purpose.TRAIN, {"taskset": _OF_FIRST_SOURCE} if given.value("source_runs") else {})
@@ -94,6 +89,14 @@ async def train(
     async with Platform() as platform:
         run_id = await _launched(platform, await _registered(platform, run, source), view)
         return Exit.OK if view.detach else await _follow(platform, run_id, view)
+
+
+def _nothing_to_train_on(model: str | None, config: Path | None) -> UnclearTraining:
+    return UnclearTraining(
+        "nothing to train on" if model or not config else f"{config}: policy.model is missing",
+        "give MODEL with --taskset, --from, --sft or --sft-from (MODEL before --from), a --config that "
+        "names them, or --attach RUN",
+    )
 
 
 def _refuse_sources(given: Sources) -> None:

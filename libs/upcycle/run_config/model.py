@@ -63,9 +63,10 @@ class _Thinking(OneOf):
     def _checked(self, value: str) -> str:
         if value in ("", ON, OFF):
             return value
-        if value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= _MAX_BUDGET:
+        is_number = value.isascii() and value.isdigit() and len(value) < 20
+        if is_number and 1 <= int(value) <= _MAX_BUDGET:
             return str(int(value))
-        raise refuse(f"must be {ON}, {OFF} or a budget of 1 to {_MAX_BUDGET} tokens, got {shown(value)}")
+        raise refuse(f"must be {ON}, {OFF} or a budget of {_BUDGET} tokens, got {shown(value)}")
 
 
 def _digits(value: Any) -> Any:

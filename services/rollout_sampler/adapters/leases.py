@@ -12,7 +12,7 @@ from rollout_sampler.domain import PolicyWanted
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
 from upcycle.errors import Unavailable
-from upcycle.rpc import RemoteError, remote_errors
+from upcycle.rpc import peer_errors
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
@@ -63,9 +63,9 @@ class LeaseCache:
         request = service_pb2.ListEnginesRequest(model=model)
         leases: Sequence[registry_pb2.EngineLease]
         try:
-            with remote_errors(f"list engines of {model}"):
+            with peer_errors(f"list engines of {model}", ()):
                 leases = (await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)).engines
-        except (RemoteError, Unavailable) as error:
+        except Unavailable as error:
             if model not in self._cached:
                 raise Unavailable(f"the registry, to find an engine of {model}") from error
             # Engines go on without the registry: the last list is still the best one, and asking costs time.

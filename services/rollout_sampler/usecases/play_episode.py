@@ -50,11 +50,11 @@ class PlayEpisode:
         self._now = now
         self._new_nonce = new_nonce
 
-    async def __call__(self, task: EpisodeTask) -> PlayOutcome:
-        """Looks for the trajectory first: a command is redelivered after a crash, and published again by the
-        planner, and nothing in it shows either. Raises Unavailable."""
+    async def __call__(self, task: EpisodeTask, *, may_be_stored: bool) -> PlayOutcome:
+        """may_be_stored: the command came before, so look for its trajectory first. Raises Unavailable."""
         try:
-            if (stored := await self._deps.trajectories.find_stored(task.identity)) is not None:
+            stored = await self._deps.trajectories.find_stored(task.identity) if may_be_stored else None
+            if stored is not None:
                 return stored
             version = await self._deps.engines.version_now(task.policy)
             form = await self._deps.policies.chat_format(task.policy.model, version)

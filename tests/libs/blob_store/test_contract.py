@@ -156,7 +156,7 @@ async def test_list_shows_keys_under_a_prefix_in_order(store: BlobStore) -> None
 async def test_a_key_that_could_leave_its_prefix_is_refused(store: BlobStore, key: str) -> None:
     with pytest.raises(ValueError, match="blob key"):
         await store.put(key, b"x")
-    # A hostile event may name it: whoever reads it treats it as bytes that are not there.
+    # A hostile event may name it: a reader treats it as bytes that are not there.
     with pytest.raises(MissingBlob, match="blob key"):
         await store.get(BlobRef(key, "0" * 64, 1))
 

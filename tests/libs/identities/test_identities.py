@@ -108,3 +108,9 @@ def test_templates_hide_tenant_and_model_also_in_dead_letters() -> None:
 def test_a_filter_without_tenant_or_model_takes_all() -> None:
     assert subjects.fact("run.submitted", None, None) == "up.*.evt.run.submitted.*"
     assert subjects.command("episode", "train", None, None) == "up.*.task.episode.train.*"
+
+
+@pytest.mark.parametrize("dispatch", [0, 1, 2, 17])
+def test_how_often_a_command_was_sent_is_read_from_its_id_and_from_no_other(dispatch: int) -> None:
+    assert events.parse_dispatch(events.episode_requested("run-1-g00000-e000-a0", dispatch)) == dispatch
+    assert events.parse_dispatch(events.episode_outcome("run-1-g00000-e000-a0")) is None

@@ -30,7 +30,7 @@ from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
 from event_bus.provision import provision
 from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
-from identities import entities
+from identities import entities, events
 from policy_files import PolicyFacts, upload
 from rollout_sampler.app import build_app
 from rollout_sampler.settings import RolloutSamplerSettings
@@ -122,12 +122,11 @@ class Testbed:
         message.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=60))
         return message
 
-    async def ask(self, *requests: EpisodeRequested, pool: str = "train", again: str = "") -> None:
-        """Plan episodes; `again` tells a re-dispatch apart."""
+    async def ask(self, *requests: EpisodeRequested, pool: str = "train", dispatch: int = 1) -> None:
+        """Send the commands of episodes as the planner does, for the `dispatch`-th time."""
         for request in requests:
-            await self.bus.command(
-                request, pool=pool, model=MODEL, event_id=f"task/{request.episode.episode_id}{again}"
-            )
+            event_id = events.episode_requested(request.episode.episode_id, dispatch)
+            await self.bus.command(request, pool=pool, model=MODEL, event_id=event_id)
 
     async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
         """The first `count` facts that samplers published."""

@@ -52,7 +52,7 @@ async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_agai
     again.CopyFrom(forgotten)
     again.requested_at.FromDatetime(datetime.now(UTC))
     asked = len(engine.requests)
-    await bed.ask(again, again="/again")
+    await bed.ask(again, dispatch=2)
     (fact,) = await bed.outcomes(1)
     assert fact == wire.recorded_to_wire(stored.body, stored.ref)
     assert fact.episode == forgotten.episode
@@ -63,7 +63,7 @@ async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_agai
 async def _store_without_publishing(bed: Testbed, request: EpisodeRequested) -> Recorded:
     """Play an episode up to the stored body."""
     play, held = build_play(bed.settings, bed.blobs)
-    outcome = await play(wire.task_from_wire(request))
+    outcome = await play(wire.task_from_wire(request), may_be_stored=False)
     for component in held:
         await component.stop()
     assert isinstance(outcome, Recorded)
@@ -85,7 +85,7 @@ async def test_two_samplers_of_one_episode_publish_one_body(bed: Testbed) -> Non
     await bed.engine(slow)
     await bed.sampler()
     await bed.ask(bed.request())
-    await bed.ask(bed.request(), again="/again")
+    await bed.ask(bed.request(), dispatch=2)
     await bed.outcomes(1)
     await until(lambda: len(bed.environments.closed) == 1)
     (fact,) = await bed.all_outcomes(num_commands=2)  # both publish under the same event id

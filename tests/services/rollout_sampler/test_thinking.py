@@ -82,5 +82,8 @@ async def test_a_turn_without_room_after_the_end_of_its_thinking_is_cut(bed: Tes
 
 def test_a_budget_must_leave_room_for_an_answer() -> None:
     assert Sampling(thinking="256", max_tokens_per_turn=257).thinking_budget == 256
+    assert Sampling(thinking="0256", max_tokens_per_turn=257).thinking == "256"
+    with pytest.raises(ValueError, match="a budget of 1 to 1048576 tokens"):
+        Sampling(thinking="0000000019999999", max_tokens_per_turn=257)
     with pytest.raises(ValueError, match="no token is left for the answer"):
         Sampling(thinking="256", max_tokens_per_turn=256)

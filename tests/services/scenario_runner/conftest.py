@@ -11,6 +11,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.local_servers import NatsServer
+from tests.services.scenario_runner.fleets import ENVIRONMENTS, Fleet, running_fleet
 from tests.services.scenario_runner.planning import PlannerHarness, open_database
 from tests.services.scenario_runner.source_runs import SourcesHarness
 
@@ -34,8 +35,6 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 from upcycle.rpc import connect
-
-ENVIRONMENTS = Path(__file__).parent / "environments"
 
 
 class KnownModels(RegistryServiceServicer):
@@ -173,3 +172,10 @@ async def _run(
     runner.tasksets = TasksetServiceStub(channel)
     runner.environments = EnvironmentServiceStub(channel)
     return runner
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    """Environments in real processes."""
+    async with running_fleet() as running:
+        yield running

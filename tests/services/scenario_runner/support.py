@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
+from tests.services.scenario_runner.conftest import Runner
+from tests.services.scenario_runner.fleets import ENVIRONMENTS
 
 from event_bus import EventBus, EventRouter
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN

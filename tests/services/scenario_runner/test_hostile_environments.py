@@ -3,131 +3,26 @@
 import asyncio
 import json
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.services.scenario_runner.conftest import ENVIRONMENTS
+from tests.services.scenario_runner.fleets import ARITH, HOSTILE, TIMEOUTS, Fleet
 from tests.support.waiting import until
 
-from blob_store import BlobRef, MemoryBlobStore
-from identities.entities import trajectory_id
-from scenario_runner.adapters import zygotes
-from scenario_runner.adapters.channel_environment import ChannelEnvironment
-from scenario_runner.adapters.forked_host import ForkedHost
-from scenario_runner.adapters.hosts import Hosts
-from scenario_runner.adapters.sandbox import Limits
-from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES, ScenarioTranscripts
-from scenario_runner.adapters.tcp_host import TcpHost
-from scenario_runner.adapters.zygotes import ZygoteOptions
+from scenario_runner.adapters.stored_transcripts import MAX_STORED_BYTES
 from scenario_runner.domain.environments import (
     BodyUnreadable,
     EnvironmentBroken,
     EnvironmentLost,
     EpisodeFault,
     EpisodeTimeout,
-    EpisodeTimeouts,
-    EpisodeToPlay,
     FleetFull,
-    Opened,
     PythonEnvironment,
     UnknownLease,
 )
-from scenario_runner.usecases.leases import LeaseRules, Leases
-from trajectory_body import pack
-from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
-from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, TrajectoryBody, Turn
-
-TIMEOUTS = EpisodeTimeouts(start_s=1.0, tool_s=0.5, grade_s=1.0, tool_result_bytes=4096)
-HOSTILE = PythonEnvironment("hostile", str(ENVIRONMENTS / "hostile.py"))
-ARITH = PythonEnvironment("arith", str(ENVIRONMENTS / "arith.py"))
-
-Open = Callable[..., Any]
-
-
-class OpenEpisodes:
-    """Implements ports.PlannedEpisodes with the episodes of a test."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, EpisodeToPlay] = {}
-
-    async def to_play(self, episode_id: str) -> EpisodeToPlay:
-        return self.rows[episode_id]
-
-    async def opened(self, episode_ids: Sequence[str]) -> None:
-        raise AssertionError("not asked in these tests")
-
-
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = datetime.now(UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-class Fleet:
-    """Leases over real processes."""
-
-    def __init__(self, hosts: Hosts, capacity: int) -> None:
-        self.hosts = hosts
-        self.episodes = OpenEpisodes()
-        self.store = MemoryBlobStore()
-        self.played: dict[str, str] = {}
-        self.clock = Clock()
-        self._ids = iter(range(10_000))
-        self.leases = Leases(
-            hosts,
-            self.episodes,
-            ScenarioTranscripts(self.store),
-            LeaseRules(capacity, 60.0),
-            now=self.clock,
-            new_id=lambda prefix: f"{prefix}-{next(self._ids)}",
-        )
-
-    async def open(
-        self, scenario: str = "fine", args: str = "{}", *, source: Any = HOSTILE, episode: str = ""
-    ) -> Opened:
-        episode = episode or f"episode-{next(self._ids)}"
-        deadline = self.clock.now + timedelta(seconds=30)
-        self.episodes.rows[episode] = EpisodeToPlay(episode, source, scenario, args, deadline)
-        opened = await self.leases.open(episode)
-        self.played[opened.lease_id] = episode
-        return opened
-
-    async def call(self, opened: Opened, name: str, args: str = "{}", call_id: str = "") -> Any:
-        return await self.leases.call_tool(opened.lease_id, call_id or f"call-{next(self._ids)}", name, args)
-
-    async def grade(self, opened: Opened, answer: str = "x", *turns: Turn) -> Any:
-        """Grade the trajectory that the sampler stored."""
-        return await self.leases.grade(opened.lease_id, await self.stored(opened, answer, *turns))
-
-    async def stored(self, opened: Opened, answer: str = "x", *turns: Turn, episode: str = "") -> BlobRef:
-        episode = episode or self.played[opened.lease_id]
-        identity = EpisodeIdentity(episode_id=episode, trajectory_id=trajectory_id(episode))
-        body = TrajectoryBody(episode=identity, answer=answer, turns=turns)
-        return await self.store.put(f"bodies/{episode}", pack(body))
-
-    async def works(self) -> bool:
-        """A well-behaved episode from prompt to reward."""
-        opened = await self.open("sum", '{"a": 1, "b": 2}', source=ARITH)
-        return bool((await self.grade(opened, "3")).reward == 1.0)
-
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    options = ZygoteOptions(Limits(address_space_bytes=1 << 30), 64, start_timeout_s=30, fork_timeout_s=10)
-    hosts = Hosts(ForkedHost(options, TIMEOUTS), TcpHost(TIMEOUTS))
-    running = Fleet(hosts, capacity=8)
-    yield running
-    await running.leases.close_all()
-    await hosts.stop()
+from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, Turn
 
 
 async def test_a_well_behaved_episode(fleet: Fleet) -> None:
@@ -300,92 +195,6 @@ async def test_an_environment_that_cannot_be_imported_is_named(fleet: Fleet, tmp
         await fleet.open(source=PythonEnvironment("dying", str(dying)))
     with pytest.raises(EnvironmentBroken, match="declares no environment 'another'"):
         await fleet.open(source=PythonEnvironment("another", HOSTILE.path))
-    assert await fleet.works()
-
-
-async def test_a_killed_zygote_loses_its_episodes_and_is_replaced(fleet: Fleet) -> None:
-    opened = await fleet.open()
-    zygote = await fleet.hosts.forked.zygote(HOSTILE)
-    zygote.kill()
-    await zygote.dead
-
-    async def call_until_it_fails() -> None:
-        # The kernel kills its children a moment after the zygote's own sockets are closed.
-        while True:
-            await fleet.call(opened, "raises")
-
-    with pytest.raises(EnvironmentLost):
-        await asyncio.wait_for(call_until_it_fails(), 10)
-    assert (await fleet.grade(await fleet.open())).reward == 1.0
-
-
-async def test_a_child_that_died_before_its_fork_is_noticed_is_a_typed_failure(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zygote = await fleet.hosts.forked.zygote(HOSTILE)
-    (zygote._folder / "1").mkdir()  # the child cannot make its folder, and ends
-    held: list[Any] = []
-    deliver = zygote._on_message
-
-    def deliver_both_in_one_turn(message: Any) -> None:
-        held.append(message)
-        if "exited" in message:
-            for each in held:
-                deliver(each)
-            held.clear()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(zygote, "_on_message", deliver_both_in_one_turn)
-        with pytest.raises(EpisodeFault, match="status 1"):
-            await fleet.open()
-    assert (len(zygote._episodes), fleet.leases.num_alive) == (0, 0)
-    assert await fleet.works()
-
-
-async def test_a_zygote_that_hangs_holds_up_no_lease_and_is_replaced(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zygotes, "END_TIMEOUT_S", 0.2)
-    await asyncio.gather(fleet.open(), fleet.open())
-    zygote = await fleet.hosts.forked.zygote(HOSTILE)
-    assert zygote._process is not None
-    os.kill(zygote._process.pid, signal.SIGSTOP)
-    fleet.clock.now += timedelta(seconds=61)
-    assert await asyncio.wait_for(fleet.leases.expire(), 20) == 2
-    assert fleet.leases.num_alive == 0
-    assert (await fleet.grade(await fleet.open())).reward == 1.0
-
-
-async def test_a_zygote_that_does_not_fork_is_replaced(fleet: Fleet) -> None:
-    hosts = ForkedHost(replace(fleet.hosts.forked._options, fork_timeout_s=0.5), TIMEOUTS)
-    fleet.hosts.forked, spare = hosts, fleet.hosts.forked
-    zygote = await hosts.zygote(HOSTILE)
-    assert zygote._process is not None
-    os.kill(zygote._process.pid, signal.SIGSTOP)
-    with pytest.raises(EnvironmentLost, match="did not fork"):
-        await fleet.open()
-    hosts._options = spare._options
-    assert (await fleet.grade(await fleet.open())).reward == 1.0
-    await spare.stop()
-
-
-async def test_an_environment_that_cannot_be_closed_costs_neither_its_grade_nor_other_leases(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graded, lapsed = await fleet.open(), await fleet.open()
-
-    async def stuck(environment: ChannelEnvironment) -> None:
-        await environment._channel.close()
-        raise EnvironmentLost("it cannot be told to end")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ChannelEnvironment, "close", stuck)
-        assert (await fleet.grade(graded)).reward == 1.0
-        fleet.clock.now += timedelta(seconds=61)
-        assert await fleet.leases.expire() == 1
-    assert fleet.leases.num_alive == 0
-    with pytest.raises(UnknownLease):
-        await fleet.call(lapsed, "raises")
     assert await fleet.works()
 
 

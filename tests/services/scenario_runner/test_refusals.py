@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 from tests.libs.upcycle.run_config.bad_runs import BAD_TRAININGS
-from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
+from tests.services.scenario_runner.conftest import Runner, Start
+from tests.services.scenario_runner.fleets import ENVIRONMENTS
 from tests.services.scenario_runner.support import (
     EVAL,
     TRAIN,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.services.scenario_runner.test_hostile_environments import HOSTILE, Fleet
+from tests.services.scenario_runner.fleets import HOSTILE, Fleet
 from tests.support.waiting import until
 
 from scenario_runner.adapters import seccomp

@@ -5,7 +5,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
+from tests.services.scenario_runner.conftest import Runner
+from tests.services.scenario_runner.fleets import ENVIRONMENTS
 from tests.services.scenario_runner.support import play_to_grade, sampling
 
 import upcycle

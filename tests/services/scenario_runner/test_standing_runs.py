@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner, Start
+from tests.services.scenario_runner.conftest import Runner, Start
+from tests.services.scenario_runner.fleets import ENVIRONMENTS
 
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.cli.standing import Standing, keep, read

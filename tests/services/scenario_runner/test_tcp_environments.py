@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.services.scenario_runner.conftest import ENVIRONMENTS, Runner
+from tests.services.scenario_runner.conftest import Runner
+from tests.services.scenario_runner.fleets import ENVIRONMENTS
 from tests.services.scenario_runner.support import arith, finished, play_to_grade, register, run_spec, submit
 from tests.services.scenario_runner.support import sampling as sampler
 

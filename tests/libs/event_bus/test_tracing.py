@@ -87,6 +87,7 @@ async def test_a_batch_links_to_every_publish(nats_server: NatsFactory, spans: I
             await bus.publish(failed(detail), model="m", event_id=detail)
     async with running(server, spec, setup=lambda bus: subscribe_batch(bus, spec, handler)):
         await done.wait()
+        await until(lambda: any(one.name == "process tested" for one in spans.get_finished_spans()))
     published = [one for one in spans.get_finished_spans() if one.kind is SpanKind.PRODUCER]
     batch = named(spans, "process tested")
     assert [link.context.span_id for link in batch.links] == [one.context.span_id for one in published]

@@ -10,6 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.services.model_gateway.conftest import KEY, Gateway, digest
 from tests.services.model_gateway.engine_double import EngineDouble, engine
+from tests.support.waiting import until
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "why?"}]
 ANSWER = "the pool is exhausted"
@@ -38,6 +39,7 @@ async def test_a_chat_completion_names_the_weights_that_answered(
     (row,) = await gateway.usage(1)
     assert (row["prompt_tokens"], row["completion_tokens"], row["version"]) == (3, 4, 3)
     assert (row["key_id"], row["status"]) == ("bootstrapkey1", 200)
+    await until(lambda: any(one.name == "chat incident" for one in spans.get_finished_spans()))
     (span,) = [one for one in spans.get_finished_spans() if one.name == "chat incident"]
     attributes = span.attributes or {}
     assert attributes["gen_ai.response.model"] == "ckpt-incident-v00000003"

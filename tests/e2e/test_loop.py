@@ -87,25 +87,29 @@ async def test_the_gateway_serves_head_and_refuses_a_wrong_key(stack: Stack, pla
 
 
 @pytest.mark.parametrize(
-    "victim",
+    "victims",
     [
-        *("reward_grader", "trajectory_store", "nats", "s3"),
+        ("reward_grader", "nats", "trajectory_store", "s3"),
         # test_evaluations_train.py kills these three in one run.
         *[
-            pytest.param(name, marks=pytest.mark.study)
+            pytest.param((name,), marks=pytest.mark.study)
             for name in ("grpo_trainer", "rollout_sampler", "scenario_runner")
         ],
     ],
+    ids="-".join,
 )
-async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victim: str) -> None:
-    run = await submit_run(platform, small_training(steps=3, gate=False))
+async def test_a_run_survives_kill_9(stack: Stack, platform: Platform, victims: tuple[str, ...]) -> None:
+    """One step at least between a death and the next."""
+    run = await submit_run(platform, small_training(steps=2 + len(victims), gate=False))
+    for step, victim in enumerate(victims, 1):
 
-    async def is_training() -> bool:
-        return (await platform.tasksets.GetRun(GetRunRequest(run_id=run.run_id), timeout=10)).run.step >= 1
+        async def has_stepped(step: int = step) -> bool:
+            now = await platform.tasksets.GetRun(GetRunRequest(run_id=run.run_id), timeout=10)
+            return now.run.step >= step
 
-    await until(is_training, "the first step", timeout_s=RUN_LIMIT_S)
-    await stack.kill(victim)
-    await stack.wait_ready(victim, timeout_s=60)
+        await until(has_stepped, f"step {step}", timeout_s=RUN_LIMIT_S)
+        await stack.kill(victim)
+        await stack.wait_ready(victim, timeout_s=60)
     done = await follow_run(platform, run.run_id, timeout_s=RUN_LIMIT_S)
     assert done.state == RUN_STATE_COMPLETED, done.failure
     assert_conserved(await balanced(platform, run.run_id))

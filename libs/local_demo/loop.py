@@ -27,7 +27,9 @@ from upcycle.api.taskset.v1.taskset_pb2 import Run
 from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
 from upcycle.cli.tasksets import load_source
 from upcycle.errors import Failed
+from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Addresses, Platform
+from upcycle.results import coverage_of
 from upcycle.run_client import completed, follow_run, state_word, submit_run
 from upcycle.run_config import RunSpec
 from upcycle.run_config.flags import evaluation_run
@@ -156,8 +158,8 @@ class Demo:
     async def _evaluate(self) -> HeldOut:
         spec = self._evaluation(HELD_OUT_TASKSET, self._training.gate.attempts if self._training.gate else 1)
         run = await self._finish(await submit_run(self.platform, spec_to_wire(spec)), EVAL_TIMEOUT_S)
-        graded = run.counts.by_state["evaluated"]
-        return HeldOut(round(run.success_rate * graded), graded)
+        coverage = coverage_of(runs_of(await read_results(self.platform, run.run_id)))
+        return HeldOut(coverage.num_successes, coverage.num_planned)
 
     async def _train(self, source: str) -> Run:
         spec = replace(self._training, taskset=PRACTICE_TASKSET, source_runs=(source,))

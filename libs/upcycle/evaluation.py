@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from upcycle.errors import UpcycleError
 from upcycle.platform import connected
-from upcycle.results import Run
+from upcycle.results import MIN_COVERAGE, Coverage, Run, coverage_of
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
 from upcycle.tasks import Task, Taskset
 from upcycle.transcripts import ToolUse, Transcript, Turn
@@ -110,10 +110,18 @@ class EvalContext:
     """Tasks to play, and the `runs` that came of them: `async with upcycle.eval(task) as ctx`,
     then `await agent.run(ctx)`."""
 
-    def __init__(self, tasks: Task | Taskset | Sequence[Task], *, group: int, runtime: Any = None) -> None:
+    def __init__(
+        self,
+        tasks: Task | Taskset | Sequence[Task],
+        *,
+        group: int,
+        runtime: Any = None,
+        min_coverage: float = MIN_COVERAGE,
+    ) -> None:
         self.taskset = as_taskset(tasks)
         self.group = group
         self.runtime = runtime
+        self.min_coverage = min_coverage
         self.runs: list[Run] = []
 
     async def __aenter__(self) -> Self:
@@ -131,22 +139,41 @@ class EvalContext:
         return played[0]
 
     @property
+    def coverage(self) -> Coverage:
+        """How many of the episodes were graded, and why the others were not."""
+        return coverage_of(self.runs)
+
+    @property
     def reward(self) -> float:
-        """Mean over the episodes that have a reward. Raises EvaluationFailed when none has."""
-        rewards = [run.reward for run in self.runs if not run.is_error]
-        if not rewards:
+        """Mean over the graded episodes. Raises EvaluationFailed when none was played, or when fewer than
+        min_coverage of them were graded: the mean of the few that are left is no result.
+        """
+        coverage, rewards = self.coverage, [run.reward for run in self.runs if not run.is_error]
+        if not self.runs:
             raise EvaluationFailed("no episode was graded yet", "await agent.run(ctx) first")
+        if not rewards or coverage.share < self.min_coverage:
+            raise EvaluationFailed(
+                f"{coverage}: that is below min_coverage {self.min_coverage:.0%}",
+                "ctx.runs has each failure; upcycle.eval(…, min_coverage=0) takes what there is",
+            )
         return sum(rewards) / len(rewards)
 
 
 def evaluation_of(
-    tasks: Task | Taskset | Sequence[Task], *, group: int = 1, runtime: "Platform | Addresses | None" = None
+    tasks: Task | Taskset | Sequence[Task],
+    *,
+    group: int = 1,
+    runtime: "Platform | Addresses | None" = None,
+    min_coverage: float = MIN_COVERAGE,
 ) -> EvalContext:
     """What `upcycle.eval(…)` is: a task, several, or a taskset, each to be played `group` times.
 
-    runtime: where (a Platform or its Addresses); by default the platform that is found.
+    runtime: where (a Platform or its Addresses); by default the platform that is found. min_coverage: share
+    of the episodes, 0 to 1, that must be graded before there is a mean reward. Raises UpcycleError.
     """
-    return EvalContext(tasks, group=group, runtime=runtime)
+    if not 0 <= min_coverage <= 1:
+        raise UpcycleError(f"min_coverage is {min_coverage:g}", "it is a share from 0 to 1, such as 0.95")
+    return EvalContext(tasks, group=group, runtime=runtime, min_coverage=min_coverage)
 
 
 def as_taskset(tasks: Task | Taskset | Sequence[Task]) -> Taskset:
@@ -181,7 +208,7 @@ async def evaluate(
         registered = await register_taskset(platform, taskset)
         run = await submit_run(platform, spec_of(agent, registered.exact_name, group, **options))
         done = await _wait(platform, run.run_id, timeout_s)
-        runs = [_run(result, done.run) for result in done.results]
+        runs = runs_of(done)
         if trajectories:
             limit = asyncio.Semaphore(READ_CONCURRENCY)
             runs = list(await asyncio.gather(*(_with_trajectory(platform, run, limit) for run in runs)))
@@ -201,8 +228,7 @@ def spec_of(agent: "Agent", taskset: str, group: int, **options: Unpack[EvalOpti
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":
-    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
-    from upcycle.rpc import CallTimedOut, remote_errors
+    from upcycle.rpc import CallTimedOut
 
     hint = f"see `upcycle why {run_id}`"
     try:
@@ -211,6 +237,19 @@ async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunR
         raise EvaluationFailed(f"{run_id} was not over within {timeout_s:g} s", hint) from error
     if not completed(run):
         raise EvaluationFailed(f"{run_id} is {state_word(run)}: {run.failure}", hint)
+    return await read_results(platform, run_id)
+
+
+def runs_of(done: "GetRunResponse") -> list[Run]:
+    """The records of an evaluation that is over, one per member of each group."""
+    return [_run(result, done.run) for result in done.results]
+
+
+async def read_results(platform: "Platform", run_id: str) -> "GetRunResponse":
+    """A run with its results. Raises Unavailable and RemoteError."""
+    from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    from upcycle.rpc import remote_errors
+
     with remote_errors(f"read the results of {run_id}"):
         return await platform.tasksets.GetRun(GetRunRequest(run_id=run_id, include_results=True))
 

@@ -1,9 +1,15 @@
-"""What an evaluation returns: one record per played episode."""
+"""What an evaluation returns: one record per played episode, and how many of them there should be."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from upcycle.transcripts import Transcript
 from upcycle.usage import NONE, Usage
+
+MIN_COVERAGE: Final = 0.95
+"""Share of an evaluation's episodes that must be graded before its numbers are believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +38,50 @@ class Run:
     def is_error(self) -> bool:
         """No reward exists for this episode."""
         return bool(self.failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of an evaluation was graded. num_planned: episodes, tasks × group. missing: episodes without a
+    reward, by the kind of their last failure.
+    """
+
+    num_tasks: int
+    num_planned: int
+    num_graded: int
+    num_successes: int
+    missing: Mapping[str, int]
+
+    @property
+    def share(self) -> float:
+        """Of the planned episodes that were graded, 0 to 1; 0 where none was planned."""
+        return self.num_graded / self.num_planned if self.num_planned else 0.0
+
+    @property
+    def success_rate(self) -> float:
+        """Successes of all planned episodes: a missing one has not succeeded."""
+        return self.num_successes / self.num_planned if self.num_planned else 0.0
+
+    def __str__(self) -> str:
+        planned = f"{self.num_planned} episodes of {self.num_tasks} tasks"
+        if self.num_planned == self.num_tasks:
+            planned = f"{self.num_tasks} tasks"
+        text = f"graded {self.num_graded} of {planned}"
+        if not self.missing:
+            return text
+        kinds = sorted(self.missing.items(), key=lambda item: (-item[1], item[0]))
+        named = kinds[0][0] if len(kinds) == 1 else ", ".join(f"{count} {kind}" for kind, count in kinds)
+        return f"{text}; {sum(self.missing.values())} missing: {named}"
+
+
+def coverage_of(runs: Iterable[Run]) -> Coverage:
+    """The coverage of evaluations, from all of their records."""
+    found = list(runs)
+    missing = Counter(run.failure for run in found if run.is_error)
+    return Coverage(
+        num_tasks=len({(run.run_id, run.task_slug) for run in found}),
+        num_planned=len(found),
+        num_graded=len(found) - missing.total(),
+        num_successes=sum(run.success for run in found if not run.is_error),
+        missing=dict(missing),
+    )

@@ -1,6 +1,6 @@
 """`upcycle eval`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import Parameter
@@ -9,7 +9,9 @@ from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, human, print_json
 from upcycle.cli.run_flags import NO_CONFIG, ConfigFlags, eval_defaults, flag_class, sources_of
 from upcycle.errors import UpcycleError
+from upcycle.evaluation import read_results, runs_of
 from upcycle.platform import Platform
+from upcycle.results import MIN_COVERAGE, Coverage, coverage_of
 from upcycle.run_client import completed, scores
 from upcycle.run_config import Purpose
 from upcycle.run_config.wire import spec_to_wire
@@ -36,7 +38,9 @@ class Report:
     """What to do with the result."""
 
     min_success: float | None = None
-    """exit with 3 when the success rate is lower."""
+    """exit with 3 when a smaller share of all episodes, 0 to 1, succeeded; a missing one has not."""
+    min_coverage: float = MIN_COVERAGE
+    """exit with 3 when a smaller share of the episodes, 0 to 1, was graded."""
     timeout_s: float = 3600.0
     """give up watching after so many seconds."""
     detach: bool = False
@@ -44,7 +48,13 @@ class Report:
     dry_run: bool = False
     """load and validate the tasks, submit nothing."""
     as_json: JsonFlag = False
-    """JSON lines: `launch`, with --trainable `drawn_by`, then `done`."""
+    """JSON lines: `launch`, with --trainable `drawn_by`, then `done` with its `coverage`."""
+
+    def check(self) -> None:
+        """Raises UnclearEvaluation for a bar that is no share."""
+        for flag, share in (("--min-success", self.min_success), ("--min-coverage", self.min_coverage)):
+            if share is not None and not 0 <= share <= 1:
+                raise UnclearEvaluation(f"{flag} is {share:g}", "it is a share from 0 to 1, such as 0.95")
 
 
 async def evaluate(
@@ -63,6 +73,7 @@ async def evaluate(
     from upcycle.cli.tasksets import load_source
     from upcycle.run_client import follow_run, submit_run
 
+    report.check()
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
     missing = [name for path, (name, _) in arguments.items() if not given.value(path)]
@@ -81,8 +92,9 @@ async def evaluate(
         if report.detach:
             return Exit.OK
         run = await follow_run(platform, run.run_id, CountsLine(), timeout_s=report.timeout_s)
+        coverage = coverage_of(runs_of(await read_results(platform, run.run_id)))
         drawn_by = await _drawn(platform, run, report.as_json) if asked.trainable else ""
-    status = _report(run, report.min_success, report.as_json)
+    status = _say(run, coverage, report)
     if drawn_by and not report.as_json:
         print(drawn_by)
     return status
@@ -137,19 +149,34 @@ class CountsLine:
             self._console.print(line, end="\r" if self._console.is_terminal else "\n")
 
 
-def _report(run: "Run", min_success: float | None, as_json: bool) -> int:
-    if as_json:
-        print_json("done", run)
+def _say(run: "Run", coverage: Coverage, report: Report) -> int:
+    """Print the result; the exit status that it deserves."""
+    if report.as_json:
+        from upcycle.cli.output import fields_of
+
+        print_json("done", {**fields_of(run), "coverage": {**asdict(coverage), "share": coverage.share}})
     else:
-        reward, success, episodes = scores(run)
-        print(f"{run.run_id}: success {success}, reward {reward}, {episodes}")
+        reward = f"{run.reward_mean:.3f}" if coverage.num_graded else "–"
+        success = f"{coverage.success_rate:.1%}" if coverage.num_graded else "–"
+        print(f"{run.run_id}: success {success}, reward {reward}, {coverage}")
         print(usage_of([run.usage]))
         print(f"read them with: upcycle trajectories list --run {run.run_id}")
     if not completed(run):
         why = run.failure or "cancelled"
         human().print(f"the run did not complete: {why}", style="red", markup=False, soft_wrap=True)
         return Exit.FAILED
-    if min_success is not None and run.success_rate < min_success:
-        human().print(f"success {scores(run)[1]} is below --min-success {min_success:.1%}")
-        return Exit.GATE_UNMET
-    return Exit.OK
+    unmet = _unmet(coverage, report)
+    for bar in unmet:
+        human().print(bar, style="red", markup=False, soft_wrap=True)
+    return Exit.GATE_UNMET if unmet else Exit.OK
+
+
+def _unmet(coverage: Coverage, report: Report) -> list[str]:
+    """The bars that were not reached, in words."""
+    unmet = []
+    if coverage.share < report.min_coverage:
+        unmet.append(f"{coverage}: {coverage.share:.1%} is below --min-coverage {report.min_coverage:.1%}")
+    if report.min_success is not None and coverage.success_rate < report.min_success:
+        rate = f"{coverage.success_rate:.1%} of all {coverage.num_planned} episodes"
+        unmet.append(f"success {rate} is below --min-success {report.min_success:.1%}")
+    return unmet

@@ -38,12 +38,13 @@ def result_console() -> "Console":
 
 def print_json(kind: str, value: Any) -> None:
     """One JSON line on standard output: `{"schema_version", "kind", …}`."""
-    line = {"schema_version": SCHEMA_VERSION, "kind": kind, **_fields(value)}
+    line = {"schema_version": SCHEMA_VERSION, "kind": kind, **fields_of(value)}
     sys.stdout.write(json.dumps(line, sort_keys=False) + "\n")
     sys.stdout.flush()
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a JSON line: those of a dict as they are, those of a message by their names."""
     if isinstance(value, dict):
         return value
     from google.protobuf.json_format import MessageToDict

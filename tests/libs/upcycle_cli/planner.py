@@ -39,7 +39,7 @@ def training(run_id: str, **fields: Any) -> ts.Run:
 
 class Planner(TasksetServiceServicer):
     """runs: by id, newest first in lists; tasksets: split by name; watched: what WatchRun says of any run.
-    What is registered is revision 3 of its name."""
+    What is registered is revision 3 of its name. results: of any run, at first one solved task."""
 
     def __init__(self) -> None:
         self.runs: list[ts.Run] = []
@@ -49,6 +49,8 @@ class Planner(TasksetServiceServicer):
         self.answer: ts.Run | None = None
         self.watched: list[ts.Run] = []
         self.refusal = ""
+        solved = {"status": ts.EPISODE_STATUS_GRADED, "reward": 1.0, "success": True}
+        self.results = [ts.EpisodeResult(task_slug="a", **solved)]
 
     async def RegisterTaskset(self, request: Any, context: Any) -> pb.RegisterTasksetResponse:
         self.registered.append(request.taskset.name)
@@ -62,10 +64,10 @@ class Planner(TasksetServiceServicer):
         return pb.ListTasksetsResponse(tasksets=rows)
 
     async def GetRun(self, request: Any, context: Any) -> pb.GetRunResponse:
-        found = [run for run in self.runs if run.run_id == request.run_id]
+        found = [run for run in (*self.runs, *self.watched[-1:]) if run.run_id == request.run_id]
         if not found:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id}")
-        return pb.GetRunResponse(run=found[0])
+        return pb.GetRunResponse(run=found[0], results=self.results if request.include_results else [])
 
     async def ListRuns(self, request: Any, context: Any) -> pb.ListRunsResponse:
         final = (ts.RUN_STATE_COMPLETED, ts.RUN_STATE_FAILED, ts.RUN_STATE_CANCELLED)

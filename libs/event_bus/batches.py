@@ -18,7 +18,7 @@ from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
 from event_bus.delivery import Delivery
 from event_bus.deps import ConsumerDeps
-from event_bus.errors import MalformedEvent, PoisonMessage
+from event_bus.errors import MalformedEvent, NewerEvent, PoisonMessage
 from event_bus.incoming import Decoder, in_work, nack, retry_after_s, retry_delay_s
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec
@@ -29,6 +29,8 @@ _LOG = logging.getLogger(__name__)
 _MARGIN_S: Final = 0.25
 """How long the server may take to make every message of a nacked batch due again."""
 _PAUSE_S: Final = 0.5
+_MAX_WORDS: Final = 300
+"""Characters of an error in a reason of `failing`."""
 FAILURES_UNREADY: Final = 5
 """Failures in a row after which the bus is not ready."""
 
@@ -55,12 +57,14 @@ class BatchConsumer:
         self._batch_size = batch_size
         self._failures = 0
         self._failing_since = ""
+        self._last = ""
 
     def failing(self) -> str | None:
         """What is wrong, once the same batch has failed several times in a row: nothing newer is read."""
         if self._failures < FAILURES_UNREADY:
             return None
-        return f"{self._spec.durable} failed {self._failures} times in a row since {self._failing_since}"
+        since = f"{self._failures} times in a row since {self._failing_since}"
+        return f"{self._spec.durable} failed {since}: {self._last}"
 
     async def run(self, connection: BusConnection) -> None:
         """Fetch and handle until cancelled; a batch that is in work then is nacked."""
@@ -109,12 +113,15 @@ class BatchConsumer:
 
     async def _handle(self, raws: Sequence[Msg]) -> float:
         pairs: list[Pair] = []
-        for raw in raws:
+        for index, raw in enumerate(raws):
             try:
                 pairs.append((raw, self._decoder.delivery(raw)))
             except MalformedEvent as error:
                 if not await self._dead_letter(raw, str(error)):
-                    return await self._failed(raws)  # nothing may pass it
+                    return await self._failed(raws, error)  # nothing may pass it
+            except NewerEvent as error:  # what came before it is folded; nothing may pass it
+                pause_s = await self._run(pairs) if pairs else 0.0
+                return pause_s + await self._failed(raws[index:], error)
         return await self._run(pairs) if pairs else 0.0
 
     async def _run(self, pairs: Sequence[Pair]) -> float:
@@ -134,7 +141,7 @@ class BatchConsumer:
         except Exception as error:
             ends = [raw.metadata.sequence.stream for raw in (raws[0], raws[-1])]
             _LOG.error("batch_failed", exc_info=error, extra={"consumer": durable, "first_and_last": ends})
-            return await self._failed(raws)
+            return await self._failed(raws, error)
         self._failures = 0
         for raw in raws:
             await self._ack(raw)
@@ -144,15 +151,16 @@ class BatchConsumer:
         """One message of the batch is poison: the handler gets each alone, in order, to say which."""
         if len(pairs) == 1:
             raw = pairs[0][0]
-            return 0.0 if await self._dead_letter(raw, poison.reason) else await self._failed([raw])
+            return 0.0 if await self._dead_letter(raw, poison.reason) else await self._failed([raw], poison)
         for index in range(len(pairs)):
             if pause_s := await self._run(pairs[index : index + 1]):
                 await self._nack([raw for raw, _ in pairs[index + 1 :]], pause_s)
                 return pause_s
         return 0.0
 
-    async def _failed(self, raws: Sequence[Msg]) -> float:
+    async def _failed(self, raws: Sequence[Msg], error: Exception) -> float:
         self._failures += 1
+        self._last = " ".join(str(error).split())[:_MAX_WORDS]
         if self._failures == 1:
             self._failing_since = f"{utc_now():%Y-%m-%d %H:%M:%S} UTC"
         return await self._nack(raws, retry_delay_s(self._failures, self._deps.timings))

@@ -1,19 +1,26 @@
 """Events on the wire: protobuf in canonical JSON, so that a person with the `nats` CLI can read them.
 
-The subject says which type a message is; the schema header must agree. Unknown fields are an error, because
-they mean that the sender knows something that this process would silently drop.
+The subject says which type a message is; the schema header must agree. The sender may be a version ahead: a
+field that this version does not know is left out, counted, and logged once per type. A value of an enum that
+it does not know is an error, because a guess at it would be a guess at what happened. The rules for senders
+are in docs/do/add-an-event.md.
 """
 
+import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from event_bus import metrics
 from event_bus.errors import EventTooLarge, MalformedEvent, UnknownEvent
 from event_bus.topology import MAX_EVENT_BYTES
 
+_LOG = logging.getLogger(__name__)
 CONTENT_TYPE: Final = "content-type"
 SCHEMA: Final = "Upcycle-Schema"
 EVENT_ID: Final = "Nats-Msg-Id"
@@ -21,6 +28,8 @@ JSON: Final = "application/json"
 _MAX_ID_LENGTH: Final = 512
 _HEADER_LINE: Final = len("NATS/1.0\r\n") + len("\r\n")
 _STREAM_HEADER: Final = "Nats-Expected-Stream"
+_logged: set[str] = set()
+"""Types whose unknown fields this process has logged."""
 
 
 def encode(message: Message) -> bytes:
@@ -82,7 +91,61 @@ def decode(message_type: type[Message], payload: bytes, headers: Mapping[str, st
         raise MalformedEvent(f"header {SCHEMA} says {named!r}, the subject says {expected!r}")
     if (content := headers.get(CONTENT_TYPE, JSON)) != JSON:
         raise MalformedEvent(f"content type {content!r}, expected {JSON!r}")
+    parse = _parsed if SCHEMA in headers else _parsed_strictly
     try:
-        return json_format.Parse(payload, message_type(), ignore_unknown_fields=False)
+        return parse(message_type, payload)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise MalformedEvent(f"not a {expected}: {error}") from error
+
+
+def _parsed_strictly(message_type: type[Message], payload: bytes) -> Message:
+    """What says no type comes from no publisher of ours: a field that nobody knows is a mistake there."""
+    return json_format.Parse(payload, message_type())
+
+
+def _parsed(message_type: type[Message], payload: bytes) -> Message:
+    """The message without the fields that this version does not know. Raises ParseError and ValueError."""
+    try:
+        return _parsed_strictly(message_type, payload)
+    except json_format.ParseError:
+        json_format.Parse(
+            payload, message_type(), ignore_unknown_fields=True
+        )  # raises for what is no message
+        unknown: set[str] = set()
+        known = _known(json.loads(payload), message_type.DESCRIPTOR, "", unknown)
+        # An unknown value of an enum is still in `known`, and is refused here.
+        message = json_format.ParseDict(known, message_type())
+        _report(message_type.DESCRIPTOR.full_name, unknown)
+        return message
+
+
+def _known(value: Any, descriptor: Descriptor, path: str, unknown: set[str]) -> Any:
+    """A JSON object without the fields that `descriptor` lacks, whose paths are added to `unknown`."""
+    if not isinstance(value, dict) or descriptor.full_name.startswith("google.protobuf."):
+        return value
+    fields = {**descriptor.fields_by_name, **{field.json_name: field for field in descriptor.fields}}
+    unknown.update(f"{path}{name}" for name in value if name not in fields)
+    return {
+        name: _known_field(one, fields[name], f"{path}{name}.", unknown)
+        for name, one in value.items()
+        if name in fields
+    }
+
+
+def _known_field(value: Any, field: FieldDescriptor, path: str, unknown: set[str]) -> Any:
+    kind = field.message_type
+    if kind is None:
+        return value
+    if kind.GetOptions().map_entry:
+        of_values = kind.fields_by_name["value"]
+        return {key: _known_field(one, of_values, path, unknown) for key, one in value.items()}
+    if field.is_repeated and isinstance(value, list):
+        return [_known(one, kind, path, unknown) for one in value]
+    return _known(value, kind, path, unknown)
+
+
+def _report(full_name: str, unknown: set[str]) -> None:
+    metrics.UNKNOWN_FIELDS.labels(full_name).inc()
+    if full_name not in _logged:
+        _logged.add(full_name)
+        _LOG.warning("newer_event", extra={"type": full_name, "fields_left_out": sorted(unknown)[:20]})

@@ -131,7 +131,9 @@ class BusConnection:
             _LOG.warning("jetstream_not_ready", extra={"stream": stream, "error": repr(error)})
             return self._not_provisioned(what)
         read = filters_of(config)
-        return None if read == subjects else OutdatedDurable(what, have=read, want=subjects)
+        if more := sorted(read - subjects):  # this process is one version behind
+            _LOG.warning("durable_reads_more", extra={"durable": durable, "unknown_here": more})
+        return None if read >= subjects else OutdatedDurable(what, have=read, want=subjects)
 
     def _not_provisioned(self, what: str) -> NotProvisioned:
         return NotProvisioned(

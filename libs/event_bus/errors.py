@@ -28,7 +28,7 @@ class NotProvisioned(BusError):
 
 
 class OutdatedDurable(NotProvisioned):
-    """A durable reads other subjects than this program expects: some facts would never come."""
+    """A durable does not read all subjects that this program expects: some facts would never come."""
 
     def __init__(self, what: str, *, have: Collection[str], want: Collection[str]) -> None:
         missing, unknown = sorted(set(want) - set(have)), sorted(set(have) - set(want))
@@ -45,6 +45,10 @@ class CursorBeyondStream(BusError):
     """A kept cursor is newer than the newest message: the stream is not the one that the cursor was taken
     from.
     """
+
+
+class NewerEvent(BusError, Unavailable):
+    """A durable brought a type that only a newer version of this service knows; it waits for that version."""
 
 
 class MalformedEvent(BusError):

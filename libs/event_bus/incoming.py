@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from event_bus import codec
 from event_bus.delivery import BusTimings, Delivery
-from event_bus.errors import MalformedEvent
+from event_bus.errors import MalformedEvent, NewerEvent
 from event_bus.topology import ConsumerSpec, Topology
 from identities import subjects
 from identities.errors import InvalidIdentity
@@ -42,15 +42,17 @@ class Decoder:
         return cls(dict(topology.bound_by(spec)))
 
     def delivery(self, raw: Msg) -> Delivery[Any]:
-        """Raises MalformedEvent with the reason."""
+        """Raises MalformedEvent with the reason, NewerEvent."""
         return delivery_of(raw, self.message(raw.subject, raw.data, raw.headers or {}))
 
     def message(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Message:
-        """The message alone. Raises MalformedEvent with the reason."""
+        """The message alone. Raises MalformedEvent with the reason, NewerEvent."""
         try:
-            message_type = self._types[subjects.parse(subject).kind]
-        except (InvalidIdentity, KeyError) as error:
+            kind = subjects.parse(subject).kind
+        except InvalidIdentity as error:
             raise MalformedEvent(f"nothing is known about subject {subject!r}") from error
+        if (message_type := self._types.get(kind)) is None:
+            raise NewerEvent(f"{kind!r} is not known to this version of the service: upgrade it")
         return codec.decode(message_type, payload, headers)
 
 

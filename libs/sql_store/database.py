@@ -7,6 +7,7 @@ survives power loss. Postgres: a small pool, one thread per connection.
 
 import asyncio
 import contextvars
+import hashlib
 import logging
 import re
 from collections.abc import Callable
@@ -87,6 +88,19 @@ class Database:
             self._threads, work.run, self._with_retries, fn
         )
 
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn`, which only reads, in one transaction: all its statements see the same instant. On
+        Postgres it waits for no writer, and a write is refused.
+        """
+        if self._is_sqlite:
+            return await self.run(fn)
+
+        def of_one_instant(connection: Connection) -> T:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return fn(connection)
+
+        return await self.run(of_one_instant)
+
     def _with_retries(self, fn: Callable[[Connection], T]) -> T:
         attempt = 1
         while True:
@@ -145,6 +159,16 @@ def give_notice(connection: Connection, topic: str) -> None:
     """Tell the listeners of `topic` once the running transaction of `Database.run` has committed."""
     notices: set[str] = connection.info[_NOTICES]
     notices.add(topic)
+
+
+def take_turn(connection: Connection, name: str) -> None:
+    """Until the running transaction ends, no other one, of any process, gets past its call with this name.
+
+    Called first, it gives Postgres what SQLite has anyway: what was read is still true at the commit.
+    """
+    if connection.dialect.name == "postgresql":
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (number,))
 
 
 def _normalised(url: str) -> URL:

@@ -9,14 +9,13 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from pydantic import SecretStr
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sql_store.database import Database
+from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed
 
 _HOME: Final = "adapters.migrations"
-_LOCK: Final = 0x75706379636C65  # "upcycle"
 
 
 class MigratedDatabase(Database):
@@ -67,8 +66,7 @@ def _package_folder(name: str) -> Path | None:
 
 
 def _upgrade(connection: Connection, folder: Path, version_table: str) -> str:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    take_turn(connection, "migrate")
     config = Config()
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
     try:

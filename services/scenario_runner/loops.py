@@ -39,7 +39,7 @@ class PlannerLoop:
         )
 
     async def _plan_and_sweep(self) -> None:
-        for run in await self._plan.transact(lambda unit: unit.active_runs()):
+        for run in await self._plan.read(lambda unit: unit.active_runs()):
             await self._plan_run(run.run_id, run.spec.purpose)
         await self._sweep_if_due()
 
@@ -67,7 +67,7 @@ class PlannerLoop:
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_S
-        runs = await self._plan.transact(lambda unit: unit.active_runs())
+        runs = await self._plan.read(lambda unit: unit.active_runs())
         for ended in self._swept - {run.run_id for run in runs}:
             telemetry.EPISODES_IN_FLIGHT.remove(ended)
             self._swept.discard(ended)

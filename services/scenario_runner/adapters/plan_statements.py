@@ -28,8 +28,7 @@ def _write(table: sa.Table, key: str, names: tuple[str, ...]) -> sa.Update:
     return sa.update(table).where(table.c[key] == sa.bindparam(f"{key}_")).values(changed)
 
 
-# Locked (SQLite has one writer anyway): two planner replicas on Postgres take turns on a run.
-RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_")).with_for_update()
+RUN_BY_ID = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
 RUN_BY_REQUEST = sa.select(RUN).where(owned(RUN, request_id=sa.bindparam("request_id_")))
 ACTIVE_RUNS = (
     sa.select(RUN)

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from scenario_runner.adapters.sql_plan import PlanUnit
+from scenario_runner.adapters.sql_plan import PLANNING, PlanUnit
 from scenario_runner.adapters.tables import EPISODE, RUN, TASK, TASKSET
 from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpen, EpisodeToPlay
 from scenario_runner.domain.runs import EpisodeState
 from scenario_runner.wire import runs as wire
-from sql_store import Database, owned
+from sql_store import Database, owned, take_turn
 
 _WANTED = (
     sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
@@ -42,7 +42,12 @@ class SqlPlannedEpisodes:
 
     async def opened(self, episode_ids: Sequence[str]) -> None:
         """Note that the environments of these episodes were started."""
-        await self._database.run(lambda sql: PlanUnit(sql, self._now()).note_opened(episode_ids))
+
+        def note(sql: sa.Connection) -> None:
+            take_turn(sql, PLANNING)
+            PlanUnit(sql, self._now()).note_opened(episode_ids)
+
+        await self._database.run(note)
 
     def _parse(self, source: str, spec: str) -> tuple[EnvironmentSource, timedelta]:
         parsed = self._parsed.get((source, spec))

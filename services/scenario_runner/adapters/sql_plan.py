@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -23,11 +23,13 @@ from scenario_runner.domain.learning import WithoutStep
 from scenario_runner.domain.runs import Counts, EpisodeRow, EpisodeState, GroupRow, RunRecord, RunState
 from scenario_runner.wire import published
 from scenario_runner.wire import runs as wire
-from sql_store import Database, enqueue, owned
+from sql_store import Database, enqueue, owned, take_turn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+PLANNING: Final = "scenario_runner: plan"
+"""The turn of every transaction that changes runs, groups or episodes."""
 _CONFLICTS = 3
 _CHUNK = 500  # SQLite binds at most 32,766 values in one statement
 
@@ -44,10 +46,18 @@ class SqlPlan:
         """How many transactions of this process wrote something of a run."""
         return self._changes[run_id]
 
-    async def transact(self, work: Callable[["PlanUnit"], T]) -> T:
-        """Run `work` in one transaction; it may run again after a conflict."""
+    async def read(self, work: Callable[["PlanUnit"], T]) -> T:
+        """Run `work`, which changes nothing, over the plan as it is at one instant, without a turn."""
+        return await self._database.read(lambda connection: work(PlanUnit(connection, self._now())))
+
+    async def transact(self, work: Callable[["PlanUnit"], T], *, turn: str = PLANNING) -> T:
+        """Run `work` in one transaction; it may run again after a conflict.
+
+        turn: transactions of the same one, of all planners, run one after the other.
+        """
 
         def transaction(connection: sa.Connection) -> tuple[T, set[str]]:
+            take_turn(connection, turn)
             unit = PlanUnit(connection, self._now())
             result = work(unit)
             unit.flush()
@@ -57,7 +67,7 @@ class SqlPlan:
             try:
                 return self._counted(await self._database.run(transaction))
             except IntegrityError as error:
-                # Another planner wrote the same row first; run again, the work sees that row.
+                # A planner of another version wrote the same row first; run again, the work sees that row.
                 log.info("transaction_conflict", extra={"error": str(error.orig)[:200]})
         return self._counted(await self._database.run(transaction))
 

@@ -87,7 +87,6 @@ WRITE = (
     .where(SOURCE_GROUP.c.group_id == sa.bindparam("group_id_"), _OF_RUN)
     .values({name: sa.bindparam(name) for name in _CHANGES})
 )
-# Not locked: only columns that never change are read, and with a lock two planners could deadlock.
 SOURCE_RUN = sa.select(RUN).where(RUN.c.run_id == sa.bindparam("run_id_"))
 OPEN_RUNS = (
     sa.select(RUN)
@@ -200,14 +199,14 @@ class SourceGroups:
             self._sql.execute(WRITE, [_changes(group) for group in groups])
 
     def source_run(self, run_id: str) -> RunRecord | None:
-        """A run, without the lock that PlanUnit.run takes: for what never changes of it."""
+        """Another run, for what never changes of it."""
         if run_id not in self._sources:
             row = self._sql.execute(SOURCE_RUN, {"run_id_": run_id}).mappings().first()
             self._sources[run_id] = run_of(row) if row else None
         return self._sources[run_id]
 
     def open_runs(self, model: str, purpose: Purpose) -> list[RunRecord]:
-        """Runs of a model that are running or paused, oldest first; not locked."""
+        """Runs of a model that are running or paused, oldest first."""
         wanted = {"model_": model, "purpose_": purpose.value}
         return [run_of(row) for row in self._sql.execute(OPEN_RUNS, wanted).mappings()]
 

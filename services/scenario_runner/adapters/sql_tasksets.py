@@ -1,6 +1,5 @@
 """Tasksets with their revisions, and which side each task is on: the part of a PlanUnit that runs need."""
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -56,12 +55,6 @@ class SqlTasksets:
         is_newest = owned(TASKSET, name=newest.c.name, revision=newest.c.revision)
         wanted = sa.select(TASKSET).join(newest, is_newest).order_by(TASKSET.c.name)
         return [taskset_of(row) for row in self._sql.execute(wanted).mappings()]
-
-    def lock(self, name: str) -> None:
-        """Until the end of the transaction no other one gets past its own call with this name."""
-        if self._sql.dialect.name == "postgresql":  # SQLite has one writer
-            number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
-            self._sql.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
 
     def add_taskset(self, taskset: RegisteredTaskset) -> None:
         """A revision with its tasks."""

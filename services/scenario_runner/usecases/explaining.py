@@ -23,7 +23,7 @@ class ExplainRun:
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
-        view, waits, supply, outbox_waiting = await self._plan.transact(lambda unit: _own_facts(unit, run_id))
+        view, waits, supply, outbox_waiting = await self._plan.read(lambda unit: _own_facts(unit, run_id))
         peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(

@@ -82,8 +82,6 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     runs touched.
     """
     facts = list(facts)
-    for run_id in sorted({fact.run_id for fact in facts}):
-        unit.run(run_id)  # locks it, before anything that depends on it is read
     unit.prefetch({group for fact in facts if (group := _group_of(fact)) is not None})
     touched: set[str] = set()
     for fact in facts:

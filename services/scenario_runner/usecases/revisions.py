@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 def store(unit: PlanUnit, taskset: RegisteredTaskset) -> tuple[RegisteredTaskset, bool]:
     """(the taskset with its revision, whether that is new). The content of the newest revision again is none.
+    Registrations of one name take turns.
 
     Raises AlreadyTaken for a name of another split or environment, Refused for tasks on the other side,
     InvalidRequest.
     """
-    unit.lock(f"taskset {taskset.name}")
     newest = unit.taskset(taskset.name)
     if newest is not None:
         _refuse_another_kind(newest, taskset)

@@ -56,7 +56,7 @@ class SubmitRun:
             raise InvalidRequest(
                 f"request_id {request_id!r:.80} is not text of 1 to {MAX_REQUEST_ID_CHARS} characters"
             )
-        known = await self._plan.transact(lambda unit: _known_run(unit, request_id, spec))
+        known = await self._plan.read(lambda unit: _known_run(unit, request_id, spec))
         if known is not None:
             return known
         await self._registry.check_policy(spec.policy)
@@ -69,7 +69,6 @@ class SubmitRun:
     def _add(
         self, unit: PlanUnit, run_id: str, request_id: str, spec: RunSpec, trace: TraceContext, head: int
     ) -> RunView:
-        unit.lock(f"request {request_id}")
         known = _known_run(unit, request_id, spec)
         if known is not None:
             return known
@@ -110,7 +109,7 @@ class Runs:
 
     async def get(self, run_id: str) -> RunView:
         """Raises NotFound."""
-        return await self._plan.transact(lambda unit: view_of(unit, find_run(unit, run_id)))
+        return await self._plan.read(lambda unit: view_of(unit, find_run(unit, run_id)))
 
     async def results(self, run_id: str) -> list[tuple[EpisodeRow, RunnableTask]]:
         """The newest attempt at each member of each group. Raises NotFound."""
@@ -124,11 +123,11 @@ class Runs:
             }
             return [(row, tasks[row.taskset][row.task_position]) for row in rows]
 
-        return await self._plan.transact(read)
+        return await self._plan.read(read)
 
     async def list(self, limit: int, model: str) -> list[RunView]:
         """Newest first."""
-        return await self._plan.transact(lambda unit: [view_of(unit, run) for run in unit.runs(limit, model)])
+        return await self._plan.read(lambda unit: [view_of(unit, run) for run in unit.runs(limit, model)])
 
     async def unfinished(self, model: str) -> Sequence[RunView]:
         """Runs that are not over, oldest first; empty model: of any."""
@@ -137,7 +136,7 @@ class Runs:
             runs = [run for run in unit.active_runs() if model in ("", run.spec.policy.model)]
             return [view_of(unit, run) for run in runs]
 
-        return await self._plan.transact(read)
+        return await self._plan.read(read)
 
     async def cancel(self, run_id: str, reason: str) -> RunView:
         """Cancelling a run that is over changes nothing. What its trainer has in a step may still train.
@@ -253,7 +252,6 @@ def _in_steps(spec: RunSpec, num_tasks: int) -> RunSpec:
 def _refuse_second_training(unit: PlanUnit, spec: RunSpec) -> None:
     if spec.purpose is not Purpose.TRAIN:
         return
-    unit.lock(f"train {spec.policy.model}")  # two submissions at once would each see no other run
     for run in unit.active_runs():
         if run.spec.purpose is Purpose.TRAIN and run.spec.policy.model == spec.policy.model:
             raise Refused(

@@ -39,7 +39,7 @@ class ClaimTasks:
         if wrong:
             raise InvalidRequest(f"task_digests: {wrong[0]!r:.80} is not a sha256 in 64 hex digits")
         wanted = set(digests)
-        return await self._plan.transact(lambda unit: _claim(unit, wanted, claimed_by))
+        return await self._plan.transact(lambda unit: _claim(unit, wanted, claimed_by), turn="claims")
 
 
 def _claim(unit: PlanUnit, digests: set[str], claimed_by: str) -> int:

@@ -94,7 +94,7 @@ class RunViews:
             self._notices.pop(oldest, None)
         # Counted before the reading: a change during it is read next time.
         num_changes, now = self._plan.num_changes(run_id), asyncio.get_running_loop().time()
-        view = asyncio.ensure_future(self._plan.transact(lambda unit: self._read(unit, run_id)))
+        view = asyncio.ensure_future(self._plan.read(lambda unit: self._read(unit, run_id)))
         reading = _Reading(now, num_changes, view)
         self._readings.pop(run_id, None)
         self._readings[run_id] = reading

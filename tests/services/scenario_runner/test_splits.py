@@ -178,9 +178,11 @@ async def test_two_planners_never_both_accept_a_task(
         if not winner_commits:
             raise RuntimeError("changed its mind")
 
-    first = asyncio.create_task(planner.do(slow))
+    first = asyncio.create_task(planner.plan.transact(slow, turn="taskset one"))
     assert await asyncio.to_thread(inserted.wait, 20)
-    second = asyncio.create_task(rival.transact(lambda unit: store(unit, taskset("two", HELD_OUT, 2, 3))))
+    second = asyncio.create_task(
+        rival.transact(lambda unit: store(unit, taskset("two", HELD_OUT, 2, 3)), turn="taskset two")
+    )
     await _waits_for_a_lock(planner)  # of the transaction that inserted the same digest
     assert not second.done()
     go_on.set()

@@ -1,36 +1,42 @@
 """Two planners on one database: what both decide at once is decided once."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from tests.services.scenario_runner import planning
 from tests.services.scenario_runner.planning import RULES, PlannerHarness
-from tests.services.scenario_runner.source_runs import SourcesHarness, settled, train_spec
+from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled
-from scenario_runner.domain.runs import Refused, RunState, RunView
-from scenario_runner.usecases.planning import apply_facts
+from scenario_runner.domain.runs import EpisodeState, Refused, RunState, RunView
+from scenario_runner.usecases.planning import apply_facts, sweep
 from scenario_runner.usecases.submitting import SubmitRun, TraceContext
 from scenario_runner.usecases.supply import offer_more
 from sql_store import Database
 
 
-@pytest.fixture
-async def sources(planner: PlannerHarness) -> SourcesHarness:
-    made = SourcesHarness(planner)
-    await made.register()
-    return made
+@asynccontextmanager
+async def second_plan(planner: PlannerHarness, sql_url: str) -> AsyncIterator[SqlPlan]:
+    """The plan of a second planner on the same database."""
+    database = Database(sql_url)
+    await database.start()
+    yield SqlPlan(database, now=lambda: planner.now)
+    await database.stop()
 
 
 @pytest.fixture
 async def plans(sources: SourcesHarness, sql_url: str) -> AsyncIterator[list[SqlPlan]]:
     """The plan of the first planner, and that of a second one."""
-    database = Database(sql_url)
-    await database.start()
-    yield [sources.planner.plan, SqlPlan(database, now=lambda: sources.planner.now)]
-    await database.stop()
+    async with second_plan(sources.planner, sql_url) as other:
+        yield [sources.planner.plan, other]
 
 
 async def submitted(sources: SourcesHarness, plans: list[SqlPlan], request_ids: list[str]) -> list[object]:
@@ -44,6 +50,113 @@ async def submitted(sources: SourcesHarness, plans: list[SqlPlan], request_ids: 
 
     asked = (submit(number, request_id) for number, request_id in enumerate(request_ids))
     return list(await asyncio.gather(*asked, return_exceptions=True))
+
+
+async def test_no_planner_reads_what_another_one_is_about_to_write(
+    sources: SourcesHarness, plans: list[SqlPlan]
+) -> None:
+    """Each of 8 reads a number beside the row that it locks, and adds one: none is lost."""
+    run_id = await sources.submit(eval_spec())
+
+    def adds_one(unit: PlanUnit) -> None:
+        step = max(run.step for run in unit.active_runs())
+        time.sleep(0.02)
+        run = unit.run(run_id)
+        assert run is not None
+        unit.update_run(replace(run, step=step + 1))
+
+    await asyncio.gather(*(plan.transact(adds_one) for plan in plans * 4))
+    assert (await sources.run(run_id)).step == 8
+
+
+async def test_the_same_batch_at_two_planners_counts_once(planner: PlannerHarness, sql_url: str) -> None:
+    """Redelivered to the second planner while the first one is at it: 2 groups of 2, every reward 1."""
+    await planner.begin(planning.eval_spec(), 4)
+    facts = [planner.graded(episode) for group in (0, 1) for episode in planner.members(group)]
+    async with second_plan(planner, sql_url) as other:
+        await asyncio.gather(
+            *(plan.transact(lambda unit: apply_facts(unit, facts)) for plan in (planner.plan, other) * 2)
+        )
+    run, rows = await planner.run(), await planner.episodes()
+    assert sum(row.state is EpisodeState.EVALUATED for row in rows) == 4
+    assert (run.num_graded, run.reward_sum) == (4, 4.0)
+    await planning.check_conservation(planner)
+
+
+@pytest.mark.parametrize("first", ["grade", "sweep"])
+async def test_a_grade_beside_a_sweep_is_either_in_time_or_too_late(
+    planner: PlannerHarness, sql_url: str, first: str
+) -> None:
+    await planner.begin(planning.train_spec(prompts=1, staleness=0), 4)
+    members = planner.members(0)
+    await planner.do(lambda unit: unit.note_opened(members))
+    planner.now += timedelta(seconds=planning.train_spec().episode_deadline_s + 1)
+
+    def grade(unit: PlanUnit) -> None:
+        unit.prefetch([planner.group_id(0)])
+        time.sleep(0.05 if first == "sweep" else 0.2)
+        apply_facts(unit, [planner.graded(episode) for episode in members])
+
+    def overdue(unit: PlanUnit) -> None:
+        unit.prefetch([planner.group_id(0)])
+        time.sleep(0.2 if first == "sweep" else 0.05)
+        sweep(unit, planner.run_id, RULES, queue_is_idle=False)
+
+    async with second_plan(planner, sql_url) as other:
+        await asyncio.gather(planner.plan.transact(grade), other.transact(overdue))
+    rows = {row.episode_id: row.state for row in await planner.episodes()}
+    assert [rows[episode] for episode in members] == [EpisodeState.GRADED] * 2
+    assert {state for row, state in rows.items() if row not in members} <= {EpisodeState.CANCELLED}
+    assert (await planner.run()).num_graded == 2
+    await planning.check_conservation(planner)
+
+
+async def test_the_database_refuses_a_second_training_run_of_a_model(
+    sources: SourcesHarness, plans: list[SqlPlan]
+) -> None:
+    """Of planners that do not take turns, as one of an older version does not."""
+
+    class OutOfTurn(SqlPlan):
+        async def transact(self, work: Callable[[PlanUnit], Any], *, turn: str = "") -> Any:
+            def slowly(unit: PlanUnit) -> Any:
+                result = work(unit)
+                time.sleep(0.1)
+                return result
+
+            return await super().transact(slowly, turn=str(id(self)))
+
+    strangers = [OutOfTurn(plan._database, now=lambda: sources.planner.now) for plan in plans]
+    got = await submitted(sources, strangers, ["one", "two"])
+    assert sorted(type(one).__name__ for one in got) == ["Refused", "RunView"], got
+
+
+async def test_a_reader_waits_for_no_writer_and_sees_one_instant(
+    sources: SourcesHarness, plans: list[SqlPlan], sql_url: str
+) -> None:
+    if sql_url.startswith("sqlite"):
+        pytest.skip("SQLite has one connection")
+    await sources.submit(eval_spec())
+    is_written, go_on = threading.Event(), threading.Event()
+
+    def write(unit: PlanUnit) -> None:
+        run = unit.active_runs()[0]
+        unit.update_run(replace(run, step=7))
+        unit.flush()
+        is_written.set()
+        assert go_on.wait(20)
+
+    def read(unit: PlanUnit) -> tuple[int, int]:
+        before = unit.active_runs()[0].step
+        go_on.set()
+        deadline = time.monotonic() + 20
+        while not writing.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return before, unit.active_runs()[0].step
+
+    writing = asyncio.create_task(plans[0].transact(write))
+    assert await asyncio.to_thread(is_written.wait, 20)
+    assert await plans[1].read(read) == (0, 0)
+    assert (await plans[1].read(lambda unit: unit.active_runs()))[0].step == 7
 
 
 async def test_one_model_is_never_trained_by_two_runs(sources: SourcesHarness, plans: list[SqlPlan]) -> None:

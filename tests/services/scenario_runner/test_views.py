@@ -21,9 +21,9 @@ class Readings:
         self.count = 0
         self.num_changes = planner.plan.num_changes
 
-    async def transact(self, work: Callable[[PlanUnit], Any]) -> Any:
+    async def read(self, work: Callable[[PlanUnit], Any]) -> Any:
         self.count += 1
-        return await self.planner.plan.transact(work)
+        return await self.planner.plan.read(work)
 
 
 async def test_many_watchers_of_one_run_cause_one_reading(planner: PlannerHarness) -> None:

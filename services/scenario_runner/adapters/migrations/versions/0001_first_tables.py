@@ -116,6 +116,16 @@ def _runs() -> None:
         _of_taskset(),
     )
     op.create_index("run_by_state", "run", ["state", "model"])
+    # Two trainers of one lineage would each continue the other's weights.
+    trains = sa.text("purpose = 'train' AND state NOT IN ('completed', 'failed', 'cancelled')")
+    op.create_index(
+        "run_trains_alone",
+        "run",
+        ["tenant", "model"],
+        unique=True,
+        sqlite_where=trains,
+        postgresql_where=trains,
+    )
 
 
 def _groups() -> None:

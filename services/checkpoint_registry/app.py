@@ -95,7 +95,6 @@ def _retention(settings: CheckpointRegistrySettings, deps: RetentionDeps) -> Ret
 
 def _evidence_policy(settings: CheckpointRegistrySettings) -> EvidencePolicy:
     return EvidencePolicy(
-        min_coverage=settings.gate_min_coverage,
         max_tries=settings.gate_max_tries,
         first_retry_s=settings.gate_first_retry_s,
         deadline_s=settings.gate_evaluation_s,

@@ -22,8 +22,6 @@ class CheckpointRegistrySettings(ServiceSettings):
     """Largest policy that ImportModel takes, in bytes."""
     gate_poll_s: float = Field(2.0, gt=0, le=60)
     """How often the gate looks at evaluations under way, in case an event was lost."""
-    gate_min_coverage: float = Field(0.9, gt=0, le=1)
-    """Share of an evaluation's planned episodes that must have been graded for it to be evidence."""
     gate_max_tries: int = Field(3, ge=1)
     """Evaluation runs per version before the gate holds a candidate for lack of evidence."""
     gate_first_retry_s: float = Field(2.0, gt=0)

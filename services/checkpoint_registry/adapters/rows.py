@@ -73,14 +73,15 @@ def job_values(job: GateJob) -> dict[str, Any]:
 
 
 def evaluation_of(row: RowMapping) -> Evaluation:
-    """A row of `evaluation`; a tally is stored as [family, successes, attempts]."""
+    """A row of `evaluation`; a tally is stored as [family, successes, attempts, missing], by older
+    versions without the last."""
     tallies = {slug: Tally(*tally) for slug, tally in row["tallies"].items()}
     return Evaluation(**{**_columns(row, Evaluation), "tallies": tallies})
 
 
 def evaluation_values(evaluation: Evaluation) -> dict[str, Any]:
     """Columns of an evaluation."""
-    tallies = {slug: [t.family, t.successes, t.attempts] for slug, t in evaluation.tallies.items()}
+    tallies = {slug: [t.family, t.successes, t.attempts, t.missing] for slug, t in evaluation.tallies.items()}
     return {**asdict(evaluation), "tallies": tallies}
 
 

@@ -7,11 +7,12 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Graded attempts at one task."""
+    """Graded attempts at one task. missing: attempts that ended without a grade."""
 
     family: str
     successes: int
     attempts: int
+    missing: int = 0
 
     @property
     def rate(self) -> float:
@@ -67,10 +68,19 @@ class Evidence:
         """Graded episodes."""
         return sum(tally.attempts for tally in self.tallies.values())
 
-    def is_enough(self, attempts: int, min_coverage: float) -> bool:
-        """Whether at least `min_coverage` of `attempts` per task was graded (infrastructure loses a few)."""
-        counted = sum(min(tally.attempts, attempts) for tally in self.tallies.values())
-        return self.num_tasks > 0 and counted >= min_coverage * attempts * self.num_tasks
+    def is_enough(self, attempts: int) -> bool:
+        """Whether each task has so many graded attempts: one that has fewer could hide what was lost."""
+        return self.num_tasks > 0 and self._num_covered(attempts) >= self.num_tasks
+
+    def shortage(self, attempts: int) -> str:
+        """What is_enough lacks, in words."""
+        num_short = max(self.num_tasks, len(self.tallies)) - self._num_covered(attempts)
+        short = {tally.family for tally in self.tallies.values() if tally.attempts < attempts}
+        families = f" (families {', '.join(sorted(short))})" if short else ""
+        return f"{num_short} of {self.num_tasks} tasks have fewer than {attempts} graded attempts{families}"
+
+    def _num_covered(self, attempts: int) -> int:
+        return sum(tally.attempts >= attempts for tally in self.tallies.values())
 
 
 def combine(checkpoint_id: str, evaluations: Iterable[Evaluation]) -> Evidence:
@@ -81,7 +91,10 @@ def combine(checkpoint_id: str, evaluations: Iterable[Evaluation]) -> Evidence:
         for slug, tally in run.tallies.items():
             before = tallies.get(slug, Tally(tally.family, 0, 0))
             tallies[slug] = Tally(
-                tally.family, before.successes + tally.successes, before.attempts + tally.attempts
+                tally.family,
+                before.successes + tally.successes,
+                before.attempts + tally.attempts,
+                before.missing + tally.missing,
             )
     num_tasks = max((run.num_tasks for run in runs), default=0)
     return Evidence(checkpoint_id, tuple(run.run_id for run in runs), num_tasks, tallies)

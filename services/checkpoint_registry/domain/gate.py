@@ -8,9 +8,9 @@ intersection-union test, Berger 1982); splitting alpha over families would only 
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from checkpoint_registry.domain.evidence import Evidence
+from checkpoint_registry.domain.evidence import Evidence, Tally
 from checkpoint_registry.domain.statistics import (
     PairedTask,
     bootstrap_lower,
@@ -67,8 +67,9 @@ class Verdict:
 
 
 def judge(candidate: Evidence, head: Evidence, rule: GateRule) -> Verdict:
-    """Decides on the tasks that both were graded on. Equal evidence, equal verdict, to the last bit."""
-    pairs = pair_by_task(candidate, head)
+    """Decides on the tasks that head was graded on; where an attempt of the candidate is missing, it failed.
+    Equal evidence, equal verdict, to the last bit."""
+    pairs = pair_by_task(_missing_as_failed(candidate, head), head)
     if len(pairs) < 2:
         reason = f"held: only {len(pairs)} task(s) were graded for both versions; at least 2 are needed"
         return Verdict(False, reason, len(pairs), 0.0, 0.0, -1.0, -1.0, 1.0, ())
@@ -113,6 +114,17 @@ def pair_by_task(candidate: Evidence, head: Evidence) -> list[PairedTask]:
                 PairedTask(mine.family, mine.successes, mine.attempts, other.successes, other.attempts)
             )
     return pairs
+
+
+def _missing_as_failed(candidate: Evidence, head: Evidence) -> Evidence:
+    """The candidate's evidence with a failed attempt for each that is missing and that head has: a version
+    that is not graded where it would lose gains nothing by it."""
+    tallies = dict(candidate.tallies)
+    for slug, other in head.tallies.items():
+        mine = tallies.get(slug, Tally(other.family, 0, 0, missing=other.attempts))
+        num_failed = min(mine.missing, max(0, other.attempts - mine.attempts))
+        tallies[slug] = replace(mine, attempts=mine.attempts + num_failed)
+    return replace(candidate, tallies=tallies)
 
 
 def _judge_families(pairs: Sequence[PairedTask], rule: GateRule, seed: int) -> tuple[FamilyVerdict, ...]:

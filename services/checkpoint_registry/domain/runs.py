@@ -95,9 +95,12 @@ def version_measured(run: EvaluationRun) -> int | None:
 
 
 def tally(results: Iterable[EpisodeOutcome]) -> dict[str, Tally]:
-    """Graded attempts by task; failed and cancelled episodes say nothing about the policy."""
-    graded = [result for result in results if result.graded]
-    attempts = Counter(result.task_slug for result in graded)
-    successes = Counter(result.task_slug for result in graded if result.success)
-    family = {result.task_slug: result.family for result in graded}
-    return {slug: Tally(family[slug], successes[slug], attempts[slug]) for slug in sorted(attempts)}
+    """Attempts by task. A failed or cancelled episode is missing: whatever its policy did is not known."""
+    rows = list(results)
+    attempts = Counter(row.task_slug for row in rows if row.graded)
+    successes = Counter(row.task_slug for row in rows if row.graded and row.success)
+    missing = Counter(row.task_slug for row in rows if not row.graded)
+    family = {row.task_slug: row.family for row in rows}
+    return {
+        slug: Tally(family[slug], successes[slug], attempts[slug], missing[slug]) for slug in sorted(family)
+    }

@@ -38,7 +38,6 @@ class EvaluationGivenUp(Exception):
 class EvidencePolicy:
     """Retry limits for evidence runs."""
 
-    min_coverage: float = 0.9  # share of the planned episodes that must have been graded
     max_tries: int = 3
     deadline_s: float = 6 * 3600.0  # of one evaluation run
     first_retry_s: float = 2.0  # doubles per try
@@ -88,7 +87,7 @@ class GatherEvidence:
     async def ensure(self, checkpoint: Checkpoint, job: GateJob, gate: GateSpec) -> Evidence | None:
         """Enough evidence, or None while a run for it is under way. Raises EvaluationGivenUp."""
         evidence = await self.known(checkpoint.checkpoint_id, job)
-        if evidence.is_enough(gate.attempts, self._policy.min_coverage):
+        if evidence.is_enough(gate.attempts):
             return evidence
         profile_key = job.profile.key() if job.profile else ""
         tries = await self._store.requests(checkpoint.checkpoint_id, job.taskset_digest, profile_key)
@@ -171,7 +170,7 @@ class GatherEvidence:
         if checkpoint is None:
             return None, f"run {run.run_id} measured no single version that the registry holds"
         tallies = tally(run.results)
-        if not tallies:
+        if not any(one.attempts for one in tallies.values()):
             return None, f"run {run.run_id} graded none of its {len(run.results)} episodes"
         evaluation = Evaluation(
             run_id=run.run_id,
@@ -200,8 +199,7 @@ class GatherEvidence:
     def _why_given_up(
         self, checkpoint: Checkpoint, gate: GateSpec, evidence: Evidence, last: EvaluationRequest
     ) -> str:
-        wanted = gate.attempts * max(evidence.num_tasks, 1)
-        how = last.detail or f"{evidence.attempts} of {wanted} planned episodes were graded"
+        how = last.detail or evidence.shortage(gate.attempts)
         return (
             f"no evaluation of {checkpoint.model}@v{checkpoint.version} on {gate.taskset!r} succeeded in "
             f"{self._policy.max_tries} tries; the last: {how}"

@@ -15,11 +15,11 @@ def evaluation(run_id: str, hours: int, num_tasks: int, tallies: Mapping[str, Ta
 
 
 def test_evaluations_are_added_up_by_task_in_the_order_in_which_they_ended() -> None:
-    last = evaluation("run-a", 3, 3, {"x": Tally("f", 1, 2), "y": Tally("g", 0, 4)})
-    first = evaluation("run-d", 1, 2, {"x": Tally("f", 2, 3)})
+    last = evaluation("run-a", 3, 3, {"x": Tally("f", 1, 2, 5), "y": Tally("g", 0, 4)})
+    first = evaluation("run-d", 1, 2, {"x": Tally("f", 2, 3, 1)})
     tie = evaluation("run-c", 1, 1, {"x": Tally("f", 4, 4)})
     assert combine("ckpt", iter([last, first, tie])) == Evidence(
-        "ckpt", ("run-c", "run-d", "run-a"), 3, {"x": Tally("f", 7, 9), "y": Tally("g", 0, 4)}
+        "ckpt", ("run-c", "run-d", "run-a"), 3, {"x": Tally("f", 7, 9, 6), "y": Tally("g", 0, 4)}
     )
 
 
@@ -27,17 +27,19 @@ def test_no_evaluation_is_evidence_of_nothing() -> None:
     assert combine("ckpt", []) == Evidence("ckpt", (), 0, {})
 
 
-def test_half_of_the_attempts_at_each_task_is_enough_where_half_is_asked_for() -> None:
-    # 3 tasks of 4 attempts, half of which is 6. Attempts beyond 4 at one task stand for no other's.
-    enough = Evidence("c", (), 3, {"x": Tally("f", 0, 9), "y": Tally("f", 0, 2)})
-    assert enough.is_enough(4, 0.5)
-    short = replace(enough, tallies={"x": Tally("f", 0, 9), "y": Tally("f", 0, 1)})
-    assert not short.is_enough(4, 0.5)
+def test_each_task_needs_all_its_attempts_and_those_of_another_stand_for_none() -> None:
+    enough = Evidence("c", (), 3, {slug: Tally("f", 0, 4) for slug in "xyz"})
+    assert enough.is_enough(4)
+    short = replace(enough, tallies={**enough.tallies, "x": Tally("f", 0, 9), "y": Tally("g", 0, 3, 1)})
+    assert not short.is_enough(4)
+    assert short.shortage(4) == "1 of 3 tasks have fewer than 4 graded attempts (families g)"
+    unseen = replace(enough, num_tasks=5)
+    assert unseen.shortage(4) == "2 of 5 tasks have fewer than 4 graded attempts"
 
 
 def test_a_taskset_of_one_task_can_be_enough_and_one_without_tasks_never_is() -> None:
-    assert Evidence("c", (), 1, {"x": Tally("f", 0, 4)}).is_enough(4, 1.0)
-    assert not Evidence("c", (), 0, {}).is_enough(4, 1.0)
+    assert Evidence("c", (), 1, {"x": Tally("f", 0, 4)}).is_enough(4)
+    assert not Evidence("c", (), 0, {}).is_enough(4)
 
 
 def test_the_key_of_a_profile_names_all_that_makes_evidence_comparable() -> None:

@@ -48,7 +48,7 @@ async def test_results_that_were_stored_before_their_request_cost_a_try_and_not_
         with pytest.raises(ConnectionAbortedError):
             await harness.drive()
     first = harness.planner.order_of(1)
-    # 50 of the 80 episodes are graded: less than the 72 that 90 % are.
+    # 50 of the 80 episodes are graded.
     harness.planner.finish(first, 0.9, harness.clock(), lost=30)
     await harness.evidence.collect(first)
     harness.restart()

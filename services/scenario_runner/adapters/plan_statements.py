@@ -4,6 +4,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from episodes import GroupOutcome
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
@@ -59,7 +60,9 @@ LEFT_OPEN = (
 )
 _SINCE_STEP = (_GROUP_OF_RUN, GROUP.c.at_step == sa.bindparam("since_step"))
 _WITHOUT_STEP = (*_SINCE_STEP, sa.not_(GROUP.c.is_open), GROUP.c.outcome.like("excluded(%"))
-TRAINED_SINCE = sa.select(sa.exists().where(*_SINCE_STEP, GROUP.c.outcome == "trained"))
+TRAINED_SINCE = (
+    sa.select(sa.func.count()).select_from(GROUP).where(*_SINCE_STEP, GROUP.c.outcome == GroupOutcome.TRAINED)
+)
 GROUPS_WITHOUT_STEP = (
     sa.select(GROUP.c.outcome, sa.func.count()).where(*_WITHOUT_STEP).group_by(GROUP.c.outcome)
 )

@@ -165,11 +165,10 @@ class PlanUnit(SqlAnnouncements):
         own = sum(int(count) for _, count in groups)
         return own + sum(self.source_groups.released_since(run_id, since_step).values())
 
-    def has_step_under_way(self, run_id: str, since_step: int) -> bool:
-        """Whether groups were settled as trained by a step whose `step.completed` was not delivered yet."""
-        trained = self._read(statements.TRAINED_SINCE, run_id_=run_id, since_step=since_step)
-        own = bool(trained.scalar_one())
-        return own or self.source_groups.trained_after(run_id, since_step)
+    def num_in_step(self, run_id: str, since_step: int) -> int:
+        """Groups that were settled as trained by a step whose `step.completed` was not delivered yet."""
+        own = self._read(statements.TRAINED_SINCE, run_id_=run_id, since_step=since_step)
+        return int(own.scalar_one()) + self.source_groups.trained_after(run_id, since_step)
 
     def without_step(self, run_id: str, since_step: int) -> WithoutStep:
         """The same groups with their outcomes and rewards."""

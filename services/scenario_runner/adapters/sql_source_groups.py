@@ -68,8 +68,10 @@ RELEASED_REWARDS = (
     .where(*_RELEASED_SINCE)
     .group_by(SOURCE_GROUP.c.reason, EPISODE.c.reward)
 )
-TRAINED_AFTER = sa.select(
-    sa.exists().where(
+TRAINED_AFTER = (
+    sa.select(sa.func.count())
+    .select_from(SOURCE_GROUP)
+    .where(
         _OF_RUN,
         SOURCE_GROUP.c.state == SourceGroupState.TRAINED.value,
         SOURCE_GROUP.c.step > sa.bindparam("step_"),
@@ -172,9 +174,9 @@ class SourceGroups:
             for source, state, reason, count in rows
         ]
 
-    def trained_after(self, run_id: str, step: int) -> bool:
-        """Whether the run trained a group that it drew in a later step than this one."""
-        return bool(self._sql.execute(TRAINED_AFTER, {"run_id_": run_id, "step_": step}).scalar_one())
+    def trained_after(self, run_id: str, step: int) -> int:
+        """Groups of evaluations that the run trained in a later step than this one."""
+        return int(self._sql.execute(TRAINED_AFTER, {"run_id_": run_id, "step_": step}).scalar_one())
 
     def released_since(self, run_id: str, step: int) -> dict[str, int]:
         """Groups that taught the run nothing, released since it completed a step, by `released(<reason>)`."""

@@ -1,8 +1,8 @@
 """What to plan next: pure decisions of the planner.
 
 `open_group_limit` bounds staleness by construction: a training run has at most (max_staleness + 1) x
-prompts_per_step groups open, and a group counts as open until it is settled. Tasks come in a fresh
-seeded order per epoch.
+prompts_per_step groups open, and a group counts as open until it is settled. `groups_to_finish` bounds what
+is thrown away at its end. Tasks come in a fresh seeded order per epoch.
 """
 
 import hashlib
@@ -28,6 +28,24 @@ def open_group_limit(run: RunRecord, eval_episodes_in_flight: int) -> int:
     if training is not None:
         return (training.max_staleness + 1) * training.prompts_per_step
     return max(1, eval_episodes_in_flight // run.spec.group_size)
+
+
+def groups_to_finish(run: RunRecord, num_open: int, num_in_step: int) -> int | None:
+    """Groups that the steps left of a training run still take, those that are open included; None without a
+    limit of steps.
+
+    num_in_step: groups that trained in a step whose `step.completed` was not delivered yet. As many of the
+    groups left are expected to be excluded as were until now (one step of groups is taken to train before any
+    has). A fifth of the run's groups is the most that this adds, so at most that many are sampled in vain.
+    """
+    training = run.spec.training
+    if training is None or not training.steps:
+        return None
+    num_trained = run.step * training.prompts_per_step + num_in_step
+    needed = max(0, training.steps * training.prompts_per_step - num_trained)
+    num_lost = max(0, run.next_position - num_open - num_trained)
+    expected = needed * num_lost // (num_trained + training.prompts_per_step)
+    return needed + min(expected, training.steps * training.prompts_per_step // 5)
 
 
 def groups_wanted(run: RunRecord, num_open: int, limit: int, sources: SourceLoad = NO_SOURCES) -> int:

@@ -45,7 +45,7 @@ def end_if_nothing_to_learn(unit: PlanUnit, run_id: str) -> None:
         return
     if unit.num_without_step(run_id, run.step) < training.max_no_step_groups:
         return
-    if unit.has_step_under_way(run_id, run.step):
+    if unit.num_in_step(run_id, run.step):
         return
     num_waiting = _num_waiting(unit.unsettled(run_id))
     reason = nothing_to_learn(unit.without_step(run_id, run.step), run.step, num_waiting)

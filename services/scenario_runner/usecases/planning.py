@@ -68,13 +68,22 @@ def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     run = unit.run(run_id)
     if run is None:
         return 0
-    limit = plan.open_group_limit(run, rules.eval_episodes_in_flight)
     sources = NO_SOURCES if run.spec.purpose is Purpose.EVAL else unit.source_groups.load(run_id)
-    wanted = plan.groups_wanted(run, unit.num_open_groups(run_id), limit, sources)
-    count = min(wanted, rules.groups_per_transaction)
+    num_open = unit.num_open_groups(run_id)
+    limit = open_limit(unit, run, num_open, rules.eval_episodes_in_flight)
+    count = min(plan.groups_wanted(run, num_open, limit, sources), rules.groups_per_transaction)
     if count:
         _add_groups(unit, take_revision(unit, run), count)
     return count
+
+
+def open_limit(unit: PlanUnit, run: RunRecord, num_open: int, eval_episodes_in_flight: int) -> int:
+    """Groups that a run may have open now, offers included."""
+    limit = plan.open_group_limit(run, eval_episodes_in_flight)
+    if run.spec.training is None:
+        return limit
+    needed = plan.groups_to_finish(run, num_open, unit.num_in_step(run.run_id, run.step))
+    return limit if needed is None else min(limit, needed)
 
 
 def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:

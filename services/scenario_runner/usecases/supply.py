@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from episodes import Purpose
 from scenario_runner.adapters.sql_plan import PlanUnit
-from scenario_runner.domain import plan
 from scenario_runner.domain.explain import Supply
 from scenario_runner.domain.learning import remedy_of_left_out
 from scenario_runner.domain.runs import FINAL_RUN_STATES, Counts, RunRecord, RunState
@@ -16,7 +15,7 @@ from scenario_runner.domain.source_groups import SourceGroupState, SourceLoad, S
 from scenario_runner.domain.sources import in_words, may_train_on, outcomes, reports
 from scenario_runner.usecases.ending import conclude, end_run, stop_early
 from scenario_runner.usecases.offering import offer
-from scenario_runner.usecases.planning import PlanRules
+from scenario_runner.usecases.planning import PlanRules, open_limit
 
 STOPPED_BECAUSE = "its evaluations are used up"
 
@@ -31,8 +30,8 @@ def offer_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
     if not load.is_waiting:
         _end_if_used_up(unit, run, load)
         return 0
-    limit = plan.open_group_limit(run, rules.eval_episodes_in_flight)
-    free = limit - unit.num_open_groups(run_id) - load.offered
+    num_open = unit.num_open_groups(run_id)
+    free = open_limit(unit, run, num_open, rules.eval_episodes_in_flight) - num_open - load.offered
     return offer(unit, run, free, rules.groups_per_transaction) if free > 0 else 0
 
 
@@ -43,7 +42,7 @@ def _end_if_used_up(unit: PlanUnit, run: RunRecord, load: SourceLoad) -> None:
         return
     if load.offered >= training.prompts_per_step or evaluations_under_way(unit, run):
         return
-    if unit.has_step_under_way(run.run_id, run.step):  # it may be the last one
+    if unit.num_in_step(run.run_id, run.step):  # it may be the last one
         return
     tallies = unit.source_groups.tallies(run.run_id)
     if run.step or any(tally.state is SourceGroupState.TRAINED for tally in tallies):
@@ -93,6 +92,6 @@ def supply_of(unit: PlanUnit, run: RunRecord) -> Supply:
     oldest = unit.source_groups.load(run.run_id).oldest_offer
     return Supply(
         evaluations=tuple(evaluations_under_way(unit, run)),
-        open_group_limit=plan.open_group_limit(run, 1),
+        open_group_limit=open_limit(unit, run, unit.num_open_groups(run.run_id), 1),
         offered_s=(unit.now - oldest).total_seconds() if oldest is not None else 0.0,
     )

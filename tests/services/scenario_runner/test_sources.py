@@ -191,12 +191,12 @@ async def test_a_group_trains_in_one_run_only(sources: SourcesHarness) -> None:
 
 async def test_released_groups_go_to_a_later_run(sources: SourcesHarness) -> None:
     evaluation = await sources.evaluation()
-    first = await sources.submit(train_spec(evaluation, steps=1))
+    first = await sources.submit(train_spec(evaluation, steps=2))
     await sources.plan(first)
     await sources.planner.apply(
         settled(first, f"{evaluation}-g00000", source=evaluation),
         settled(first, f"{evaluation}-g00001", source=evaluation),
-        Advanced(first, 1, 5),
+        Advanced(first, 2, 5),
     )
     # The last step is done: the planner releases the two on offer itself, and two were never offered.
     assert (await sources.run(first)).state is RunState.DRAINING

@@ -1,0 +1,24 @@
+"""Stands in for the OpenTelemetry collector: accepts OTLP over HTTP on port 4318 and forgets it."""
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Sink(BaseHTTPRequestHandler):
+    """Reads what is posted and says that all of it was accepted."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """An empty export response: nothing was refused."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class names it so
+        """Silent."""
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("0.0.0.0", 4318), Sink).serve_forever()  # noqa: S104 - inside a container

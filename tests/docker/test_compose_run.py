@@ -1,0 +1,113 @@
+"""A training run on docker-compose.yml, through its published ports, while its containers are killed."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+from tests.docker.composed import PUBLISHED, ROOT, Composed
+from tests.platform_recipes import EXAMPLE, HELD_OUT_TASKSET, MODEL, POLICY_DIR, TRAIN_TASKSET, small_training
+from tests.support.waiting import until
+
+from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_PROMOTED
+from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpointsRequest
+from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, GateConfig
+from upcycle.api.trajectory.v1.service_pb2 import GetLedgerRequest, GetLedgerResponse
+from upcycle.cli.tasksets import load_source
+from upcycle.platform import Platform
+from upcycle.run_client import follow_run, submit_run
+from upcycle.uploading import import_parts
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(1500),
+]
+STEPS, EVERY = 12, 6
+VICTIMS = ("rollout-sampler", "grpo-trainer", "scenario-runner", "nats", "seaweedfs", "postgres")
+"""Killed one after another, a step apart."""
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    """Everything up, with secrets of its own; removed with its volumes afterwards."""
+    example = (ROOT / "deploy" / "secrets.example.env").read_text()
+    file = Path(tmp_path_factory.mktemp("compose")) / "secrets.env"
+    file.write_text(example.replace("change-me", secrets.token_hex(16)))
+    project = Composed(file)
+    try:
+        project.up()
+        yield project
+    finally:
+        print(project.logs())
+        project.down()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def platform(composed: Composed) -> AsyncIterator[Platform]:
+    """A client on this machine; the incident model and its tasksets are there."""
+    async with Platform(composed.addresses) as client:
+        await client.registry.ImportModel(import_parts(MODEL, POLICY_DIR), timeout=120)
+        for name in (TRAIN_TASKSET, HELD_OUT_TASKSET):
+            await load_source(str(EXAMPLE / "tasks.py"), name).register(client)
+        yield client
+
+
+async def settled(platform: Platform, run_id: str) -> GetLedgerResponse:
+    async def has_settled() -> GetLedgerResponse | None:
+        request = GetLedgerRequest(run_id=run_id)
+        ledger = await platform.trajectories.GetLedger(request, timeout=30, wait_for_ready=True)
+        return None if ledger.in_flight else ledger
+
+    found: GetLedgerResponse = await until(has_settled, "the ledger to settle", timeout_s=120)
+    return found
+
+
+async def test_a_run_is_promoted_though_containers_are_killed(composed: Composed, platform: Platform) -> None:
+    spec = small_training(steps=STEPS)
+    spec.training.prompts_per_step, spec.training.checkpoint_every_steps = 16, EVERY
+    spec.training.learning_rate = 6e-4
+    spec.gate.CopyFrom(GateConfig(taskset=HELD_OUT_TASKSET, attempts=2, regression_margin=0.3))
+    run_id = (await submit_run(platform, spec)).run_id
+    for step, victim in enumerate(VICTIMS, 1):
+
+        async def has_stepped(step: int = step) -> bool:
+            request = GetRunRequest(run_id=run_id)
+            answer = await platform.tasksets.GetRun(request, timeout=30, wait_for_ready=True)
+            return answer.run.step >= step
+
+        await until(has_stepped, f"step {step}, before {victim} is killed", timeout_s=240)
+        await asyncio.to_thread(composed.kill, victim)
+        await asyncio.to_thread(composed.start, victim)
+    done = await follow_run(platform, run_id, timeout_s=900)
+    assert (done.state, done.step) == (RUN_STATE_COMPLETED, STEPS), done.failure
+    ledger = await settled(platform, run_id)
+    assert ledger.requested == ledger.settled > 0
+    assert (ledger.trained_twice, ledger.conflicts) == (0, 0)
+
+    async def is_promoted() -> bool:
+        listed = await platform.registry.ListCheckpoints(ListCheckpointsRequest(model=MODEL), timeout=30)
+        return any(one.state == CHECKPOINT_STATE_PROMOTED and one.run_id == run_id for one in listed.checkpoints)
+
+    await until(is_promoted, "a promotion", timeout_s=300)
+    assert composed.not_running() == []
+
+
+async def test_the_published_gateway_serves_the_promoted_head(composed: Composed, platform: Platform) -> None:
+    made = composed.execute("model-gateway", "upcycle-model-gateway", "create-key", "--name", "app")
+    key = made.split()[-1]
+    head = (await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).model.head_version
+    assert head > 0
+
+    async def serves_head() -> bool:
+        async with AsyncOpenAI(base_url=f"http://{PUBLISHED['gateway']}/v1", api_key=key) as client:
+            raw = await client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=4
+            )
+        return int(raw.headers["x-upcycle-version"]) == head
+
+    await until(serves_head, "the promoted head to be served", timeout_s=60)

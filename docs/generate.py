@@ -24,6 +24,7 @@ PAGES: Final = ROOT / "docs/reference"
 SERVICES: Final = tuple(
     sorted(path.name for path in (ROOT / "services").iterdir() if (path / "app.py").exists())
 )
+_PROGRAMS: Final = {"event_bus": "upcycle-provision --watch"}
 _NOTE: Final = "<!-- Written by docs/generate.py. Edit the code, then run `make reference`. -->\n"
 
 
@@ -37,9 +38,15 @@ def settings() -> str:
         valid variable.
         """
     ), ""]  # fmt: skip
-    for service in SERVICES:
+    for service in (*SERVICES, "event_bus"):
         for cls in _settings_classes(service):
-            lines += [f"## {service}\n", inspect.cleandoc(cls.__doc__ or ""), "", *_variables_table(cls), ""]
+            lines += [
+                f"## {_PROGRAMS.get(service, service)}\n",
+                inspect.cleandoc(cls.__doc__ or ""),
+                "",
+                *_variables_table(cls),
+                "",
+            ]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from event_bus.errors import (
     UnknownEvent,
 )
 from event_bus.faststream_ext.filters import Carries
+from event_bus.faststream_ext.subscriber import QueueSubscriber
 from event_bus.middlewares.decoding import CurrentDelivery
 from event_bus.router import EventHandlers, EventRouter
 from event_bus.topology import EVENT_SUBJECTS, UPCYCLE, ConsumerSpec, StreamSpec, Topology
@@ -46,6 +47,7 @@ __all__ = [
     "ProvisionRefused",
     "PubAck",
     "QueueFull",
+    "QueueSubscriber",
     "StreamSpec",
     "Topology",
     "UnknownEvent",

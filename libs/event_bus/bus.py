@@ -19,7 +19,7 @@ from event_bus.connection import BusConnection
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, CursorBeyondStream, UnknownEvent
-from event_bus.faststream_ext.subscriber import DEPS
+from event_bus.faststream_ext.subscriber import DEPS, DurableSubscriber
 from event_bus.incoming import Decoder, InFlight
 from event_bus.middlewares import event_middlewares
 from event_bus.publisher import Publisher
@@ -32,6 +32,8 @@ from service_kit.groups import BusSettings
 
 _LOG = logging.getLogger(__name__)
 _TEAR_DOWN_S: Final = 5.0
+_NAMED: Final = 5
+"""Missing durables that a readiness page names."""
 
 
 class EventBus:
@@ -165,6 +167,9 @@ class EventBus:
         if failing := [text for one in self._batches if (text := one.failing())]:
             return f"projections that cannot go on: {'; '.join(failing)}"
         broker = self._connection.broker
+        readers = [one for one in broker.subscribers if isinstance(one, DurableSubscriber)]
+        if missing := sorted(name for one in readers for name in one.missing):
+            return f"durables that do not exist, see upcycle-provision --watch: {', '.join(missing[:_NAMED])}"
         ended = any(task.done() for task in self._tasks)
         ended |= broker.running and not all(one.running for one in broker.subscribers)
         return "a consumer ended" if ended else None

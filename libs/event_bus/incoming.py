@@ -133,10 +133,14 @@ class InFlight:
 
     async def run(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Wait for `work`, which goes on when the caller is cancelled: the drain decides how long."""
+        return await asyncio.shield(self.start(work, name))
+
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin `work`, which the drain waits for."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def drain(self, within_s: float) -> None:
         """Wait for what is in flight; cancel what is not done in time."""

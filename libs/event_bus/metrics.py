@@ -40,6 +40,8 @@ UNKNOWN_FIELDS: Final = Counter(
     "Messages of a newer version, read without the fields that this one does not know.",
     ["type"],
 )
+MODELS: Final = Gauge("upcycle_provision_models", "Models that have their queues.")
+ORPHANED: Final = Gauge("upcycle_provision_orphaned_commands", "Commands that wait for models that are gone.")
 RECONNECTED: Final = Counter("upcycle_bus_reconnected", "Connections to NATS that were made again.")
 
 

@@ -6,19 +6,22 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+from pydantic_settings import BaseSettings
 
 from event_bus.connection import plain_client
 from event_bus.errors import ProvisionRefused
+from event_bus.settings import ProvisionSettings
 from event_bus.topology import UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
 from service_kit.groups import BusSettings
 from service_kit.settings import EXIT_SETTINGS, SettingsError, load_settings
@@ -27,6 +30,10 @@ from upcycle.errors import Unavailable
 _LOG = logging.getLogger(__name__)
 _MAX_WAITING: Final = 512
 _CONNECT_TIMEOUT_S: Final = 30.0
+_MAX_COPIES: Final = 5
+
+S = TypeVar("S", bound=BaseSettings)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -36,6 +43,9 @@ class Provisioned:
     created: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    outdated: list[str] = field(default_factory=list)
+    """They differ and were left as they are."""
 
 
 def stream_config(spec: StreamSpec, replicas: int = 1) -> StreamConfig:
@@ -49,9 +59,11 @@ def stream_config(spec: StreamSpec, replicas: int = 1) -> StreamConfig:
         discard=DiscardPolicy.NEW if spec.refuse_when_full else DiscardPolicy.OLD,
         max_bytes=spec.max_bytes,
         max_msgs=spec.max_msgs,
+        max_consumers=spec.max_consumers,
         max_age=spec.max_age_s,
         max_msg_size=spec.max_msg_bytes,
         max_msgs_per_subject=spec.max_per_subject,
+        discard_new_per_subject=spec.refuse_when_full and spec.max_per_subject > 0,
         duplicate_window=min(spec.duplicate_window_s, spec.max_age_s or spec.duplicate_window_s),
         num_replicas=replicas,
         allow_direct=True,
@@ -83,22 +95,40 @@ async def provision(
     """Apply `topology` to the server at `settings` (or a plain URL). Raises ProvisionRefused,
     Unavailable.
     """
+    async with provisioning(settings) as jetstream:
+        return await apply_topology(jetstream, topology, replicas)
+
+
+async def apply_topology(
+    jetstream: JetStreamContext, topology: Topology = UPCYCLE, replicas: int = 1, *, update: bool = True
+) -> Provisioned:
+    """Apply `topology`, the queues of models apart; within `provisioning`, which says what it raises.
+
+    update: False makes what is missing and changes nothing that is there.
+    """
+    done = Provisioned()
+    for stream in topology.streams:
+        await _apply_stream(jetstream, stream_config(stream, replicas), done, update)
+    for consumer in topology.consumers:
+        await _apply_consumer(jetstream, consumer.stream, consumer_config(consumer, topology), done, update)
+    return done
+
+
+@asynccontextmanager
+async def provisioning(settings: BusSettings | str) -> AsyncIterator[JetStreamContext]:
+    """A connection for the body, closed after it. Raises ProvisionRefused, Unavailable."""
     where = BusSettings(url=settings) if isinstance(settings, str) else settings
     client = await _connect(where)
-    done = Provisioned()
     try:
-        jetstream = client.jetstream(timeout=10)
-        for stream in topology.streams:
-            await _apply_stream(jetstream, stream_config(stream, replicas), done)
-        for consumer in topology.consumers:
-            await _apply_consumer(jetstream, consumer.stream, consumer_config(consumer, topology), done)
+        yield client.jetstream(timeout=10)
+    except ServiceUnavailableError as error:  # no JetStream, or none yet
+        raise Unavailable(f"JetStream at {where.url}: {error}") from error
     except APIError as error:
         raise ProvisionRefused(f"{where.url} refuses the topology: {error}") from error
     except NatsError as error:
         raise Unavailable(f"{where.url} stopped answering while it was provisioned: {error!r}") from error
     finally:
         await client.close()
-    return done
 
 
 async def _connect(where: BusSettings) -> Client:
@@ -109,7 +139,9 @@ async def _connect(where: BusSettings) -> Client:
         raise Unavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
 
 
-async def _apply_stream(jetstream: JetStreamContext, wanted: StreamConfig, done: Provisioned) -> None:
+async def _apply_stream(
+    jetstream: JetStreamContext, wanted: StreamConfig, done: Provisioned, update: bool
+) -> None:
     name = str(wanted.name)
     try:
         existing = (await jetstream.stream_info(name)).config
@@ -118,31 +150,49 @@ async def _apply_stream(jetstream: JetStreamContext, wanted: StreamConfig, done:
         done.created.append(name)
         return
     changes = _differences(wanted.as_dict(), existing.as_dict())
-    await _update(name, changes, lambda: jetstream.update_stream(wanted), done)
+    await _update(name, changes, (lambda: jetstream.update_stream(wanted)) if update else None, done)
 
 
 async def _apply_consumer(
-    jetstream: JetStreamContext, stream: str, wanted: ConsumerConfig, done: Provisioned
+    jetstream: JetStreamContext, stream: str, wanted: ConsumerConfig, done: Provisioned, update: bool
 ) -> None:
-    name = f"{stream}/{wanted.durable_name}"
     try:
         existing = (await jetstream.consumer_info(stream, str(wanted.durable_name))).config
     except NotFoundError:
+        existing = None
+    await apply_durable(jetstream, stream, wanted, existing, done, update=update)
+
+
+async def apply_durable(
+    jetstream: JetStreamContext,
+    stream: str,
+    wanted: ConsumerConfig,
+    existing: ConsumerConfig | None,
+    done: Provisioned,
+    *,
+    update: bool = True,
+) -> None:
+    """Make one durable what it should be. existing: what the server has, None for nothing."""
+    name = f"{stream}/{wanted.durable_name}"
+    if existing is None:
         await jetstream.add_consumer(stream, wanted)
         done.created.append(name)
         return
-    theirs = existing.as_dict() if existing is not None else {}
+    theirs = existing.as_dict()
     # One filter comes back under its singular name.
     theirs.setdefault("filter_subjects", [theirs["filter_subject"]] if theirs.get("filter_subject") else [])
     changes = _differences(wanted.as_dict(), theirs)
-    await _update(name, changes, lambda: jetstream.add_consumer(stream, wanted), done)
+    await _update(name, changes, (lambda: jetstream.add_consumer(stream, wanted)) if update else None, done)
 
 
 async def _update(
-    name: str, changes: Mapping[str, tuple[Any, Any]], apply: Callable[[], Any], done: Provisioned
+    name: str, changes: Mapping[str, tuple[Any, Any]], apply: Callable[[], Any] | None, done: Provisioned
 ) -> None:
     if not changes:
         done.unchanged.append(name)
+        return
+    if apply is None:
+        done.outdated.append(name)
         return
     try:
         await apply()
@@ -169,39 +219,79 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> None:
-    """`upcycle-provision`: apply the topology to the server of UPCYCLE_BUS_*, print what was done as one
-    JSON line.
-    """
-    arguments = sys.argv[1:]
-    if arguments and arguments != ["--help"] and not (arguments[0] == "--replicas" and len(arguments) == 2):
-        sys.exit(f"upcycle-provision: unknown arguments {arguments}; it takes --replicas N or --help")
-    if arguments == ["--help"]:
-        sys.stdout.write(_HELP)
-        return
-    replicas = int(arguments[1]) if arguments else 1
+    """`upcycle-provision`: see its --help."""
+    match sys.argv[1:]:
+        case []:
+            _once(1)
+        case ["--replicas", number] if (
+            number.isascii() and number.isdigit() and 1 <= int(number) <= _MAX_COPIES
+        ):
+            _once(int(number))
+        case ["--watch", *rest]:
+            from event_bus.provision_watch import (
+                watch,
+            )  # the rest of the platform does not need gRPC for this
+
+            watch(rest)
+        case ["--remove-model", model]:
+            _remove(model)
+        case ["--help"]:
+            sys.stdout.write(_HELP)
+        case wrong:
+            sys.exit(
+                f"upcycle-provision: unknown arguments {wrong}; it takes --replicas N (1 to {_MAX_COPIES}), "
+                "--watch, --remove-model MODEL or --help"
+            )
+
+
+def _once(replicas: int) -> None:
+    settings = _settings(BusSettings)
+    done = _answered(lambda: provision(settings, replicas=replicas))
+    _print({"created": done.created, "updated": done.updated, "unchanged": done.unchanged})
+
+
+def _remove(model: str) -> None:
+    from event_bus.provision_watch import remove
+
+    settings = _settings(ProvisionSettings)
+    _print({"model": model, "commands_deleted": _answered(lambda: remove(settings, model))})
+
+
+def _settings(cls: type[S]) -> S:
     try:
-        settings = load_settings(BusSettings, program="upcycle-provision")
+        return load_settings(cls, program="upcycle-provision")
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_SETTINGS)
+
+
+def _answered(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
-        done = asyncio.run(provision(settings, replicas=replicas))
+        return asyncio.run(work())
     except (ProvisionRefused, Unavailable) as error:
         sys.exit(f"upcycle-provision: {error}")
-    report = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged}
+
+
+def _print(report: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(report) + "\n")
 
 
 _HELP: Final = """upcycle-provision: create or update the streams and durables that Upcycle runs on.
 
 usage: upcycle-provision [--replicas N]
+       upcycle-provision --watch [--help]
+       upcycle-provision --remove-model MODEL
 
   --replicas N           copies of each stream in a NATS cluster (default 1)
+  --watch                stay: repair streams and durables, and keep a queue for each model of the registry
+                         (its settings: upcycle-provision --watch --help)
+  --remove-model MODEL   delete the queues of a model that the registry no longer has, with their commands
 
 settings (environment):
   UPCYCLE_BUS_URL        NATS address (default nats://127.0.0.1:4222)
   UPCYCLE_BUS_USER       user name, when the server asks for one
   UPCYCLE_BUS_PASSWORD   password of the user
+  UPCYCLE_PEERS_REGISTRY host:port of checkpoint_registry, for --watch and --remove-model
 
 Safe to run again at any time. Prints {"created": [...], "updated": [...], "unchanged": [...]}.
 Exit status: 0 applied, 1 refused or no NATS, 2 wrong settings.

@@ -26,7 +26,7 @@ from google.protobuf.message import Message
 
 from event_bus.delivery import Delivery
 from event_bus.errors import BusError, UnknownEvent
-from event_bus.faststream_ext.subscriber import DurableSubscriber
+from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
 from event_bus.topology import UPCYCLE, ConsumerSpec, Topology
 
 E = TypeVar("E", bound=Message)
@@ -116,6 +116,14 @@ class EventRouter(NatsRouter):
         # FastStream's registrator makes its own classes only; this registers ours as it registers them.
         super(NatsRegistrator, self).subscriber(subscriber)
         self.durables.append(spec)
+        return subscriber
+
+    def queue(self, spec: ConsumerSpec, *, slots: int = 1) -> QueueSubscriber:
+        """Decorates what handles the commands of a queue, as `subscriber` does, of the models that the
+        result's `follow` names: none before it is called. Models that have commands take turns for the slots.
+        """
+        subscriber = QueueSubscriber(spec, self._topology, self.config, slots=slots)  # type: ignore[arg-type]
+        super(NatsRegistrator, self).subscriber(subscriber)
         return subscriber
 
     def projection(

@@ -1,16 +1,16 @@
 """Streams, durables and subjects as data. `provision` applies them; services only bind to them.
 
-`identities.subjects` says how the addresses look. A durable reads the messages of all tenants.
+`identities.subjects` says how the addresses look. A durable of facts reads the messages of all tenants.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from google.protobuf.message import Message
 
 from event_bus.errors import UnknownEvent
-from identities import subjects
+from identities import durables, subjects
 from identities.durables import durable
 from identities.tenants import DEFAULT_TENANT
 from upcycle.api.registry.v1 import events_pb2 as registry
@@ -46,6 +46,8 @@ class StreamSpec:
     """0 keeps for ever."""
     max_msg_bytes: int = MAX_EVENT_BYTES
     max_per_subject: int = -1
+    max_consumers: int = -1
+    """-1: the server's default, which is 1,000."""
     refuse_when_full: bool = False
     """Refuse new messages rather than drop the oldest."""
     duplicate_window_s: float = 600.0
@@ -71,6 +73,8 @@ class ConsumerSpec:
     """For commands: the pools it takes work from."""
     handler_timeout_s: float = 900.0
     """A handler that takes longer has failed."""
+    model: str | None = None
+    """For commands: the model whose commands it reads, within the default tenant; None reads those of all."""
 
     def __post_init__(self) -> None:
         if not self.events:
@@ -80,6 +84,10 @@ class ConsumerSpec:
                 f"durable {self.durable} of stream {self.stream} with pools {self.pools}: "
                 f"commands come from pools, facts do not"
             )
+
+    def of_model(self, model: str) -> "ConsumerSpec":
+        """The durable of one model's queue. Raises InvalidIdentity."""
+        return replace(self, durable=durables.of_model(self.durable, model), model=model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,10 @@ class Topology:
     """Fact type -> `entity.verb`."""
     commands: Mapping[type[Message], str] = field(default_factory=dict)
     """Command type -> kind."""
+    queues: tuple[ConsumerSpec, ...] = ()
+    """What each model gets a durable of (`ConsumerSpec.of_model`), so that no model's commands wait behind
+    another's. `event_bus.model_queues` makes and removes them.
+    """
 
     def verb_of(self, event: type[Message]) -> str:
         """`entity.verb` of a fact type. Raises UnknownEvent."""
@@ -105,8 +117,9 @@ class Topology:
         """(subject filter, type) of everything that a durable reads."""
         for event in spec.events:
             if spec.stream == TASKS:
+                tenant = None if spec.model is None else DEFAULT_TENANT
                 for pool in spec.pools:
-                    yield subjects.command(self.kind_of(event), pool, None, tenant=None), event
+                    yield subjects.command(self.kind_of(event), pool, spec.model, tenant=tenant), event
             else:
                 yield subjects.fact(self.verb_of(event), None, tenant=None), event
 
@@ -200,6 +213,8 @@ STREAMS = (
         keep=Keep.UNTIL_ACKED,
         max_bytes=1024 * _MIB,
         max_msgs=200_000,
+        max_per_subject=20_000,  # of one model and pool, so that one that no engine serves leaves room
+        max_consumers=100_000,  # two for each model
         refuse_when_full=True,
         description="commands; each is deleted when its owner acknowledged it",
     ),
@@ -298,15 +313,9 @@ CHECKPOINT_REGISTRY = ConsumerSpec(
 
 UPCYCLE = Topology(
     STREAMS,
-    (
-        SCENARIO_RUNNER_PLAN,
-        ROLLOUT_SAMPLER_TRAIN,
-        ROLLOUT_SAMPLER_EVAL,
-        REWARD_GRADER,
-        TRAJECTORY_STORE_LEDGER,
-        CHECKPOINT_REGISTRY,
-    ),
+    (SCENARIO_RUNNER_PLAN, REWARD_GRADER, TRAJECTORY_STORE_LEDGER, CHECKPOINT_REGISTRY),
     EVENT_SUBJECTS,
     COMMAND_SUBJECTS,
+    queues=(ROLLOUT_SAMPLER_TRAIN, ROLLOUT_SAMPLER_EVAL),
 )
 """What this platform runs on."""

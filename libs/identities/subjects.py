@@ -79,8 +79,8 @@ def original(dead: str) -> str:
 
 
 def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENANT) -> str:
-    """Where the attempts of one message by one durable are counted."""
-    return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(durable)}.{stream}.{sequence}"
+    """Where the attempts of one message by one durable are counted. durable: its name, which is one token."""
+    return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{durable}.{stream}.{sequence}"
 
 
 def all_tasks() -> str:

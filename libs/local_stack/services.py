@@ -53,6 +53,7 @@ class StackPorts:
     engine_latest: int = 7303
     engine_head: int = 7313
     engine_candidate: int = 7323
+    provision_watch_http: int = 7209
 
     @classmethod
     def pick(cls, *, offset: int = 0, ephemeral: bool = False) -> "StackPorts":
@@ -115,6 +116,7 @@ def process_specs(plan: Plan) -> list[ProcessSpec]:
         _nats(plan),
         _s3(plan),
         _service(plan, "checkpoint_registry"),
+        _provision_watch(plan),
         _runner(plan),
         _service(plan, "trajectory_store"),
         _trainer(plan),
@@ -195,6 +197,12 @@ def _service(
         url=f"http://{LOOPBACK}:{http_port}" if grpc_port is None else f"grpc://{LOOPBACK}:{grpc_port}",
         http_port=http_port,
     )
+
+
+def _provision_watch(plan: Plan) -> ProcessSpec:
+    uses = ("checkpoint_registry",)
+    spec = _service(plan, "provision", instance="provision_watch", uses=uses)
+    return replace(spec, argv=(*spec.argv, "--watch"))
 
 
 def _runner(plan: Plan) -> ProcessSpec:

@@ -1,14 +1,14 @@
 """Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
-A row is marked after its PubAck, so a crash between the two publishes it again under the same id. One
-stream waiting (a full command queue) does not hold up the other. What the bus will never take is set aside
-with its reason.
+A row is marked after its PubAck, so a crash between the two publishes it again under the same id. The full
+command queue of one model holds up neither the other models' nor the facts. What the bus will never take is
+set aside with its reason.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from sqlalchemy import Connection, delete, func, literal, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
-from event_bus.errors import BusError
+from event_bus.errors import BusError, QueueFull
 from event_bus.topology import EVENTS, TASKS
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, TABLE_NAME
@@ -124,25 +124,38 @@ class OutboxRelay:
 
     async def _relay(self, stream: str) -> float:
         """Publish one batch; returns how long to wait for the next."""
+        full: set[str] = set()
+        num_full = -1
         try:
-            rows = await self._db.run(lambda connection: _unpublished(connection, stream))
-            WAITING.labels(stream).set(len(rows))
-            confirmed = await self._published(rows)
+            while len(full) > num_full:  # read past the rows of each queue that turned out to be full
+                num_full = len(full)
+                rows = await self._db.run(lambda connection: _unpublished(connection, stream, tuple(full)))
+                WAITING.labels(stream).set(len(rows))
+                confirmed = await self._published(rows, full)
         except Unavailable as error:
             _LOG.error("outbox_unreadable", extra={"stream": stream, "error": str(error)})
             return self._poll_s
         WAITING.labels(stream).set(len(rows) - confirmed)
-        if len(rows) > confirmed:
-            return self._poll_s
-        return 0.0 if confirmed == _BATCH else self._idle_s
+        if confirmed == _BATCH:
+            return 0.0
+        return self._poll_s if full or len(rows) > confirmed else self._idle_s
 
-    async def _published(self, rows: Sequence[Row]) -> int:
-        """Publish rows in order up to the first that has to wait; mark those confirmed; returns how many."""
+    async def _published(self, rows: Sequence[Row], full: set[str]) -> int:
+        """Publish rows in order up to the first that has to wait; mark those confirmed; returns how many.
+
+        full: subjects whose queue takes no more, added to here; their rows wait, the others go on.
+        """
         confirmed: list[int] = []
         try:
             for row in rows:
+                if row.subject in full:
+                    continue
                 try:
                     await self._publish(row)
+                except QueueFull as error:
+                    full.add(row.subject)
+                    _LOG.warning("queue_is_full", extra={"subject": row.subject, "error": str(error)})
+                    continue
                 except Unavailable as error:
                     extra = {"stream": row.stream, "event_id": row.event_id, "error": str(error)}
                     _LOG.warning("outbox_waits", extra=extra)
@@ -191,11 +204,11 @@ def prune(connection: Connection, keep: timedelta) -> int:
     ).rowcount
 
 
-def _unpublished(connection: Connection, stream: str) -> list[Row]:
+def _unpublished(connection: Connection, stream: str, full: Collection[str]) -> list[Row]:
     columns = [OUTBOX.c[name] for name in Row.__slots__]
     wanted = (
         select(*columns)
-        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.stream == stream)
+        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.stream == stream, OUTBOX.c.subject.not_in(full))
         .order_by(OUTBOX.c.id)
         .limit(_BATCH)
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from blob_store import BlobStore, S3BlobStore
 from environment_client import EnvironmentClient, EnvironmentTimeouts
-from event_bus import BusTimings, EventBus
+from event_bus import BusTimings, EventBus, QueueSubscriber
 from event_bus.topology import ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN
 from grpc_edge import Peer
 from rollout_sampler.adapters.engines import LeasedEngines
@@ -13,9 +13,11 @@ from rollout_sampler.adapters.leases import LeaseCache
 from rollout_sampler.adapters.policies import PolicyFiles
 from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.handlers import episode_router
+from rollout_sampler.loops import FollowEngines
 from rollout_sampler.settings import RolloutSamplerSettings
 from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
 from rollout_sampler.usecases.turns import PlayLimits
+from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing, Component
 from service_kit.main import run_main
@@ -23,10 +25,10 @@ from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 
 
-def build_play(settings: RolloutSamplerSettings, store: BlobStore) -> tuple[PlayEpisode, Sequence[Component]]:
+def build_play(
+    settings: RolloutSamplerSettings, store: BlobStore, leases: LeaseCache
+) -> tuple[PlayEpisode, Sequence[Component]]:
     """The use case, and the connections that the service closes. Needs a running event loop."""
-    registry = Peer("registry", settings.peers.registry)
-    leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
     policies = PolicyFiles(store, settings.cache_dir)
     engines = LeasedEngines(leases, policies.weights_digest, turn_timeout_s=settings.turn_timeout_s)
     timeouts = EnvironmentTimeouts(
@@ -37,24 +39,31 @@ def build_play(settings: RolloutSamplerSettings, store: BlobStore) -> tuple[Play
     environments = EnvironmentClient(settings.peers.environments, timeouts)
     deps = SamplerDeps(environments, engines, policies, StoredTrajectories(store))
     play = PlayEpisode(deps, _limits(settings), now=utc_now, new_nonce=lambda: secrets.token_hex(4))
-    return play, (registry, Closing("engines", engines.stop), Closing("environments", environments.stop))
+    return play, (Closing("engines", engines.stop), Closing("environments", environments.stop))
 
 
 def build_app(settings: RolloutSamplerSettings) -> Service:
     """The whole service. Needs a running event loop; connects at start."""
     service = Service("rollout_sampler", settings)
     store = service.add(S3BlobStore(settings.s3))
-    play, connections = build_play(settings, store)
+    registry = service.add(Peer("registry", settings.peers.registry))
+    leases = LeaseCache(RegistryServiceStub(registry.channel), max_age_s=settings.engine_lease_age_s)
+    play, connections = build_play(settings, store, leases)
     for component in connections:
         service.add(component)
     # Handlers and connection together must be done within the component's own bound.
     timings = BusTimings(drain_s=settings.drain_s * 0.6, close_s=settings.drain_s * 0.15)
     bus = EventBus(settings.bus, client_name="rollout_sampler", timings=timings)
     slots = {ROLLOUT_SAMPLER_TRAIN: settings.train_slots, ROLLOUT_SAMPLER_EVAL: settings.eval_slots}
+    queues: list[QueueSubscriber] = []
     for spec, wanted in slots.items():
         if wanted:
-            bus.include_router(episode_router(spec, play, bus, now=utc_now, slots=wanted))
+            router, queue = episode_router(spec, play, bus, now=utc_now, slots=wanted)
+            bus.include_router(router)
+            queues.append(queue)
     service.add(bus)
+    follow = FollowEngines(leases, queues, every_s=settings.engine_lease_age_s)
+    service.add(Worker("followed_engines", follow.run))
     return service
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import assert_never
 
 from episodes import EpisodeFailure, episode_failed
-from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter
+from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter, QueueSubscriber
 from identities import events
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
@@ -23,22 +23,26 @@ log = logging.getLogger(__name__)
 
 def episode_router(
     spec: ConsumerSpec, play: PlayEpisode, bus: EventBus, *, now: Callable[[], datetime], slots: int
-) -> EventRouter:
-    """Plays the episodes of one pool, at most `slots` at once. Safe to redeliver."""
+) -> tuple[EventRouter, QueueSubscriber]:
+    """Plays the episodes of one pool, at most `slots` at once, of the models that the queue follows. Safe to
+    redeliver.
+    """
     router = EventRouter()
     (pool,) = spec.pools
     meter = SlotMeter(slots)
     telemetry.IDLE_RATIO.labels(pool).set_function(meter.idle_ratio)
     episodes = Episodes(pool, play, bus, now)
 
-    @router.subscriber(spec, slots=slots)
+    queue = router.queue(spec, slots=slots)
+
+    @queue
     async def on_episode_requested(event: EpisodeRequested, delivery: CurrentDelivery) -> None:
         """Returns when the outcome is published. Raises Unavailable, PoisonMessage."""
         task = wire.task_from_wire(event)
         with meter.playing():
             await episodes.play_and_publish(task, event, delivery)
 
-    return router
+    return router, queue
 
 
 class Episodes:

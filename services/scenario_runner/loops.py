@@ -72,7 +72,8 @@ class PlannerLoop:
             telemetry.EPISODES_IN_FLIGHT.remove(ended)
             self._swept.discard(ended)
         for run in runs:
-            await self._sweep(run.run_id, queue_is_idle=await self._gauge.is_idle(run.spec.purpose))
+            is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
+            await self._sweep(run.run_id, queue_is_idle=is_idle)
 
     async def _sweep(self, run_id: str, *, queue_is_idle: bool) -> None:
         def work(unit: PlanUnit) -> int:

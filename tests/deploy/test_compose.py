@@ -30,6 +30,7 @@ SETTINGS = {
     "upcycle-grpo-trainer": ("grpo_trainer", "GrpoTrainerSettings"),
     "upcycle-checkpoint-registry": ("checkpoint_registry", "CheckpointRegistrySettings"),
     "upcycle-policy-engine": ("policy_engine", "PolicyEngineSettings"),
+    "upcycle-provision": ("event_bus", "ProvisionSettings"),
     "upcycle-model-gateway": ("model_gateway", "ModelGatewaySettings"),
 }
 

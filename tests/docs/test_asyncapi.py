@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from jsonschema import Draft7Validator  # type: ignore[import-untyped]  # ships no types
 
-from event_bus.topology import OWNERS, TASKS, UPCYCLE
+from event_bus.topology import OWNERS, UPCYCLE
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 from upcycle.api.training.v1.events_pb2 import StepCompleted
@@ -46,8 +46,7 @@ def test_every_fact_and_command_is_a_channel_with_its_owners(document: dict[str,
     kinds = {verb: event for event, verb in UPCYCLE.events.items()}
     kinds |= {
         f"{UPCYCLE.kind_of(event)}.{pool}": event
-        for spec in UPCYCLE.consumers
-        if spec.stream == TASKS
+        for spec in UPCYCLE.queues
         for event in spec.events
         for pool in spec.pools
     }
@@ -71,7 +70,7 @@ def test_every_event_type_has_an_owner_whose_code_makes_it() -> None:
 def test_every_durable_reads_what_the_topology_says(document: dict[str, Any]) -> None:
     reads = {name for name, one in document["operations"].items() if one["action"] == "receive"}
     wanted = set()
-    for spec in UPCYCLE.consumers:
+    for spec in (*UPCYCLE.consumers, *UPCYCLE.queues):
         for event in spec.events:
             names = [f"{UPCYCLE.kind_of(event)}.{pool}" for pool in spec.pools] or [UPCYCLE.verb_of(event)]
             wanted |= {f"{spec.durable}.reads.{name}" for name in names}

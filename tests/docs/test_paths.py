@@ -25,6 +25,8 @@ NOT_OURS = {
     "--help",
     "--version",
     "--replicas",
+    "--watch",
+    "--remove-model",
     "--quick",
     "--profile",
     "--enable-scale-out",

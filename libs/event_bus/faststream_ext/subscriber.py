@@ -1,13 +1,14 @@
-"""A FastStream subscriber of one durable with `slots` pull loops, each with one message at a time.
+"""FastStream subscribers of one durable, and of the durables of a queue: one for each model that is followed.
 
-FastStream's own pull subscriber has one loop, fetches again without a pause after an error (a busy loop
-while NATS refuses each fetch), and leaves a message that arrives during a stop unanswered until its ack
-wait is over.
+FastStream's own pull subscriber fetches more than it works on, fetches again without a pause after an error
+(a busy loop while NATS refuses each fetch), and leaves a message that arrives during a stop unanswered until
+its ack wait is over. Its way to read more at run time is another subscriber. Here the handler is declared
+once, for all models; only the durables that it reads come and go.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
@@ -22,11 +23,12 @@ from google.protobuf.message import Message
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
+from nats.js.errors import NotFoundError
 
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError
 from event_bus.faststream_ext.filters import Carries
-from event_bus.incoming import Decoder, nack
+from event_bus.incoming import Decoder, in_work, nack
 from event_bus.pulls import fetched, unsubscribe
 from event_bus.topology import ConsumerSpec, Topology
 
@@ -43,7 +45,11 @@ class DurableSubscriber(PullStreamSubscriber):
         self, spec: ConsumerSpec, topology: Topology, broker_config: NatsBrokerConfig, *, slots: int
     ) -> None:
         self.spec = spec
-        self._slots = slots
+        self._slots = asyncio.Semaphore(slots)
+        self._readers: set[str] = set()
+        self._wanted: frozenset[str] = frozenset()
+        self.missing: set[str] = set()
+        """Durables that it should read and that do not exist."""
         self._decoder_of_events = Decoder.of(topology, spec)
         subjects = [subject for subject, _ in topology.bound_by(spec)]
         calls: CallsCollection[Msg] = CallsCollection()
@@ -76,37 +82,79 @@ class DurableSubscriber(PullStreamSubscriber):
         await super().start()
 
     async def _create_subscription(self) -> None:
-        for _ in range(self._slots):
-            self.add_task(self._pull)
+        self._read_from({self.spec.durable})
 
-    async def _pull(self) -> None:
-        """One slot: fetch a message, process it, fetch the next, until the subscriber stops."""
+    def _read_from(self, wanted: Collection[str]) -> None:
+        """Read exactly these durables from now on; other readers end after their pull in progress."""
+        self._wanted = frozenset(wanted)
+        self.missing &= self._wanted
+        self.tasks = [task for task in self.tasks if not task.done()]
+        for durable in sorted(self._wanted - self._readers):
+            self._readers.add(durable)
+            self.add_task(self._read, (durable,))
+
+    async def _read(self, durable: str) -> None:
+        """Ask for a message once a slot is free, begin it in the next free slot, and again.
+
+        A slot goes to the durable that waits longest, and each waits with one message at most: so those that
+        have work take turns, however long their queues are.
+        """
         deps: ConsumerDeps = self._outer_config.context.get(DEPS)
         subscription = None
+        self._readers.add(durable)
         try:
-            while self.running:
+            while self.running and durable in self._wanted:
+                async with self._slots:
+                    pass
                 try:
                     if subscription is None:
                         subscription = await self.jetstream.pull_subscribe_bind(
-                            self.spec.durable, stream=self.spec.stream
+                            durable, stream=self.spec.stream
                         )
                     raws = await fetched(subscription, 1, deps.timings.pull_s)
+                    self.missing.discard(durable)
                 except NatsError as error:
-                    _LOG.debug("fetch_failed", extra={"consumer": self.spec.durable, "error": repr(error)})
-                    await asyncio.sleep(_PAUSE_S)
+                    await self._not_fetched(durable, error)
                     continue
                 for raw in raws:
-                    await deps.in_flight.run(
-                        self._process(raw), f"{self.spec.durable}/{raw.metadata.sequence.stream}"
-                    )
+                    await self._take_slot(raw)
+                    name = f"{durable}/{raw.metadata.sequence.stream}"
+                    deps.in_flight.start(self._process(raw), name)
         finally:
+            self._readers.discard(durable)
             if subscription is not None:
                 await unsubscribe(subscription)
 
+    async def _not_fetched(self, durable: str, error: NatsError) -> None:
+        """Note whether it is the durable that is missing; then pause."""
+        _LOG.debug("fetch_failed", extra={"consumer": durable, "error": repr(error)})
+        try:
+            await self.jetstream.consumer_info(self.spec.stream, durable)
+        except NotFoundError:
+            self.missing.add(durable)
+        except NatsError:  # NATS itself does not answer, which its connection says
+            pass
+        await asyncio.sleep(_PAUSE_S)
+
+    async def _take_slot(self, raw: Msg) -> None:
+        """Wait for a slot, with heartbeats; a message that gets none goes back."""
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            async with in_work([raw], self.spec):
+                await self._slots.acquire()
+        except BaseException:
+            await nack(raw, self.spec.durable)
+            raise
+
     async def _process(self, raw: Msg) -> None:
         """Every message is answered, also one that arrives while the subscriber stops."""
-        await self.consume(raw)
-        await nack(raw, self.spec.durable)
+        try:
+            await self.consume(raw)
+            await nack(raw, self.spec.durable)
+        finally:
+            self._slots.release()
 
     async def _decoded(self, message: StreamMessage[Msg]) -> Message:
         raw = message.raw_message
@@ -118,3 +166,15 @@ class DurableSubscriber(PullStreamSubscriber):
             return []
         handled = {one.message_type for one in filters}
         return sorted(event.__name__ for event in self.spec.events if event not in handled)
+
+
+class QueueSubscriber(DurableSubscriber):
+    """Made by EventRouter.queue; reads the durables of the models that it follows."""
+
+    async def _create_subscription(self) -> None:
+        """Nothing is read before `follow`."""
+
+    def follow(self, models: Collection[str]) -> None:
+        """Take commands of these models only. What was taken of another one goes on to its end."""
+        if self.running:
+            self._read_from({self.spec.of_model(model).durable for model in models})

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,54 +35,70 @@ class EngineChoice:
         return SERVING_STATES.index(state_from_wire(self.lease.state))
 
 
+Leases = Sequence[registry_pb2.EngineLease]
+
+
 class LeaseCache:
-    """The leases of each model, cached."""
+    """The leases of all engines, cached by model."""
 
     def __init__(self, registry: "RegistryServiceAsyncStub", *, max_age_s: float = 1.0) -> None:
         self._registry = registry
         self._max_age_s = max_age_s
-        self._cached: dict[str, tuple[float, Sequence[registry_pb2.EngineLease]]] = {}
-        self._reading: dict[str, asyncio.Task[Sequence[registry_pb2.EngineLease]]] = {}
+        self._by_model: Mapping[str, Leases] | None = None
+        self._read_at = -math.inf
+        self._reading: asyncio.Task[Mapping[str, Leases]] | None = None
 
-    async def of_model(self, model: str) -> Sequence[registry_pb2.EngineLease]:
+    async def of_model(self, model: str) -> Leases:
         """Live leases of a model's engines. Raises Unavailable when the registry does not answer."""
-        loop = asyncio.get_running_loop()
-        cached = self._cached.get(model)
-        if cached is not None and loop.time() - cached[0] < self._max_age_s:
-            return cached[1]
-        if (reading := self._reading.get(model)) is None:
-            reading = self._reading[model] = loop.create_task(self._read(model))
-            reading.add_done_callback(lambda _: self._reading.pop(model, None))
-        return await asyncio.shield(reading)
+        return (await self._leases()).get(model, ())
+
+    async def served_models(self) -> frozenset[str]:
+        """Models that an engine serves. Raises Unavailable when the registry does not answer."""
+        found = await self._leases()
+        return frozenset(model for model, leases in found.items() if any(_serves(one) for one in leases))
 
     def forget(self) -> None:
         """Read again at the next call; the last list stays for as long as the registry is unavailable."""
-        self._cached = {model: (-math.inf, leases) for model, (_, leases) in self._cached.items()}
+        self._read_at = -math.inf
 
-    async def _read(self, model: str) -> Sequence[registry_pb2.EngineLease]:
-        request = service_pb2.ListEnginesRequest(model=model)
-        leases: Sequence[registry_pb2.EngineLease]
+    async def _leases(self) -> Mapping[str, Leases]:
+        loop = asyncio.get_running_loop()
+        if self._by_model is not None and loop.time() - self._read_at < self._max_age_s:
+            return self._by_model
+        if self._reading is None or self._reading.done():
+            self._reading = loop.create_task(self._read())
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> Mapping[str, Leases]:
         try:
-            with peer_errors(f"list engines of {model}", ()):
-                leases = (await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)).engines
+            with peer_errors("list engines", ()):
+                request = service_pb2.ListEnginesRequest()
+                reply = await self._registry.ListEngines(request, timeout=_LIST_TIMEOUT_S)
         except Unavailable as error:
-            if model not in self._cached:
-                raise Unavailable(f"the registry, to find an engine of {model}") from error
+            if self._by_model is None:
+                raise Unavailable("the registry, to find engines") from error
             # Engines go on without the registry: the last list is still the best one, and asking costs time.
-            leases = self._cached[model][1]
-        self._cached[model] = (asyncio.get_running_loop().time(), leases)
-        return leases
+        else:
+            by_model: dict[str, list[registry_pb2.EngineLease]] = {}
+            for lease in reply.engines:
+                by_model.setdefault(lease.model, []).append(lease)
+            self._by_model = by_model
+        self._read_at = asyncio.get_running_loop().time()
+        return self._by_model
 
 
-def choices_among(leases: Sequence[registry_pb2.EngineLease], wanted: PolicyWanted) -> list[EngineChoice]:
+def choices_among(leases: Leases, wanted: PolicyWanted) -> list[EngineChoice]:
     """The engines among `leases` that can sample what is wanted."""
     found = []
     for lease in leases:
         name = _name_on(lease, wanted)
-        serves = state_from_wire(lease.state) in SERVING_STATES
-        if name is not None and serves and lease.model == wanted.model:
+        if name is not None and _serves(lease) and lease.model == wanted.model:
             found.append(EngineChoice(lease.engine_id, lease.base_url, name, lease))
     return found
+
+
+def _serves(lease: registry_pb2.EngineLease) -> bool:
+    return state_from_wire(lease.state) in SERVING_STATES
 
 
 def _name_on(lease: registry_pb2.EngineLease, wanted: PolicyWanted) -> str | None:

@@ -123,9 +123,13 @@ class PeerFacts:
         alarms = tuple(alarm.text for alarm in session.alarms)
         return SessionFact(state, session.failure, session.waiting_s, session.groups_ready, alarms)
 
-    async def durables(self, purpose: Purpose) -> Mapping[str, DurableFact]:
-        """Of "sampler", "grader", "planner", those that could be read."""
-        specs = {"sampler": SAMPLERS[purpose], "grader": REWARD_GRADER, "planner": SCENARIO_RUNNER_PLAN}
+    async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:
+        """Of "sampler" (the queue of the model), "grader", "planner", those that could be read."""
+        specs = {
+            "sampler": SAMPLERS[purpose].of_model(model),
+            "grader": REWARD_GRADER,
+            "planner": SCENARIO_RUNNER_PLAN,
+        }
         facts = await asyncio.gather(*(self._bus.read(spec) for spec in specs.values()))
         return {name: fact for name, fact in zip(specs, facts, strict=True) if fact is not None}
 
@@ -144,20 +148,22 @@ class BusGauge:
             await self._client.close()
 
     async def read(self, spec: ConsumerSpec) -> DurableFact | None:
-        """None when the bus does not answer in time, or has no such durable."""
+        """None when the bus does not answer in time."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 client = await self._connected()
                 info = await client.jetstream(timeout=ASK_TIMEOUT_S).consumer_info(spec.stream, spec.durable)
-        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+        except NotFoundError:
+            return DurableFact(0, 0, 0, is_missing=True)
+        except (NatsError, OSError, TimeoutError) as error:
             log.info("durable_not_read", extra={"durable": spec.durable, "error": repr(error)})
             return None
         return DurableFact(info.num_pending or 0, info.num_ack_pending or 0, info.num_waiting or 0)
 
-    async def is_idle(self, purpose: Purpose) -> bool:
-        """Whether no command of this purpose waits for a sampler or is with one."""
-        fact = await self.read(SAMPLERS[purpose])
-        return fact is not None and fact.num_pending == 0 and fact.num_unacknowledged == 0
+    async def is_idle(self, purpose: Purpose, model: str) -> bool:
+        """Whether no command of this purpose and model waits for a sampler or is with one."""
+        fact = await self.read(SAMPLERS[purpose].of_model(model))
+        return fact is not None and fact.is_idle
 
     async def _connected(self) -> Client:
         async with self._connecting:

@@ -5,6 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from episodes import GroupOutcome
+from identities.subjects import token
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
 from scenario_runner.domain.runs import (
     FINAL_RUN_STATES,
@@ -105,11 +106,6 @@ STAGES = (
 _FAILED = (_OF_RUN, EPISODE.c.state == EpisodeState.FAILED.value)
 FAILURES = sa.select(EPISODE.c.reason, sa.func.count()).where(*_FAILED).group_by(EPISODE.c.reason)
 LAST_FAILURE = sa.select(EPISODE.c.detail).where(*_FAILED).order_by(EPISODE.c.settled_at.desc()).limit(1)
-OUTBOX_WAITING = (
-    sa.select(sa.func.count())
-    .select_from(OUTBOX)
-    .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_(None))
-)
 EPISODE_COUNTS = sa.select(EPISODE.c.state, sa.func.count()).where(_OF_RUN).group_by(EPISODE.c.state)
 
 # `opened_at` has a statement of its own.
@@ -145,3 +141,10 @@ CLAIMS_AGAINST = (
     )
     .order_by(CLAIM.c.digest)
 )
+
+
+def outbox_waiting(model: str) -> sa.Select[Any]:
+    """How many announcements about a model are not published yet."""
+    unpublished = OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_(None)
+    of_model = OUTBOX.c.subject.endswith(f".{token(model)}", autoescape=True)
+    return sa.select(sa.func.count()).select_from(OUTBOX).where(*unpublished, of_model)

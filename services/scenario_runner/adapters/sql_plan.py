@@ -240,9 +240,9 @@ class PlanUnit(SqlAnnouncements):
         last = self._read(statements.LAST_FAILURE, run_id_=run_id).scalar() or ""
         return PlanWaits(**found, failures=failures, last_failure=last)
 
-    def outbox_waiting(self) -> int:
-        """Announcements that are not published yet."""
-        return int(self._read(statements.OUTBOX_WAITING).scalar_one())
+    def outbox_waiting(self, model: str) -> int:
+        """Announcements about a model that are not published yet."""
+        return int(self._read(statements.outbox_waiting(model)).scalar_one())
 
     def overdue(self, run_id: str, opened_before: datetime) -> list[EpisodeRow]:
         """Planned and opened at a time before."""

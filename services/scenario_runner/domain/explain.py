@@ -80,11 +80,23 @@ class DurableFact:
     num_pending: int
     num_unacknowledged: int
     num_pulling: int
+    is_missing: bool = False
+    """The bus answers and has no such consumer."""
 
     @property
     def is_abandoned(self) -> bool:
         """No process pulls, and none works on anything of it."""
         return self.num_pulling == 0 and self.num_unacknowledged == 0
+
+    @property
+    def is_unasked(self) -> bool:
+        """It exists, and no process asks for more of it."""
+        return not self.is_missing and self.num_pulling == 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits in it, and nothing of it is worked on."""
+        return not self.is_missing and self.num_pending == 0 and self.num_unacknowledged == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,7 @@ def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
 def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
     yield from _bus(facts)
     yield from _sampling(facts)
+    yield from _no_queue(facts)
     yield from _grading(facts)
     yield from _training(facts)
     yield from _supply(facts)
@@ -200,9 +213,7 @@ def _bus(facts: RunFacts) -> Iterator[WaitReason]:
 
 def _sampling(facts: RunFacts) -> Iterator[WaitReason]:
     waits = facts.waits
-    num_recorded = (facts.ledger or {}).get("recorded", 0)
-    unsampled = waits.queued + max(0, waits.opened - num_recorded)
-    if not unsampled:
+    if not (unsampled := _unsampled(facts)):
         return
     oldest_s = max(waits.queued_s, waits.opened_s)
     engine_problem = _engine_problem(facts)
@@ -212,13 +223,28 @@ def _sampling(facts: RunFacts) -> Iterator[WaitReason]:
     elif facts.sampler is not None and facts.sampler.is_abandoned and facts.sampler.num_pending:
         what = f"{facts.sampler.num_pending} commands are queued and no sampler pulls them"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "start rollout_sampler")
-    elif facts.sampler is not None and not facts.sampler.num_pulling and waits.queued_s > SILENCE_S:
+    elif facts.sampler is not None and facts.sampler.is_unasked and waits.queued_s > SILENCE_S:
         what = f"{waits.queued} episodes are queued, and every sampler slot is busy or gone"
         yield WaitReason("rollout_sampler", what, unsampled, oldest_s, "add samplers, or see their logs")
     elif facts.fleet_alive >= facts.fleet_capacity:
         what = f"fleet full: {facts.fleet_alive} environments are alive, limit {facts.fleet_capacity}"
         remedy = "raise SCENARIO_RUNNER_MAX_ENVIRONMENTS or add a fleet replica"
         yield WaitReason("scenario_runner", what, waits.queued, oldest_s, remedy)
+
+
+def _unsampled(facts: RunFacts) -> int:
+    """Episodes that are queued, or opened and not recorded yet."""
+    num_recorded = (facts.ledger or {}).get("recorded", 0)
+    return facts.waits.queued + max(0, facts.waits.opened - num_recorded)
+
+
+def _no_queue(facts: RunFacts) -> Iterator[WaitReason]:
+    unsampled, oldest_s = _unsampled(facts), max(facts.waits.queued_s, facts.waits.opened_s)
+    if unsampled and facts.sampler is not None and facts.sampler.is_missing:
+        spec = facts.view.run.spec
+        what = f"the queue of model {spec.policy.model} for pool {spec.purpose.value} does not exist"
+        remedy = "start upcycle-provision --watch, or see its log; the commands are kept meanwhile"
+        yield WaitReason("provision", what, unsampled, oldest_s, remedy)
 
 
 def _engine_problem(facts: RunFacts) -> tuple[str, str] | None:

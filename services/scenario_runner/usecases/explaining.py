@@ -27,7 +27,7 @@ class ExplainRun:
         peers = self._peer_facts
         purpose, model = view.run.spec.purpose, view.run.spec.policy.model
         engines, ledger, session, durables = await asyncio.gather(
-            peers.engines(model), peers.ledger(run_id), peers.session(run_id), peers.durables(purpose)
+            peers.engines(model), peers.ledger(run_id), peers.session(run_id), peers.durables(purpose, model)
         )
         alive, capacity = self._fleet()
         facts = RunFacts(
@@ -51,4 +51,4 @@ def _own_facts(unit: PlanUnit, run_id: str) -> tuple[RunView, PlanWaits, Supply,
     run, waits = find_run(unit, run_id), unit.waits(run_id)
     if run.spec.purpose is Purpose.TRAIN:
         waits = replace(waits, without_step=unit.without_step(run_id, run.step))
-    return view_of(unit, run), waits, supply_of(unit, run), unit.outbox_waiting()
+    return view_of(unit, run), waits, supply_of(unit, run), unit.outbox_waiting(run.spec.policy.model)

@@ -113,6 +113,27 @@ async def test_a_full_queue_says_so_at_once(nats_server: NatsFactory) -> None:
         assert len(await eyes.stored(TASKS)) == 2
 
 
+async def test_a_full_queue_of_one_model_leaves_room_for_the_others(nats_server: NatsFactory) -> None:
+    server = nats_server()
+    async with running(server) as bus, eyes_on(server) as eyes:
+        config = (await eyes.jetstream.stream_info(TASKS)).config
+        assert config.max_msgs_per_subject < (config.max_msgs or 0)
+        config.max_msgs_per_subject = 2
+        await eyes.jetstream.update_stream(config)
+        for n in range(2):
+            await bus.command(requested(f"e{n}"), pool="train", model=MODEL, event_id=f"t{n}")
+        with pytest.raises(QueueFull, match="per subject"):
+            await bus.command(requested("e2"), pool="train", model=MODEL, event_id="t2")
+        await bus.command(requested("e2"), pool="eval", model=MODEL, event_id="t3")
+        await bus.command(requested("e2"), pool="train", model="other", event_id="t4")
+        assert [one.subject for one in await eyes.stored(TASKS)] == [
+            "up.default.task.episode.train.incident",
+            "up.default.task.episode.train.incident",
+            "up.default.task.episode.eval.incident",
+            "up.default.task.episode.train.other",
+        ]
+
+
 async def test_a_publish_outlives_an_outage(nats_server: NatsFactory) -> None:
     server = nats_server()
     async with running(server) as bus:

@@ -6,6 +6,7 @@ import pytest
 
 from event_bus import EVENT_SUBJECTS, UPCYCLE, UnknownEvent
 from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENTS, MAX_EVENT_BYTES, TASKS, Keep
+from identities import durables
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1 import events_pb2 as registry
 from upcycle.api.taskset.v1 import events_pb2 as taskset
@@ -49,18 +50,33 @@ def test_work_is_kept_until_acked_and_refused_when_full_and_facts_are_kept_for_r
 
 
 def test_durables_of_the_work_queue_do_not_overlap() -> None:
-    bound = [
-        subject for spec in UPCYCLE.consumers if spec.stream == TASKS for subject, _ in UPCYCLE.bound_by(spec)
-    ]
+    specs = [spec.of_model(model) for spec in UPCYCLE.queues for model in ("a", "b.c")]
+    bound = [subject for spec in specs for subject, _ in UPCYCLE.bound_by(spec)]
     assert all(left != right for left, right in itertools.combinations(bound, 2))
-    assert sorted(bound) == ["up.*.task.episode.eval.*", "up.*.task.episode.train.*"]
+    assert sorted(bound) == [
+        "up.default.task.episode.eval.a",
+        "up.default.task.episode.eval.b%2Ec",
+        "up.default.task.episode.train.a",
+        "up.default.task.episode.train.b%2Ec",
+    ]
+    assert all(spec.stream != TASKS for spec in UPCYCLE.consumers)
+
+
+def test_the_queues_of_models_have_names_from_which_the_model_is_read_back() -> None:
+    base = UPCYCLE.queues[0].durable
+    for model in ("incident", "a.b/c d", "_", "train_x"):
+        assert durables.model_of(base, UPCYCLE.queues[0].of_model(model).durable) == model
+    for other in (base, f"{base}_", f"x{base}_m", UPCYCLE.queues[1].of_model("m").durable):
+        assert durables.model_of(base, other) is None
 
 
 def test_durables_are_the_ones_that_services_bind_to() -> None:
+    assert [spec.of_model("m").durable for spec in UPCYCLE.queues] == [
+        "default_rollout-sampler_train_m",
+        "default_rollout-sampler_eval_m",
+    ]
     assert {spec.durable for spec in UPCYCLE.consumers} >= {
         "default_scenario-runner_plan",
-        "default_rollout-sampler_train",
-        "default_rollout-sampler_eval",
         "default_reward-grader",
         "default_trajectory-store_ledger",
         "default_checkpoint-registry",

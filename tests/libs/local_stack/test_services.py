@@ -56,6 +56,7 @@ def _settings_classes(module: str) -> Iterator[type[ServiceSettings]]:
 
 NAMES = (
     "checkpoint_registry",
+    "provision_watch",
     "scenario_runner",
     "trajectory_store",
     "grpo_trainer",

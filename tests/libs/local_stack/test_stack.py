@@ -15,6 +15,7 @@ SERVICES = [
     "nats",
     "s3",
     "checkpoint_registry",
+    "provision_watch",
     "scenario_runner",
     "trajectory_store",
     "grpo_trainer",

@@ -155,6 +155,30 @@ async def test_a_full_command_queue_does_not_hold_up_facts(sql_url: str) -> None
         await relay.stop()
 
 
+async def test_the_full_queue_of_one_model_does_not_hold_up_the_commands_of_another(sql_url: str) -> None:
+    """More rows of the full queue than a batch has lie before the other's one."""
+    bus = Remembering()
+    ids = [f"full-{number:03}" for number in range(130)]
+    bus.refuses = {event_id: QueueFull("full") for event_id in ids}
+
+    def commands(connection: Connection) -> None:
+        for event_id in (*ids, "other"):
+            command = EpisodeRequested(episode=EpisodeIdentity(episode_id=event_id))
+            model = event_id.partition("-")[0]
+            enqueue_command(connection, command, pool="train", model=model, event_id=event_id)
+
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.02)
+        await relay.start()
+        await db.run(commands)
+        await eventually(db, unpublished, ids)
+        assert bus.ids("command") == ["other"]
+        bus.refuses.clear()
+        await eventually(db, unpublished, [])
+        assert bus.ids("command") == ["other", *ids], "in order within one queue"
+        await relay.stop()
+
+
 async def test_what_the_bus_will_never_take_is_set_aside_with_its_reason(sql_url: str) -> None:
     bus = Remembering()
     bus.refuses["b"] = EventTooLarge("too large")

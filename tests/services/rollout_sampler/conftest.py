@@ -28,6 +28,7 @@ from blob_store.ref import from_wire
 from chat_format import ChatFormat
 from episodes import EpisodeIdentity, Purpose, Split, identity_to_wire
 from event_bus import BusSettings, BusTimings, Delivery, EventBus
+from event_bus.model_queues import provision_queues
 from event_bus.provision import provision
 from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
 from identities import entities, events
@@ -122,11 +123,13 @@ class Testbed:
         message.deadline.FromDatetime(datetime.now(UTC) + timedelta(seconds=60))
         return message
 
-    async def ask(self, *requests: EpisodeRequested, pool: str = "train", dispatch: int = 1) -> None:
+    async def ask(
+        self, *requests: EpisodeRequested, pool: str = "train", dispatch: int = 1, model: str = MODEL
+    ) -> None:
         """Send the commands of episodes as the planner does, for the `dispatch`-th time."""
         for request in requests:
             event_id = events.episode_requested(request.episode.episode_id, dispatch)
-            await self.bus.command(request, pool=pool, model=MODEL, event_id=event_id)
+            await self.bus.command(request, pool=pool, model=model, event_id=event_id)
 
     async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
         """The first `count` facts that samplers published."""
@@ -135,7 +138,8 @@ class Testbed:
 
     async def all_outcomes(self, num_commands: int) -> list[Any]:
         """Every fact in the stream once the samplers have handled so many commands of the pool `train`."""
-        await until_handled(self.settings.bus.url, ROLLOUT_SAMPLER_TRAIN, at_least=num_commands)
+        queue = ROLLOUT_SAMPLER_TRAIN.of_model(MODEL)
+        await until_handled(self.settings.bus.url, queue, at_least=num_commands)
         stored = await self.bus.stored([TrajectoryRecorded, EpisodeFailed], after_sequence=0)
         return [delivery.message for delivery in stored]
 
@@ -178,6 +182,7 @@ async def bed(
     async with AsyncExitStack() as resources:
         server = nats_server()
         await provision(server.url)
+        await provision_queues(server.url, [MODEL])
         blobs = await _started(resources, S3BlobStore(s3_settings))
         for version, folder in zip((3, 4), policy_dirs, strict=True):
             moment = datetime(2026, 1, version, tzinfo=UTC)

@@ -52,6 +52,7 @@ class EngineDouble:
     chat: ChatFormat
     script: Script
     engine_id: str = "engine-a"
+    model: str = MODEL
     version: int = 3
     channel: common_pb2.Channel.ValueType = common_pb2.CHANNEL_LATEST
     held_versions: tuple[int, ...] = ()
@@ -104,7 +105,7 @@ class EngineDouble:
         return registry_pb2.EngineLease(
             engine_id=self.engine_id,
             base_url=self.url,
-            model=MODEL,
+            model=self.model,
             channel=self.channel,
             version=self.version,
             held_versions=self.held_versions,

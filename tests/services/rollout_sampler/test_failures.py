@@ -13,18 +13,20 @@ from typing import Any
 import grpc
 import pytest
 from tests.services.rollout_sampler.conftest import Testbed
-from tests.services.rollout_sampler.doubles import EngineDouble, never, tool_call
+from tests.services.rollout_sampler.doubles import MODEL, EngineDouble, never, tool_call
 from tests.support.waiting import until
 
 from blob_store import BlobRef, S3BlobStore
-from event_bus import BusSettings, Topology
-from event_bus.provision import provision
+from event_bus.model_queues import provision_queues
 from event_bus.topology import UPCYCLE
+from grpc_edge import Peer
 from rollout_sampler import wire
+from rollout_sampler.adapters.leases import LeaseCache
 from rollout_sampler.app import build_play
 from rollout_sampler.domain import Recorded
 from rollout_sampler.usecases.play_episode import PlayEpisode
 from service_kit.ports import free_ports
+from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
 from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
 from upcycle.errors import Unavailable
@@ -62,9 +64,11 @@ async def test_an_episode_that_is_stored_is_published_again_and_not_sampled_agai
 
 async def _store_without_publishing(bed: Testbed, request: EpisodeRequested) -> Recorded:
     """Play an episode up to the stored body."""
-    play, held = build_play(bed.settings, bed.blobs)
+    registry = Peer("registry", bed.settings.peers.registry)
+    leases = LeaseCache(RegistryServiceStub(registry.channel))
+    play, held = build_play(bed.settings, bed.blobs, leases)
     outcome = await play(wire.task_from_wire(request), may_be_stored=False)
-    for component in held:
+    for component in (*held, registry):
         await component.stop()
     assert isinstance(outcome, Recorded)
     return outcome
@@ -296,6 +300,7 @@ async def test_a_bug_ends_the_episode_after_three_failures_and_a_wait_is_no_fail
         raise raised[-1]
 
     monkeypatch.setattr(PlayEpisode, "__call__", surprise)
+    await bed.engine(never)
     await bed.sampler()
     await bed.ask(bed.request())
     (fact,) = await bed.outcomes(1)
@@ -346,9 +351,8 @@ def _process(bed: Testbed, http_port: int) -> Iterator[int]:
 
 async def test_a_killed_sampler_loses_no_episode(bed: Testbed) -> None:
     """kill -9 in the middle of a turn; the bus gives the command to the next sampler."""
-    hasty = tuple(replace(spec, ack_wait_s=1.0) for spec in UPCYCLE.consumers)
-    topology = Topology(UPCYCLE.streams, hasty, UPCYCLE.events, UPCYCLE.commands)
-    await provision(BusSettings(url=bed.settings.bus.url), topology=topology)
+    hasty = tuple(replace(spec, ack_wait_s=1.0) for spec in UPCYCLE.queues)
+    await provision_queues(bed.settings.bus.url, [MODEL], replace(UPCYCLE, queues=hasty))
     engine = await bed.engine(never)
     ports = free_ports(2)
     with _process(bed, ports[0]):

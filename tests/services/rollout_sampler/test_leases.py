@@ -23,7 +23,7 @@ class RegistryStub:
         self.num_asked += 1
         if self.is_away:
             raise Unavailable("the registry")
-        return service_pb2.ListEnginesResponse(engines=[registry_pb2.EngineLease(engine_id="e-1")])
+        return service_pb2.ListEnginesResponse(engines=[registry_pb2.EngineLease(engine_id="e-1", model="m")])
 
 
 def cache(registry: RegistryStub) -> LeaseCache:
@@ -55,5 +55,5 @@ async def test_a_failure_makes_the_next_request_read_the_leases_again() -> None:
 async def test_without_a_list_and_without_a_registry_the_episode_waits() -> None:
     registry = RegistryStub()
     registry.is_away = True
-    with pytest.raises(Unavailable, match="to find an engine of m"):
+    with pytest.raises(Unavailable, match="the registry, to find engines"):
         await cache(registry).of_model("m")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -17,6 +17,7 @@ from tests.services.scenario_runner.source_runs import SourcesHarness
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
+from event_bus.model_queues import provision_queues
 from event_bus.provision import provision
 from grpc_edge import GrpcServer
 from identities import objects
@@ -35,6 +36,8 @@ from upcycle.api.registry.v1.service_pb2_grpc import (
 from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
 from upcycle.rpc import connect
+
+MODELS: Final = ("incident", "other")
 
 
 class KnownModels(RegistryServiceServicer):
@@ -100,6 +103,7 @@ def nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A bus of its own: the planner's durable must not hold what another test left behind."""
     with NatsServer(tmp_path / "nats") as server:
         asyncio.run(provision(server.url))
+        asyncio.run(provision_queues(server.url, MODELS))
         yield server
 
 
@@ -126,7 +130,7 @@ async def start_runner(nats: NatsServer, s3_settings: S3Settings, tmp_path: Path
 
         async def start(**settings: Any) -> Runner:
             # Only the methods that the runner calls; the generated base answers UNIMPLEMENTED to the others.
-            registry = KnownModels("incident", "other")  # type: ignore[abstract]
+            registry = KnownModels(*MODELS)  # type: ignore[abstract]
             registry_server = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
             await registry_server.start()
             stack.push_async_callback(registry_server.stop)

@@ -103,10 +103,13 @@ async def sampling(runner: Runner, play: Any) -> AsyncIterator[None]:
 
     bus = EventBus(BusSettings(url=runner.nats.url), client_name="sampler")
     router = EventRouter()
-    for spec in (ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN):
-        router.subscriber(spec, slots=8)(on_request)
+    queues = [router.queue(spec, slots=8) for spec in (ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN)]
+    for queue in queues:
+        queue(on_request)
     bus.include_router(router)
     await bus.start()
+    for queue in queues:
+        queue.follow(runner.registry.models)
     try:
         yield
     finally:

@@ -58,6 +58,12 @@ def test_a_healthy_run_waits_for_nothing() -> None:
             "engine e1 is starting: loading weights",
             58,
         ),
+        (
+            {"sampler": DurableFact(0, 0, 0, is_missing=True)},
+            "provision",
+            "the queue of model incident for pool train does not exist",
+            58,
+        ),
         ({"sampler": GONE}, "rollout_sampler", "40 commands are queued and no sampler pulls them", 58),
         (
             {"sampler": BUSY_OR_GONE, "waits": PlanWaits(queued=20, queued_s=30, opened=40)},
@@ -110,6 +116,13 @@ def test_each_stall_is_named(facts: dict[str, Any], owner: str, text: str, episo
     assert found[0].remedy
     assert reasons[0].what in summary
     assert [reason.episodes for reason in reasons] == sorted((one.episodes for one in reasons), reverse=True)
+
+
+def test_of_a_model_without_an_engine_and_without_a_queue_the_engine_is_named_first() -> None:
+    missing = DurableFact(0, 0, 0, is_missing=True)
+    reasons, summary = explain(run_facts(engines=[], sampler=missing))
+    assert [reason.owner for reason in reasons] == ["policy_engine", "provision"]
+    assert "no engine serves incident" in summary
 
 
 def test_an_engine_that_failed_to_reload_still_serves() -> None:

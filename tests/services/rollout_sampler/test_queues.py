@@ -1,0 +1,94 @@
+"""A queue per model: a model without an engine waits in its own queue, where it holds up no other."""
+
+import asyncio
+
+import nats
+from nats.js.api import ConsumerInfo
+from tests.services.rollout_sampler.conftest import Testbed
+from tests.services.rollout_sampler.doubles import MODEL
+from tests.support.waiting import until
+
+from event_bus.model_queues import provision_queues
+from event_bus.topology import ROLLOUT_SAMPLER_TRAIN
+from upcycle.api.common.v1 import common_pb2
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
+
+ORPHAN = "orphan"
+NUM_ORPHANS = ROLLOUT_SAMPLER_TRAIN.max_ack_pending + 76
+"""More than a durable may have unacknowledged: a durable of all models would deliver nothing behind them."""
+
+
+async def queue_of(bed: Testbed, model: str) -> ConsumerInfo:
+    """The durable of a model's training commands, as the server sees it."""
+    connection = await nats.connect(bed.settings.bus.url)
+    try:
+        spec = ROLLOUT_SAMPLER_TRAIN.of_model(model)
+        found: ConsumerInfo = await connection.jetstream().consumer_info(spec.stream, spec.durable)
+        return found
+    finally:
+        await connection.close()
+
+
+async def test_a_model_without_an_engine_stops_the_episodes_of_no_other(bed: Testbed) -> None:
+    await provision_queues(bed.settings.bus.url, [MODEL, ORPHAN])
+    await asyncio.gather(
+        *(
+            bed.ask(bed.request(n, policy=common_pb2.PolicySelector(model=ORPHAN)), model=ORPHAN)
+            for n in range(NUM_ORPHANS)
+        )
+    )
+    await bed.engine(lambda _, __: "served")
+    await bed.sampler()
+    await bed.ask(*(bed.request(NUM_ORPHANS + n) for n in range(3)))
+    facts = await bed.outcomes(3)
+    assert all(isinstance(fact, TrajectoryRecorded) for fact in facts)
+    waiting = await queue_of(bed, ORPHAN)
+    assert (waiting.num_pending, waiting.num_ack_pending, waiting.num_redelivered) == (NUM_ORPHANS, 0, 0)
+
+
+async def test_an_engine_that_comes_later_gets_what_waited_and_one_that_goes_leaves_the_rest(
+    bed: Testbed,
+) -> None:
+    await bed.sampler()
+    await bed.ask(bed.request(0))
+    await until(lambda: bed.registry.calls >= 3)
+    assert (await queue_of(bed, MODEL)).num_pending == 1
+    await bed.engine(lambda _, __: "here")
+    await bed.outcomes(1)
+    bed.registry.engines.clear()
+    await until(lambda: _asks_for_nothing(bed), "the sampler to leave the queue")
+    await bed.ask(bed.request(1))
+    left = await queue_of(bed, MODEL)
+    assert (left.num_pending, left.num_ack_pending, left.num_redelivered) == (1, 0, 0)
+
+
+async def _asks_for_nothing(bed: Testbed) -> bool:
+    return not (await queue_of(bed, MODEL)).num_waiting
+
+
+async def test_a_sampler_that_is_started_again_goes_on_with_the_queue(bed: Testbed) -> None:
+    await bed.engine(lambda _, __: "first or second")
+    first = await bed.sampler()
+    await bed.ask(bed.request(0))
+    await bed.outcomes(1)
+    await first.stop()
+    await bed.ask(bed.request(1))
+    await bed.sampler()
+    await bed.outcomes(2)
+
+
+async def test_a_sampler_whose_queue_does_not_exist_says_so_and_goes_on_when_it_does(bed: Testbed) -> None:
+    await provision_queues(
+        bed.settings.bus.url, []
+    )  # the registry has no models: the empty queues are removed
+    await bed.engine(lambda _, __: "late")
+    sampler = await bed.sampler()
+    await bed.ask(bed.request())
+    missing = ROLLOUT_SAMPLER_TRAIN.of_model(MODEL).durable
+    await until(
+        lambda: missing in sampler.readiness().reasons.get("bus", ""), "the missing queue to be named"
+    )
+    assert "upcycle-provision --watch" in sampler.readiness().reasons["bus"]
+    await provision_queues(bed.settings.bus.url, [MODEL])
+    await bed.outcomes(1)
+    await until(lambda: sampler.readiness().reasons == {})

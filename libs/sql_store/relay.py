@@ -14,9 +14,10 @@ from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from google.protobuf import symbol_database
+from google.protobuf.message import Message
 from opentelemetry import context, propagate
 from prometheus_client import Counter, Gauge
-from sqlalchemy import Connection, delete, func, literal, select, update
+from sqlalchemy import Connection, delete, func, literal, or_, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
@@ -65,9 +66,18 @@ class OutboxRelay:
     name = "outbox"
 
     def __init__(
-        self, db: Database, bus: Bus, *, poll_s: float = 0.5, keep: timedelta = timedelta(days=1)
+        self,
+        db: Database,
+        bus: Bus,
+        *,
+        poll_s: float = 0.5,
+        keep: timedelta = timedelta(days=1),
+        before_commands: Sequence[type[Message]] = (),
     ) -> None:
+        """before_commands: facts that no command which was stored later overtakes. Whatever a worker reports
+        stands after them in the stream, so a reader that begins with them misses nothing."""
         self._db = db
+        self._before_commands = tuple(fact.DESCRIPTOR.full_name for fact in before_commands)
         self._bus = bus
         self._poll_s = poll_s
         self._idle_s = poll_s * (_SQLITE_POLLS_RARELY if db.dialect == "sqlite" else 1)
@@ -127,11 +137,16 @@ class OutboxRelay:
         full: set[str] = set()
         num_full = -1
         try:
+            held = self._before_commands if stream == TASKS else ()
             while len(full) > num_full:  # read past the rows of each queue that turned out to be full
                 num_full = len(full)
-                rows = await self._db.run(lambda connection: _unpublished(connection, stream, tuple(full)))
+                rows = await self._db.run(
+                    lambda connection: _unpublished(connection, stream, tuple(full), held)
+                )
                 WAITING.labels(stream).set(len(rows))
                 confirmed = await self._published(rows, full)
+            if confirmed and stream == EVENTS and self._before_commands:
+                self._wakeups[TASKS].set()
         except Unavailable as error:
             _LOG.error("outbox_unreadable", extra={"stream": stream, "error": str(error)})
             return self._poll_s
@@ -204,7 +219,10 @@ def prune(connection: Connection, keep: timedelta) -> int:
     ).rowcount
 
 
-def _unpublished(connection: Connection, stream: str, full: Collection[str]) -> list[Row]:
+def _unpublished(
+    connection: Connection, stream: str, full: Collection[str], held_by: Sequence[str]
+) -> list[Row]:
+    """The next rows of a stream, up to the first unpublished fact of a schema in `held_by`."""
     columns = [OUTBOX.c[name] for name in Row.__slots__]
     wanted = (
         select(*columns)
@@ -212,6 +230,10 @@ def _unpublished(connection: Connection, stream: str, full: Collection[str]) -> 
         .order_by(OUTBOX.c.id)
         .limit(_BATCH)
     )
+    if held_by:
+        holding = OUTBOX.c.published_at.is_(None), OUTBOX.c.schema.in_(held_by)
+        first = select(func.min(OUTBOX.c.id)).where(*holding).scalar_subquery()
+        wanted = wanted.where(or_(first.is_(None), OUTBOX.c.id < first))
     return [Row(*values) for values in connection.execute(wanted)]
 
 

@@ -35,11 +35,14 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
+from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
 NAME: Final = "scenario_runner"
 BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
+BEFORE_COMMANDS: Final = (RunSubmitted,)
+"""The trainer begins to read a run at its run.submitted: no episode of it may be played before that."""
 _IDEMPOTENT: Final = ("GetModel", "GetVersion")
 
 
@@ -124,7 +127,7 @@ def _add_planner(
     bus = EventBus(settings.bus, client_name=NAME)
     bus.include_router(plan_router(plan, wake=loop.wake))
     service.add(bus)
-    service.add(OutboxRelay(database, bus))
+    service.add(OutboxRelay(database, bus, before_commands=BEFORE_COMMANDS))
     service.add(Worker("planner", loop.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
 

@@ -27,6 +27,7 @@ from sql_store import Database, OutboxRelay, enqueue, enqueue_command
 from sql_store.relay import prune
 from upcycle.api.common.v1.common_pb2 import BlobRef, EpisodeIdentity
 from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+from upcycle.errors import Unavailable
 
 
 def fact(event_id: str, *, model: str = "m") -> EpisodeFailed:
@@ -39,6 +40,11 @@ async def put(db: Database, *event_ids: str) -> None:
             enqueue(connection, fact(event_id), model="m", event_id=event_id)
 
     await db.run(all_of_them)
+
+
+async def put_command(db: Database, event_id: str) -> None:
+    command = EpisodeRequested()
+    await db.run(lambda sql: enqueue_command(sql, command, pool="train", model="m", event_id=event_id))
 
 
 def unpublished(connection: Connection) -> list[str]:
@@ -176,6 +182,34 @@ async def test_the_full_queue_of_one_model_does_not_hold_up_the_commands_of_anot
         bus.refuses.clear()
         await eventually(db, unpublished, [])
         assert bus.ids("command") == ["other", *ids], "in order within one queue"
+        await relay.stop()
+
+
+async def test_no_command_overtakes_a_fact_that_it_rests_on(sql_url: str) -> None:
+    """While "a" is refused, "task" waits; the command before it, and other facts, do not."""
+    bus = Remembering()
+    bus.refuses["a"] = Unavailable("the stream elects a leader")
+    async with opened(sql_url) as db:
+        await put_command(db, "earlier task")
+        await put(db, "a")
+        await put_command(db, "task")
+        relay = OutboxRelay(db, bus, poll_s=0.02, before_commands=(EpisodeFailed,))
+        await relay.start()
+        await eventually(db, unpublished, ["a", "task"])
+        del bus.refuses["a"]
+        await eventually(db, unpublished, [])
+        await relay.stop()
+    assert [event_id for _, _, event_id in bus.published] == ["earlier task", "a", "task"]
+
+
+async def test_commands_do_not_wait_for_the_next_poll_once_the_fact_is_out(sql_url: str) -> None:
+    bus = Remembering()
+    async with opened(sql_url) as db:
+        await put(db, "a")
+        await put_command(db, "task")
+        relay = OutboxRelay(db, bus, poll_s=3600, before_commands=(EpisodeFailed,))
+        await relay.start()
+        await until(lambda: len(bus.published) == 2)
         await relay.stop()
 
 

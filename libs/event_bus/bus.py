@@ -146,14 +146,22 @@ class EventBus:
         return self._replayed(self._reading(events, model), after_sequence)
 
     async def stored(
-        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None = None
+        self,
+        events: Sequence[type[Message]],
+        *,
+        after_sequence: int,
+        model: str | None = None,
+        must_fit: bool = False,
     ) -> list[Delivery[Any]]:
         """Every fact of these types after `after_sequence` that the stream holds now, in stream order: those
         about a model, or all.
 
-        Kept in memory at once, so ask for few. Raises Unavailable.
+        Kept in memory at once, so ask for few. must_fit: raise CursorBeyondStream where the sequence is of
+        another stream than this one. Raises Unavailable.
         """
         reading = self._reading(events, model)
+        if must_fit:
+            await replays.check_cursor(after_sequence, self._connection)
         return await replays.stored(reading, after_sequence, self._connection, self._timings)
 
     def ready(self) -> str | None:

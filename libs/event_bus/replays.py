@@ -77,6 +77,12 @@ async def replay(
         await asyncio.sleep(_PAUSE_S)
 
 
+async def check_cursor(after_sequence: int, connection: BusConnection) -> None:
+    """Raises CursorBeyondStream; Unavailable while NATS does not answer."""
+    if not await _cursor_fits(after_sequence, connection):
+        raise Unavailable(f"stream {EVENTS}, to read facts after {after_sequence}")
+
+
 async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
     """Whether the stream can be read from the cursor now; False while NATS does not answer."""
     try:

@@ -4,6 +4,8 @@
 <tenant>/policies/<model>/v<8 digits>/...         files of a published version, manifest.json last
 <tenant>/training/<model>/<run>/...               states of a training run
 <tenant>/interactive/<model>/...                  states of an interactive session
+<tenant>/trainers/processes/<name>.json           what each trainer process says of itself
+<tenant>/trainers/models/<model>/<8 digits>.json  which trainer took the model with that token
 <tenant>/captures/<model>/<day>/...               production traffic, where capture is switched on
 """
 
@@ -19,6 +21,7 @@ MANIFEST: Final = "manifest.json"
 
 
 _VERSION: Final = re.compile(r"v(\d{8,18})")
+_TOKEN: Final = re.compile(r"(\d{8,18})\.json")
 _STEP: Final = re.compile(r"(.*/step-(\d{8,18}))/")
 
 
@@ -34,6 +37,13 @@ class TrainingStep(NamedTuple):
 
     folder: str
     step: int
+
+
+class ModelToken(NamedTuple):
+    """What the key of a trainer's lease says."""
+
+    model: str
+    token: int
 
 
 class TrainingFolder(NamedTuple):
@@ -137,6 +147,37 @@ def parse_interactive_session(key: str) -> str:
         case [_, "interactive", model, *_]:
             return unquote(model)
     raise InvalidIdentity(f"{key!r} is no key of an interactive session")
+
+
+def trainers(tenant: str = DEFAULT_TENANT) -> str:
+    """Prefix of what trainer processes say of themselves and of the models that they took, with the slash."""
+    return f"{_part(tenant, 'tenant')}/trainers/"
+
+
+def trainer_process(name: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where a trainer process says that it lives."""
+    return f"{trainers(tenant)}processes/{_part(name, 'name of the trainer')}.json"
+
+
+def trainer_lease(model: str, token: int, tenant: str = DEFAULT_TENANT) -> str:
+    """Where the trainer that took a model with this token is named, written at most once."""
+    return f"{trainers(tenant)}models/{_part(model, 'model slug')}/{token:08d}.json"
+
+
+def parse_trainer_process(key: str) -> str | None:
+    """The process whose record lies at `key`; None for every other key."""
+    match key.split("/"):
+        case [_, "trainers", "processes", name] if name.endswith(".json"):
+            return unquote(name.removesuffix(".json"))
+    return None
+
+
+def parse_trainer_lease(key: str) -> ModelToken | None:
+    """The lease that lies at `key`; None for every other key."""
+    match key.split("/"):
+        case [_, "trainers", "models", model, name] if found := _TOKEN.fullmatch(name):
+            return ModelToken(unquote(model), int(found[1]))
+    return None
 
 
 def capture(model: str, day: str, request_id: str, tenant: str = DEFAULT_TENANT) -> str:

@@ -8,9 +8,11 @@ from grpc_edge import GrpcServer, Peer
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import BranchPolicies, HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.task_claims import PlannerClaims
+from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.alarms import AlarmLimits
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.handlers import FactReader, stored_facts
+from grpo_trainer.holding import ModelHolding, process_name
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.deps import InteractiveDeps
 from grpo_trainer.interactive.heads import RegistryHeads
@@ -78,6 +80,11 @@ def _run_deps(
 ) -> RunDeps:
     """The dependencies of the sessions of runs."""
     limits = alarm_limits(settings)
+    name, _ = process_name(settings.data_dir)
+    holding = ModelHolding(
+        TrainersStore(blobs), name, lease_s=settings.lease_s, max_models=settings.max_models
+    )
+    holding.able = bus.ready
     cache = PolicyCache(blobs, settings.data_dir / "policies", in_use=thread.bases.values)
     return RunDeps(
         new_learner=lambda: TorchLearner(thread),
@@ -85,7 +92,8 @@ def _run_deps(
         states=BlobStates(blobs),
         policies=RegistryPolicies(peers.registry, blobs, cache),
         held_out=HeldOutTasks(peers.tasksets),
-        facts=BusFacts(bus, now=utc_now),
+        facts=BusFacts(bus, now=utc_now, check=holding.surely),
+        holding=holding,
         instruments=TrainerInstruments(limits),
         now=utc_now,
         work_dir=settings.data_dir,
@@ -117,6 +125,7 @@ def _interactive_deps(
         work_dir=settings.data_dir,
         keep_states=settings.keep_states,
         max_open=settings.max_open_models,
+        holding=run_deps.holding,
     )
 
 
@@ -139,6 +148,7 @@ def build_app(settings: GrpoTrainerSettings) -> Service:
     service.add(bus)
     service.add(interactive)
     server = GrpcServer(settings.host, settings.grpc_port)
+    run_deps.holding.address = lambda: settings.advertised_address or server.address
     service.add(server.add(add_TrainingServiceServicer_to_server, servicer, STATUS_OF))
     service.add(Worker("training", reader.run, ready=reader.ready))
     service.add(PreemptionWatch(settings.spot_grace_s, leave=service.request_stop))

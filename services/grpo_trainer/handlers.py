@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from event_bus import CursorBeyondStream, Delivery, EventHandlers
 from grpo_trainer import wire
 from grpo_trainer.domain.errors import InvalidTrainingSpec
-from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.runs.group_buffer import Fact, GroupShortened, RunOver, RunStopping
 from grpo_trainer.runs.reopening import ReadAgain
 from grpo_trainer.runs.sessions import RunSessions
@@ -63,9 +62,14 @@ class Stream(Protocol):
         """Facts in stream order, endless. Raises CursorBeyondStream."""
 
     async def stored(
-        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+        self,
+        events: Sequence[type[Message]],
+        *,
+        after_sequence: int,
+        model: str | None,
+        must_fit: bool = False,
     ) -> Sequence[Delivery[Any]]:
-        """Facts that the stream holds now, in order. Raises Unavailable."""
+        """Facts that the stream holds now, in order. Raises CursorBeyondStream, Unavailable."""
 
 
 class FactReader:
@@ -98,7 +102,7 @@ class FactReader:
         except CursorBeyondStream as error:
             # The stream was created again. Settled groups are known by their ids, so reading all is safe.
             log.error("stream_restarted", extra={"error": str(error)})
-            self._sessions.watermark.handled = 0
+            self._sessions.stream_restarted()
             await self._read_from(0)
 
     async def _read_from(self, after: int) -> None:
@@ -134,8 +138,11 @@ class FactReader:
 def stored_facts(bus: Stream) -> ReadAgain:
     """Reads the facts about a run that the stream holds."""
 
-    async def read_again(spec: TrainingSpec, after: int) -> list[Fact]:
-        stored = await bus.stored(RUN_FACTS.events, after_sequence=after, model=spec.model)
-        return [fact for run_id, fact in map(RUN_FACTS.handle, stored) if run_id == spec.run_id]
+    async def read_again(model: str, run_id: str, after: int) -> list[Fact]:
+        try:
+            stored = await bus.stored(RUN_FACTS.events, after_sequence=after, model=model, must_fit=True)
+        except CursorBeyondStream:  # the stream was created again
+            stored = await bus.stored(RUN_FACTS.events, after_sequence=0, model=model)
+        return [fact for found, fact in map(RUN_FACTS.handle, stored) if found == run_id]
 
     return read_again

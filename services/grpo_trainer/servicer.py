@@ -24,7 +24,8 @@ from grpo_trainer.interactive.state import Update
 from grpo_trainer.runs.sessions import RunSessions
 from upcycle.api.training.v1 import service_pb2 as pb
 from upcycle.api.training.v1 import training_pb2 as training
-from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer
+from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceServicer, TrainingServiceStub
+from upcycle.rpc import connect
 
 T = TypeVar("T")
 
@@ -46,6 +47,11 @@ STATUS_OF: Final[StatusTable] = {
     errors.BrokenArtifact: grpc.StatusCode.DATA_LOSS,
 }
 _LONGEST_SILENCE_S: Final = 5.0
+_ASK_AGAIN_S: Final = 1.0
+_PASS_ON_S: Final = 0.4
+"""How long another trainer may take to answer: less than `why` waits for this one."""
+_PASSED_ON: Final = "x-upcycle-passed-on"
+"""Of a call that another trainer passed on: it goes no further."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,8 +64,10 @@ class TrainingServicer(TrainingServiceServicer):
         self._interactive = interactive
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
-        """One session as it is now, and what its newest steps measured."""
-        view = self._view(request.run_id)
+        """One session as it is now, and what its newest steps measured; of another trainer, asked there."""
+        if (reply := await self._asked_elsewhere(request, context)) is not None:
+            return reply
+        view = await self._shown(request.run_id)
         steps = views.steps(self._sessions, request.run_id, request.num_steps, self._interactive.views())
         return pb.GetSessionResponse(session=view, steps=steps)
 
@@ -74,23 +82,47 @@ class TrainingServicer(TrainingServiceServicer):
     ) -> AsyncIterator[pb.WatchSessionResponse]:
         """The session now, then at each change of its phase, and every few seconds; ends with the session,
         of an interactive session with the call."""
-        view = self._view(request.run_id)
+        asked = pb.GetSessionRequest(run_id=request.run_id)
+        view = (await self.GetSession(asked, context)).session
         yield pb.WatchSessionResponse(session=view)
         while view.state not in views.FINAL:
-            changed = self._changed(view)
-            async with changed:
-                with suppress(TimeoutError):  # then it is a sign of life
-                    await asyncio.wait_for(changed.wait(), _LONGEST_SILENCE_S)
-            view = self._view(request.run_id)
+            await self._change(view)
+            view = (await self.GetSession(asked, context)).session
             yield pb.WatchSessionResponse(session=view)
 
-    def _view(self, run_id: str) -> training.TrainingSession:
-        return views.find(self._sessions, run_id, self._interactive.views())
+    async def _asked_elsewhere(
+        self, request: pb.GetSessionRequest, context: Context
+    ) -> pb.GetSessionResponse | None:
+        """The answer of the trainer that holds the run; None where that is this one, or does not answer."""
+        other = self._sessions.holder_of(request.run_id)
+        is_passed_on = any(key == _PASSED_ON for key, _ in context.invocation_metadata() or ())
+        if other is None or not other.address or is_passed_on:
+            return None
+        try:
+            async with connect(other.address) as channel:
+                return await TrainingServiceStub(channel).GetSession(
+                    request, metadata=((_PASSED_ON, "1"),), timeout=_PASS_ON_S
+                )
+        except grpc.aio.AioRpcError:
+            return None
 
-    def _changed(self, view: training.TrainingSession) -> asyncio.Condition:
-        if view.kind == training.SESSION_KIND_INTERACTIVE:
-            return self._interactive.changed
-        return self._sessions.get(view.run_id).changed
+    async def _shown(self, run_id: str) -> training.TrainingSession:
+        try:
+            return views.find(self._sessions, run_id, self._interactive.views())
+        except errors.UnknownSession:
+            return await views.stored(self._sessions, run_id)
+
+    async def _change(self, view: training.TrainingSession) -> None:
+        """Wait until a session of this process changed, or for a while."""
+        changed, silence_s = self._interactive.changed, _LONGEST_SILENCE_S
+        if view.kind != training.SESSION_KIND_INTERACTIVE:
+            try:
+                changed = self._sessions.get(view.run_id).changed
+            except errors.UnknownSession:  # another trainer's: it is asked again
+                silence_s = _ASK_AGAIN_S
+        async with changed:
+            with suppress(TimeoutError):  # then it is a sign of life
+                await asyncio.wait_for(changed.wait(), silence_s)
 
     async def ListLosses(self, request: pb.ListLossesRequest, context: Context) -> pb.ListLossesResponse:
         """Names that a training configuration, or an interactive pass, may use."""

@@ -41,6 +41,12 @@ class GrpoTrainerSettings(ServiceSettings):
     """How long one rank waits for another before the process gives up and ends."""
     train_parse_errors: bool = False
     """Train also the tokens of turns that could not be read; by default only these turns are masked."""
+    lease_s: float = Field(8.0, ge=1, le=60)
+    """Seconds without a sign of life after which other trainers take the models of this one."""
+    max_models: int = Field(64, ge=1)
+    """Models that this process takes at once, with all of their runs; other trainers take the rest."""
+    advertised_address: str = ""
+    """Where other processes reach this one's TrainingService, host:port; default: the server's."""
     keep_states: int = Field(2, ge=1)
     """Newest training states kept per run, beside those that a checkpoint names."""
     max_open_models: int = Field(4, ge=1)

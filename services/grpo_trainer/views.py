@@ -11,6 +11,7 @@ from grpo_trainer.domain.errors import UnknownSession
 from grpo_trainer.domain.failures import FailedRun
 from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.interactive.state import InteractiveView
+from grpo_trainer.runs.reopening import OpenRun
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.sessions import RunSessions
 from identities.entities import interactive_run_id
@@ -66,12 +67,38 @@ def _point(
 def every(
     sessions: RunSessions, interactive: Sequence[InteractiveView] = ()
 ) -> list[training.TrainingSession]:
-    """All sessions: runs of earlier processes, of this one, those that failed, and interactive ones."""
+    """All sessions: runs of this process, open runs that others hold, runs that failed, and interactive
+    ones."""
     limits = sessions.alarm_limits
-    past = [_past(state, limits) for state in sessions.past]
+    elsewhere = [_elsewhere(run) for run in sessions.elsewhere if run.run_id not in sessions.failures]
     present = [_present(session, limits) for session in sessions.all]
     failed = [_failed(run, limits) for run in sessions.failed]
-    return [*past, *present, *failed, *map(_interactive, interactive)]
+    views = [*elsewhere, *present, *failed, *map(_interactive, interactive)]
+    for view in views:
+        view.holder = sessions.holder_text(view.model)
+    return views
+
+
+async def stored(sessions: RunSessions, run_id: str) -> training.TrainingSession:
+    """A run that ended, and that this process does not know. Raises UnknownSession, Unavailable."""
+    found = await sessions.past(run_id)
+    if found is None:
+        raise UnknownSession(f"no training session for run {run_id!r}; `ListSessions` names those that exist")
+    limits = sessions.alarm_limits
+    return _failed(found, limits) if isinstance(found, FailedRun) else _past(found, limits)
+
+
+def _elsewhere(run: OpenRun) -> training.TrainingSession:
+    """An open run without a session in this process."""
+    view = training.TrainingSession(
+        run_id=run.run_id,
+        model=run.model,
+        kind=training.SESSION_KIND_RUN,
+        state=training.SESSION_STATE_WAITING,
+    )
+    if run.submission is not None:
+        view.target_steps = run.submission.spec.steps
+    return view
 
 
 def _failed(run: FailedRun, limits: AlarmLimits) -> training.TrainingSession:
@@ -107,7 +134,7 @@ def _interactive(session: InteractiveView) -> training.TrainingSession:
 
 def _past(state: SessionState, limits: AlarmLimits) -> training.TrainingSession:
     view = _described(state, limits)
-    view.state = training.SESSION_STATE_FINISHED
+    view.state = training.SESSION_STATE_FINISHED if state.finished else training.SESSION_STATE_WAITING
     view.settled.update(state.settled_counts)
     return view
 

@@ -40,12 +40,18 @@ class Bus(Protocol):
 class BusFacts:
     """The trainer's events; each method returns when its event is stored, and may be repeated."""
 
-    def __init__(self, bus: Bus, *, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, bus: Bus, *, now: Callable[[], datetime], check: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """check: raises Unavailable unless this process surely holds the model."""
         self._bus = bus
         self._now = now
+        self._check = check
 
-    async def _publish(self, model: str, fact: tuple[Message, str]) -> None:
+    async def _publish(self, model: str, fact: tuple[Message, str], *, is_checked: bool = True) -> None:
         event, event_id = fact
+        if is_checked:
+            self._check(model)
         await self._bus.publish(event, model=model, event_id=event_id)
 
     async def publish_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
@@ -91,8 +97,9 @@ class BusFacts:
         await self._publish(spec.model, fact)
 
     async def publish_failure(self, failure: Failure) -> None:
-        """A session ended without success. Raises Unavailable; Unpublishable where no repeat can help."""
+        """A session ended without success; the failure is durable, so any trainer may say so. Raises
+        Unavailable; Unpublishable where no repeat can help."""
         try:
-            await self._publish(failure.model, wire.session_failed(failure))
+            await self._publish(failure.model, wire.session_failed(failure), is_checked=False)
         except (EventTooLarge, UnknownEvent) as error:
             raise Unpublishable(str(error)) from error

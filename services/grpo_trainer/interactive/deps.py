@@ -13,6 +13,7 @@ from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import RegistryPolicies
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.token_rows import EpisodeTokens
+from grpo_trainer.holding import ModelHolding
 from grpo_trainer.interactive.conversations import ChatConversations
 from grpo_trainer.interactive.heads import RegistryHeads
 from grpo_trainer.interactive.states_store import InteractiveStates
@@ -64,3 +65,5 @@ class InteractiveDeps:
     work_dir: Path
     keep_states: int = 2
     max_open: int = 4
+    holding: ModelHolding | None = None
+    """The models of this process; None: it is the only trainer."""

@@ -38,6 +38,7 @@ from grpo_trainer.interactive.inputs import Lora, Pass, prepared_batch
 from grpo_trainer.interactive.preparing import Preparer
 from grpo_trainer.interactive.state import Head, InteractiveState, StepDone, Update, groups_after
 from grpo_trainer.interactive.steps import announce_step, interactive_spec, recorded, session_of, step_metrics
+from grpo_trainer.interactive.turns import ModelTurns
 from grpo_trainer.learner.prepared import DatumValues, MeasuredPass, PreparedBatch
 from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.publishing import store_version
@@ -84,6 +85,7 @@ class InteractiveSession:
         self._generation = 0
         self._pending: dict[str, MeasuredPass] = {}
         self._forwards: OrderedDict[str, _Forward] = OrderedDict()
+        self._turns = ModelTurns(model, deps)
 
     @property
     def has_gradients(self) -> bool:
@@ -174,6 +176,11 @@ class InteractiveSession:
         self._generation += 1
         await self._learner.close()
 
+    async def leave(self) -> None:
+        """`close`, and give the model back."""
+        await self.close()
+        self._turns.let_go()
+
     def _repeated(self, request_id: str) -> StepDone | None:
         """The recorded result, if the newest durable step was made by this request id."""
         newest = self._newest
@@ -198,9 +205,13 @@ class InteractiveSession:
         while a run trains the model: the run changes the weights that they belong to."""
         async with self.lock:
             try:
+                if self._turns.is_lost:
+                    await self.close()
+                await self.retry.until_available(self._turns.hold)
                 await self.retry.until_available(self._begin_call)
             except ModelBusy:
                 await self._discard()
+                self._turns.let_go()
                 raise
             try:
                 yield
@@ -255,7 +266,7 @@ class InteractiveSession:
         """
         await self.close()
         deps, retry = self._deps, self.retry
-        self._newest = state = await retry.until_available(lambda: deps.states.newest(self.model))
+        self._newest = state = await retry.until_available(self._turns.newest_state)
         if state is not None:
             known = await retry.until_available(lambda: deps.heads.holds(self.model, state.checkpoint_id))
             if not known or state.is_unpromoted(head):

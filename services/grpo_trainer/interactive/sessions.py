@@ -95,6 +95,7 @@ class InteractiveSessions:
             return await work(opened)
         except UnknownModel:
             self._sessions.pop(model, None)
+            await opened.leave()
             raise
         finally:
             async with self.changed:
@@ -146,7 +147,7 @@ class InteractiveSessions:
             if not one.lock.locked() and not one.has_gradients and one is not self._sessions[newest]
         ]
         for name in idle[: max(len(self._sessions) - self.deps.max_open, 0)]:
-            closing = asyncio.create_task(self._sessions.pop(name).close())
+            closing = asyncio.create_task(self._sessions.pop(name).leave())
             self._evicting.add(closing)
             closing.add_done_callback(self._evicting.discard)
 
@@ -210,7 +211,7 @@ class InteractiveSessions:
                 task.cancel()
         await asyncio.gather(*running, *self._evicting, return_exceptions=True)
         for session in self._sessions.values():
-            await session.close()
+            await session.leave()
 
     def ready(self) -> str | None:
         """Always ready: a session that waits for something does not keep the others from training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blob_store import BlobStore
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
-from grpo_trainer.adapters.step_folders import MARKER, StepStates
+from grpo_trainer.adapters.step_folders import Claim, StepStates, markers
 from grpo_trainer.domain.states import SessionState
 from grpo_trainer.interactive.state import InteractiveState, interactive_state_from_json
 from identities import objects
@@ -15,24 +15,25 @@ class InteractiveStates(StepStates[InteractiveState]):
     """Durable states of the interactive sessions."""
 
     def __init__(self, store: BlobStore) -> None:
-        super().__init__(store, _line_of, interactive_state_from_json)
+        super().__init__(store, _line_of, interactive_state_from_json, first_step=1)
 
     async def models(self) -> tuple[str, ...]:
         """Models of which a state is kept, sorted."""
         with object_store("states of interactive training"):
             keys = await self._store.list(objects.interactive_states())
-        markers = (key for key in keys if key.endswith(f"/{MARKER}"))
-        return tuple(sorted(set(map(objects.parse_interactive_session, markers))))
+        return tuple(sorted(set(map(objects.parse_interactive_session, markers(keys)))))
 
     async def newest(self, model: str) -> InteractiveState | None:
         """The newest state; None if there is none. Raises BrokenArtifact."""
-        markers = await self._markers(model)
-        return await self.read(markers[-1]) if markers else None
+        state, _ = await self.newest_of(await self._markers(model))
+        return state
 
     async def of_version(self, model: str, version: int) -> InteractiveState | None:
         """The kept state whose step produced a version; None if there is none."""
         for key in reversed(await self._markers(model)):
-            state = await self.read(key)
+            state = await self._read_marker(key)
+            if isinstance(state, Claim):
+                continue
             if state.session.version <= version:
                 return state if state.session.version == version else None
         return None
@@ -40,14 +41,15 @@ class InteractiveStates(StepStates[InteractiveState]):
     async def prune(self, model: str, *, newest: int) -> None:
         """Delete all states but the newest ones."""
         with object_store(f"old states of {model}"):
-            folders = step_folders.by_folder(await self._store.list(f"{objects.interactive_session(model)}/"))
-            for folder in step_folders.old(folders, newest=newest):
+            keys = await self._store.list(f"{objects.interactive_session(model)}/")
+            folders, last = step_folders.by_folder(keys), await self._newest_marker(markers(keys))
+            for folder in step_folders.old(folders, last, newest=newest):
                 await step_folders.delete(self._store, folders[folder])
 
     async def _markers(self, model: str) -> list[str]:
         with object_store(f"states of {model}"):
             keys = await self._store.list(f"{objects.interactive_session(model)}/")
-        return sorted(key for key in keys if key.endswith(f"/{MARKER}"))
+        return markers(keys)
 
 
 def _line_of(session: SessionState) -> str:

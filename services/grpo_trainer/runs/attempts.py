@@ -105,4 +105,5 @@ class BatchAttempts:
     async def _note(self, attempt: Attempt) -> None:
         self._newest = attempt
         states, model, run_id = self._deps.states, self._spec.model, self._spec.run_id
-        await self._retry.until_available(lambda: states.note_attempt(model, run_id, attempt))
+        holding = self._deps.holding
+        await holding.while_held(model, self._retry, lambda _: states.note_attempt(model, run_id, attempt))

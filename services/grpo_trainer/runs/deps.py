@@ -11,6 +11,7 @@ from pathlib import Path
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import HeldOutTasks, RegistryPolicies
 from grpo_trainer.domain.alarms import DEFAULT_LIMITS, AlarmLimits
+from grpo_trainer.holding import ModelHolding
 from grpo_trainer.learner.protocol import Learner
 from grpo_trainer.runs.stores import BlobBodies, BlobStates
 from grpo_trainer.telemetry import TrainerInstruments
@@ -18,8 +19,9 @@ from grpo_trainer.telemetry import TrainerInstruments
 
 @dataclass(frozen=True, slots=True)
 class RunDeps:
-    """Everything a session works with. new_learner: one learner per session. keep_states: newest states
-    kept. alarm_limits: what steps are compared with. computing: held while a batch is computed."""
+    """Everything a session works with. holding: the models of this process. new_learner: one learner per
+    session. keep_states: newest states kept. alarm_limits: what steps are compared with. computing: held
+    while a batch is computed."""
 
     new_learner: Callable[[], Learner]
     bodies: BlobBodies
@@ -28,6 +30,7 @@ class RunDeps:
     held_out: HeldOutTasks
     facts: BusFacts
     instruments: TrainerInstruments
+    holding: ModelHolding
     now: Callable[[], datetime]
     work_dir: Path
     keep_states: int = 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from grpo_trainer.domain.errors import Unpublishable
 from grpo_trainer.domain.failures import FailedRun, Failure
@@ -21,6 +21,9 @@ from grpo_trainer.runs.watermark import ReplayWatermark
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
+
+_MAX_CLOSED: Final = 64
+"""Failed runs that are closed and kept to be shown."""
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], None]
 """Starts a task in the background, under a name; an error of the task ends the process."""
@@ -111,4 +114,6 @@ class Failures:
                 lambda: self._deps.states.record_failed_end(run.failure)
             )
         self._runs[run_id] = replace(run, closed=True)
+        for old in [known for known, one in self._runs.items() if one.closed][:-_MAX_CLOSED]:
+            del self._runs[old]
         log.info("failed_run_closed", extra={"run_id": run_id})

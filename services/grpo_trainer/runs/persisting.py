@@ -100,4 +100,5 @@ class Persistence:
         timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}
         log.info("state_durable", extra={"run_id": state.spec.run_id, "step": state.step, **timings})
         spec, newest = state.spec, deps.keep_states
-        await self._retry.until_available(lambda: deps.states.prune(spec.run_id, spec.model, newest=newest))
+        model, prune = spec.model, deps.states.prune
+        await deps.holding.while_held(model, self._retry, lambda _: prune(spec.run_id, model, newest=newest))

@@ -1,41 +1,86 @@
-"""Opens a run again after another trainer has stored a newer state of it.
+"""Opens a run that this trainer holds: for the first time, after another trainer, or again after an error.
 
-The new session starts from that state. Groups that the state does not count as settled are rebuilt from the
+The session starts from the newest state. Groups that the state does not count as settled are rebuilt from the
 facts that the stream holds after the state's cursor. Live facts that arrive meanwhile are kept, and given to
 the session after the replayed ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from grpo_trainer.domain.errors import BrokenArtifact, LineageTaken
-from grpo_trainer.domain.failures import FailedRun
-from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.errors import LineageTaken
+from grpo_trainer.domain.failures import BrokenRun, FailedRun
 from grpo_trainer.domain.states import SessionState
+from grpo_trainer.domain.trajectories import Submission
+from grpo_trainer.holding import HeldModel
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.group_buffer import Fact
 from grpo_trainer.runs.session import TrainingSession
+from identities.objects import training_run
 
 MAX_LOST: Final = 3
-"""How often in a row a session is opened again without a durable step of its own in between."""
+"""How often in a row a session is opened again without a durable step of its own in between, although this
+trainer holds the run."""
 
-ReadAgain = Callable[[TrainingSpec, int], Awaitable[Sequence[Fact]]]
-"""Facts about a run that the stream holds after a sequence, in order. Raises Unavailable."""
+ReadAgain = Callable[[str, str, int], Awaitable[Sequence[Fact]]]
+"""Facts about a model's run that the stream holds after a sequence, in order. Raises Unavailable."""
 
 
-async def newest_of(spec: TrainingSpec, deps: RunDeps) -> SessionState | FailedRun | None:
-    """The newest durable state of a run, of any trainer, or its failure. Raises BrokenArtifact where neither
-    can be read."""
-    found = await RetryUntilAvailable().until_available(lambda: deps.states.find_run(spec.model, spec.run_id))
-    if found.broken:
-        raise BrokenArtifact(found.broken[0].detail)
-    if found.failed:
-        return found.failed[0]
-    return found.states[0] if found.states else None
+@dataclass(slots=True)
+class OpenRun:
+    """A run that is not over, whichever trainer holds it. submission: None until it is known. over: set when
+    the planner ended it."""
+
+    model: str
+    run_id: str
+    submission: Submission | None = None
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begins(self, state: SessionState | None) -> Submission:
+        """The submission: as the state has it, else as it arrives."""
+        if state is not None:
+            return Submission(state.spec, state.cursor, state.trace_headers)
+        while self.submission is None:
+            await self.submitted.wait()
+        return self.submission
+
+
+async def newest_of(run: OpenRun, deps: RunDeps) -> SessionState | FailedRun | BrokenRun | None:
+    """The newest durable state of a run, of any trainer, or how it failed."""
+    return await RetryUntilAvailable().until_available(lambda: deps.states.find_run(run.model, run.run_id))
+
+
+def is_closed(found: SessionState | FailedRun | BrokenRun | None) -> bool:
+    """Whether a run needs no trainer any more."""
+    return found.finished if isinstance(found, SessionState) else found is not None and found.closed
+
+
+async def until_lost(held: HeldModel, work: Coroutine[Any, Any, bool]) -> bool:
+    """The result of `work`; False, and the work is cancelled, when another trainer took the model."""
+    working = asyncio.create_task(work)
+    lost = asyncio.create_task(held.lost.wait())
+    try:
+        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+        return working.done() and working.result()
+    finally:
+        lost.cancel()
+        working.cancel()
+        await asyncio.wait({working, lost})
+
+
+async def claimed(run: OpenRun, held: HeldModel, deps: RunDeps) -> None:
+    """Make the markers of the run those of this trainer. Raises LineageTaken, BrokenArtifact."""
+    line = training_run(run.model, run.run_id)
+    await RetryUntilAvailable().until_available(
+        lambda: deps.states.claim(line, token=held.token, by=held.holder)
+    )
 
 
 def may_go_on(session: TrainingSession, newest: SessionState | None, error: Exception) -> bool:
@@ -56,16 +101,14 @@ class Interim:
         self._facts: dict[str, list[Fact]] = {}
 
     @contextmanager
-    def keeping(self, session: TrainingSession) -> Iterator[list[Fact]]:
-        """Inside, facts about the run of `session` are kept. Those that are left go to the session."""
-        run_id = session.spec.run_id
+    def keeping(self, run_id: str) -> Iterator[list[Fact]]:
+        """Inside, facts about the run are kept. What the body leaves is dropped: the next session of the run
+        reads it from the stream."""
         facts = self._facts[run_id] = []
         try:
             yield facts
         finally:
             del self._facts[run_id]
-            for fact in facts:
-                session.put(fact)
 
     def put(self, run_id: str, fact: Fact) -> bool:
         """Keep the fact if the session of that run is being opened again; returns whether it is."""
@@ -83,11 +126,7 @@ def hand_over(before: TrainingSession, following: TrainingSession) -> None:
 
 
 def feed(following: TrainingSession, recalled: Sequence[Fact], interim: list[Fact]) -> None:
-    """Give a session the replayed facts, then the live ones that are newer. Empties `interim`."""
-    for fact in recalled:
+    """Give a session the replayed facts, then the live ones; it ignores those that it was given already."""
+    for fact in (*recalled, *interim):
         following.put(fact)
-    newest = recalled[-1].sequence if recalled else 0
-    for fact in interim:
-        if fact.sequence > newest:
-            following.put(fact)
     interim.clear()

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,6 +29,7 @@ from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.domain.steps import StepPlan, StepRecord
 from grpo_trainer.domain.token_rows import row_counts
 from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, Submission, excluded
+from grpo_trainer.holding import HeldModel
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, announce_final, confirm
@@ -79,6 +80,7 @@ class TrainingSession:
         self.failed: Failure | None = None
         self.lost_in_a_row = 0
         self.took_steps = False
+        self.put_up_to = 0
         self.changed = asyncio.Condition()
         self.history: deque[StepRecord] = deque(maxlen=_MAX_HISTORY)
         if state is not None and state.last_step is not None:
@@ -103,8 +105,10 @@ class TrainingSession:
         self._waiting_since = time.monotonic()
 
     def put(self, fact: Fact) -> None:
-        """A fact about this run, in stream order."""
-        self.buffer.put(fact)
+        """A fact about this run, in stream order; one that was put before is ignored."""
+        if fact.sequence > self.put_up_to:
+            self.put_up_to = fact.sequence
+            self.buffer.put(fact)
 
     def stop(self) -> None:
         """Finish the step under way, then return from `run`."""
@@ -227,7 +231,7 @@ class TrainingSession:
             await self.buffer.changed.wait()
         if self.buffer.over and self.state is not None:
             closed = self.state.closed(self._cursor())
-            await self._retry.until_available(lambda: self._deps.states.record_end(closed))
+            await self._while_held(lambda _: self._deps.states.record_end(closed))
             self.state = closed
 
     async def _end_early(self, state: SessionState) -> None:
@@ -244,13 +248,16 @@ class TrainingSession:
         await self._enter(SessionPhase.PUBLISHING)
         stopped = replace(state, stopped=True)
         if not state.stopped:
-            await self._retry.until_available(lambda: self._deps.states.record_stop(stopped))
+            await self._while_held(lambda held: self._deps.states.record_stop(stopped, held))
             self.state = stopped
         if self.buffer.saves:
             await announce_final(stopped, self._deps, await self._learner.snapshot(), self._retry)
         for group in self.buffer.held():
             await self.buffer.settle(excluded(group, GroupReason.RUN_OVER))
         log.info("run_ended_early", extra={"run_id": self.spec.run_id, "step": state.step})
+
+    async def _while_held(self, write: Callable[[HeldModel], Awaitable[object]]) -> None:
+        await self._deps.holding.while_held(self.spec.model, self._retry, write)
 
     async def _enter(self, phase: SessionPhase) -> None:
         self.phase = phase
@@ -313,7 +320,7 @@ class TrainingSession:
                 async with self._attempts.at(plan.step, batch.groups):
                     numbers = await self._learner.step(batch.contents)
             except Diverged as error:
-                await self._leave_out(batch, plan.step, error)
+                await self._leave_out(state, batch, plan.step, error)
                 return state
             self._diverged = 0
             stalled = time.monotonic()
@@ -340,9 +347,12 @@ class TrainingSession:
             limits=self._deps.alarm_limits,
         )
 
-    async def _leave_out(self, batch: _Batch, step: int, error: Diverged) -> None:
+    async def _leave_out(self, state: SessionState, batch: _Batch, step: int, error: Diverged) -> None:
         """Exclude the groups of a batch that could not be applied. Raises Diverged after several in a row."""
         self._diverged += 1
+        await self._landed()
+        # A trainer that has taken the run may have trained these groups.
+        await self._while_held(lambda held: self._deps.states.claim_again(state, held))
         for group in batch.groups:
             await self._exclude(excluded(group, GroupReason.QUARANTINED, str(error)))
         if self._diverged >= _MAX_DIVERGED:

@@ -9,38 +9,55 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from episodes import SessionFailure
-from grpo_trainer.domain.alarms import AlarmLimits
-from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, UnknownSession
+from grpo_trainer.domain.errors import BrokenArtifact, InvalidTrainingSpec, LineageTaken
 from grpo_trainer.domain.failures import ENDS_PROCESS, BrokenRun, FailedRun, Failure, detail_of, kind_of
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionPhase, SessionState
 from grpo_trainer.domain.trajectories import Submission
+from grpo_trainer.holding import HeldModel
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.failing import Failures
 from grpo_trainer.runs.group_buffer import Fact, RunOver
-from grpo_trainer.runs.reopening import Interim, ReadAgain, feed, hand_over, may_go_on, newest_of
+from grpo_trainer.runs.known_runs import KnownRuns
+from grpo_trainer.runs.reopening import (
+    Interim,
+    OpenRun,
+    ReadAgain,
+    claimed,
+    feed,
+    hand_over,
+    is_closed,
+    may_go_on,
+    newest_of,
+    until_lost,
+)
 from grpo_trainer.runs.session import TrainingSession
-from grpo_trainer.runs.stores import FoundStates
 from grpo_trainer.runs.watermark import ReplayWatermark
 from service_kit.errors import as_errors
+from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
 """How long abandoned sessions may take to end; a learner that computes a step cannot be interrupted."""
+_PAUSE_S: Final = 0.2
+"""Before a run is looked at again that another trainer took."""
+_LOOK_S: Final = 2.0
+"""How often a trainer looks whether another one closed a run that is over."""
 _OF_LEAVING: Final = (SessionFailure.ERROR, SessionFailure.LINEAGE_TAKEN)
 """Errors that a stopping process may cause itself: they fail no run while it stops. A real one occurs again.
 """
 
 
-class RunSessions:
-    """Routes each fact to its run. Runs that this trainer does not train are ignored."""
+class RunSessions(KnownRuns):
+    """Routes each fact to its run. Runs whose model another trainer holds wait here until it is free; others
+    that this trainer does not train are ignored."""
 
     def __init__(
         self,
@@ -50,35 +67,29 @@ class RunSessions:
         leave_s: float = 15.0,
         leases: ModelLeases | None = None,
     ) -> None:
-        """read_again: for runs that are opened again. leave_s: how long `stop` waits for steps under way to
+        """read_again: for runs that are opened. leave_s: how long `stop` waits for steps under way to
         become durable; then they are abandoned. leases: shared with interactive training, if there is any."""
-        self._deps = deps
+        self.watermark = ReplayWatermark()
+        super().__init__(deps, Failures(deps, self.watermark, self._spawn))
         self._leave_s = leave_s
         self._leases = leases or ModelLeases()
         self._stopping = False
-        self.watermark = ReplayWatermark()
-        self.retry = RetryUntilAvailable()
         self.read_again = read_again
-        self.failures = Failures(deps, self.watermark, self._spawn)
         self._interim = Interim()
-        self._sessions: dict[str, TrainingSession] = {}
-        self._past: dict[str, SessionState] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+        self._renewing: asyncio.Task[None] | None = None
 
     async def restore(self) -> int:
-        """Resume every run that is not over and did not fail. Returns the sequence after which facts must be
-        replayed."""
-        found = await self.retry.until_available(self._deps.states.find)
-        going = [state for state in found.states if not state.finished]
-        self._past = {state.spec.run_id: state for state in found.states if state.finished}
-        self.watermark.handled = _replayed_after(found)
-        for run in (*found.failed, *map(self._broken, found.broken)):
-            self._know(run)
-        for state in going:
-            submission = Submission(state.spec, state.cursor, state.trace_headers)
-            self._start(self._new(submission, state))
+        """Follow every run that is not over. Returns the sequence after which facts must be replayed, to find
+        the runs that were submitted since."""
+        self.holding.bound = lambda: self.watermark.bound
+        self.watermark.handled = await self.retry.until_available(self.holding.begin)
+        for model, run_id in await self.retry.until_available(self._deps.states.open_runs):
+            self._follow(OpenRun(model, run_id))
         self._leases.runs_are_known()
+        self._renewing = asyncio.create_task(_as_errors(self.holding.run()), name="leases")
+        self._renewing.add_done_callback(self._ended.put_nowait)
         return self.watermark.handled
 
     def _know(self, run: FailedRun) -> None:
@@ -88,21 +99,20 @@ class RunSessions:
         if not run.closed:
             self._spawn(f"failing/{run_id}", self.failures.record_and_publish(run_id))
 
-    def _broken(self, run: BrokenRun) -> FailedRun:
-        log.error("training_failed", extra={"run_id": run.run_id, "error": run.detail})
-        error, cursor = BrokenArtifact(run.detail), self.watermark.handled
-        failure = self._failure(run.run_id, run.model, error, step=run.step, cursor=cursor)
-        return FailedRun(failure, closed=run.closed)
-
     def submit(self, spec: TrainingSpec, sequence: int, trace_headers: Mapping[str, str]) -> None:
         """A training run was submitted; repeated submissions change nothing."""
-        if self._knows(spec.run_id):
-            return
-        self.watermark.opening(spec.run_id, sequence)
-        self._start(self._new(Submission(spec, sequence, trace_headers)))
+        submission, known = Submission(spec, sequence, trace_headers), self._open.get(spec.run_id)
+        if known is not None:
+            known.submission = known.submission or submission
+            known.submitted.set()
+        elif spec.run_id not in self._sessions and spec.run_id not in self.failures:
+            self.watermark.opening(spec.run_id, sequence)
+            self._follow(OpenRun(spec.model, spec.run_id, submission))
 
-    def _knows(self, run_id: str) -> bool:
-        return run_id in self._sessions or run_id in self._past or run_id in self.failures
+    def _follow(self, run: OpenRun) -> None:
+        self._open[run.run_id] = run
+        self._leases.queue_run(run.model, run.run_id)
+        self._spawn(run.run_id, self._to_its_end(run), prefix="session/")
 
     def _new(self, submission: Submission, state: SessionState | None = None) -> TrainingSession:
         lease = self._leases.queue_run(submission.spec.model, submission.spec.run_id)
@@ -110,7 +120,7 @@ class RunSessions:
 
     def refuse(self, run_id: str, model: str, sequence: int, error: InvalidTrainingSpec) -> None:
         """Fail a run that was submitted at `sequence` with a configuration that this trainer refuses."""
-        if self._knows(run_id):
+        if run_id in self.failures:
             return
         log.error("training_refused", extra={"run_id": run_id, "error": str(error)})
         self.watermark.opening(run_id, sequence)  # until the failure is durable
@@ -129,88 +139,192 @@ class RunSessions:
 
     def put(self, run_id: str, fact: Fact) -> None:
         """A fact about a run, in stream order."""
-        session = self._sessions.get(run_id)
-        if run_id in self.failures:
-            if isinstance(fact, RunOver):
+        if isinstance(fact, RunOver):
+            if run_id in self.failures:
                 self.failures.over(run_id)
-        elif session is not None and not self._interim.put(run_id, fact):
+            if run_id in self._open:
+                self._open[run_id].over.set()
+        session = self._sessions.get(run_id)
+        if run_id not in self.failures and not self._interim.put(run_id, fact) and session is not None:
             session.put(fact)
+
+    def stream_restarted(self) -> None:
+        """The stream was created again: its sequences begin anew."""
+        self.watermark.handled = 0
+        for session in self._sessions.values():
+            session.put_up_to = 0
 
     def handled(self, sequence: int) -> None:
         """Every fact up to `sequence` has reached its session."""
         self.watermark.handled = max(self.watermark.handled, sequence)
 
-    def _start(self, session: TrainingSession) -> None:
-        self._sessions[session.spec.run_id] = session
-        self._spawn(session.spec.run_id, self._to_its_end(session), prefix="session/")
-
     def _spawn(self, name: str, work: Coroutine[Any, Any, None], *, prefix: str = "") -> None:
         task = asyncio.create_task(_as_errors(work), name=f"{prefix}{name}")
         self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
         task.add_done_callback(self._ended.put_nowait)
 
-    async def _to_its_end(self, session: TrainingSession | None) -> None:
-        """Run a session, and the sessions that replace it, until the run is over or has failed."""
+    async def _to_its_end(self, run: OpenRun) -> None:
+        """Train a run whenever this trainer holds its model, until the run is over or has failed."""
+        try:
+            with self.holding.wanting(run.model):
+                is_done = False
+                while not is_done and (held := await self._lease_of(run)) is not None:
+                    is_done = await until_lost(held, self._train(run, held))
+                    if not is_done:
+                        self._sessions.pop(run.run_id, None)
+                        await asyncio.sleep(_PAUSE_S)
+            if not self._stopping:
+                self.watermark.opened(run.run_id)
+        finally:
+            self._leases.end_run(run.model, run.run_id)
+            self._open.pop(run.run_id, None)
+            self._keep_few(run.run_id)
+
+    async def _lease_of(self, run: OpenRun) -> HeldModel | None:
+        """Wait until this trainer holds the model of a run; None where the trainer that holds it closed the
+        run."""
+        holding = asyncio.create_task(self.holding.acquired(run.model))
+        over = asyncio.create_task(self._closed_elsewhere(run))
+        try:
+            await asyncio.wait({holding, over}, return_when=asyncio.FIRST_COMPLETED)
+            return holding.result() if holding.done() else over.result()
+        finally:
+            holding.cancel()
+            over.cancel()
+            await asyncio.wait({holding, over})
+
+    async def _closed_elsewhere(self, run: OpenRun) -> None:
+        """Wait until another trainer closed a run that the planner ended."""
+        await run.over.wait()
+        while not is_closed(await newest_of(run, self._deps)):
+            await asyncio.sleep(_LOOK_S)
+
+    async def _train(self, run: OpenRun, held: HeldModel) -> bool:
+        """Run the session of a run, and the sessions that replace it. Returns whether the run is done here:
+        over, failed, or left because the process stops."""
+        session, left = await self._opened(run, held), False
         while session is not None:
             try:
                 error = await _end_of(session)
-                following = None if error is None else await self._following(session, error)
+                left = error is None
+                following = None if error is None else await self._following(run, held, session, error)
             finally:
                 await session.close()
             session = following
+        return (
+            left
+            or self._stopping
+            or run.run_id in self.failures
+            or is_closed(await newest_of(run, self._deps))
+        )
 
-    async def _following(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
-        """The session that replaces `session`, which `error` ended; None if its run is over or has failed."""
-        if self._stopping and kind_of(error) in _OF_LEAVING:
-            log.warning("session_left", exc_info=error, extra={"run_id": session.spec.run_id})
-            return None
-        try:
-            return await self._gone_on(session, error)
-        except ENDS_PROCESS:
-            raise
-        except BrokenArtifact:  # the stored state cannot be read: the session's own error explains more
-            await self._fail(session, error)
-        except Exception as unexpected:
-            await self._fail(session, unexpected)
-        return None
-
-    async def _gone_on(self, session: TrainingSession, error: Exception) -> TrainingSession | None:
-        """Look the run up in the store: another trainer may have failed, finished or continued it."""
-        newest = await newest_of(session.spec, self._deps)
+    async def _opened(
+        self, run: OpenRun, held: HeldModel, before: TrainingSession | None = None
+    ) -> TrainingSession | None:
+        """A session that begins at the newest state of the run, with every fact since. before: the session
+        that it replaces. None where the run is over, has failed, or is not ours any more."""
+        newest = await newest_of(run, self._deps)
+        if not is_closed(newest) and not isinstance(newest, FailedRun | BrokenRun):
+            try:
+                await claimed(run, held, self._deps)
+            except (LineageTaken, BrokenArtifact) as error:
+                log.warning("claim_refused", extra={"run_id": run.run_id, "error": str(error)})
+                await self.holding.look_again()
+                return None
+            newest = await newest_of(run, self._deps)
+        if isinstance(newest, BrokenRun):
+            newest = self._broken(newest)
         if isinstance(newest, FailedRun):
-            await self._end_failed(session, newest)
-        elif newest is not None and newest.finished:
-            log.warning("run_ended_elsewhere", extra={"run_id": session.spec.run_id, "error": str(error)})
-            await session.end(newest)
-        elif may_go_on(session, newest, error):
-            return None if self._stopping else await self._reopened(session, newest, error)
-        else:
-            await self._fail(session, error)
-        return None
+            await self._adopt(newest)
+            return None
+        return None if is_closed(newest) else await self._begun(run, newest, before)
 
-    async def _reopened(
-        self, session: TrainingSession, newest: SessionState | None, error: Exception
+    async def _begun(
+        self, run: OpenRun, state: SessionState | None, before: TrainingSession | None
     ) -> TrainingSession:
-        """A session of the same run that begins at `newest`, with every fact since."""
-        spec, submission = session.spec, session.submission
-        after = submission.sequence if newest is None else newest.cursor
-        following = self._new(submission, newest)
-        hand_over(session, following)
-        with self._interim.keeping(session) as interim:
-            recalled = await RetryUntilAvailable().until_available(lambda: self.read_again(spec, after))
+        submission = await run.begins(state)
+        following = self._new(submission, state)
+        if before is not None:
+            hand_over(before, following)
+        with self._interim.keeping(run.run_id) as interim:
+            recalled = await self._recalled(run.model, run.run_id, submission.sequence)
             feed(following, recalled, interim)
-            self._sessions[spec.run_id] = following
-        step = 0 if newest is None else newest.step
-        extra = {"run_id": spec.run_id, "step": step, "lost": following.lost_in_a_row, "error": str(error)}
-        log.warning("session_reopened", extra=extra)
+            self._sessions[run.run_id] = following
         return following
 
-    async def _fail(self, session: TrainingSession, error: Exception) -> None:
+    async def _recalled(self, model: str, run_id: str, after: int) -> Sequence[Fact]:
+        return await RetryUntilAvailable().until_available(lambda: self.read_again(model, run_id, after))
+
+    async def _adopt(self, run: FailedRun) -> None:
+        """Take note of a run that failed before, here or elsewhere; close it if the planner ended it."""
+        failure = run.failure
+        if failure.run_id in self.failures:
+            return
+        self._know(run)
+        if not run.closed:
+            recalled = await self._recalled(failure.model, failure.run_id, failure.cursor)
+            if any(isinstance(fact, RunOver) for fact in recalled):
+                self.failures.over(failure.run_id)
+
+    def _broken(self, run: BrokenRun) -> FailedRun:
+        log.error("training_failed", extra={"run_id": run.run_id, "error": run.detail})
+        failure = self._failure(run.run_id, run.model, BrokenArtifact(run.detail), step=run.step, cursor=0)
+        return FailedRun(failure, closed=run.closed)
+
+    async def _following(
+        self, run: OpenRun, held: HeldModel, session: TrainingSession, error: Exception
+    ) -> TrainingSession | None:
+        """The session that replaces `session`, which `error` ended; None if its run is over, has failed, or
+        is not ours any more."""
+        if self._stopping and kind_of(error) in _OF_LEAVING:
+            log.warning("session_left", exc_info=error, extra={"run_id": run.run_id})
+            return None
+        if isinstance(error, LineageTaken):
+            await self.holding.look_again()
+        if held.lost.is_set():
+            return None
+        try:
+            return await self._gone_on(run, held, session, error)
+        except ENDS_PROCESS:
+            raise
+        except Exception as unexpected:
+            await self._fail(held, session, unexpected)
+        return None
+
+    async def _gone_on(
+        self, run: OpenRun, held: HeldModel, session: TrainingSession, error: Exception
+    ) -> TrainingSession | None:
+        """Look the run up in the store: another trainer may have failed, finished or continued it."""
+        newest = await newest_of(run, self._deps)
+        if isinstance(newest, FailedRun):
+            await self._end_failed(session, newest)
+        elif isinstance(newest, BrokenRun):  # the session's own error explains more
+            await self._fail(held, session, error)
+        elif newest is not None and newest.finished:
+            log.warning("run_ended_elsewhere", extra={"run_id": run.run_id, "error": str(error)})
+            await session.end(newest)
+        elif not may_go_on(session, newest, error):
+            await self._fail(held, session, error)
+        elif not self._stopping:
+            following = await self._opened(run, held, session)
+            log.warning("session_reopened", extra={"run_id": run.run_id, "error": str(error)})
+            return following
+        return None
+
+    async def _fail(self, held: HeldModel, session: TrainingSession, error: Exception) -> None:
+        """Fail a run, unless another trainer has it."""
         spec, state, kind = session.spec, session.state, kind_of(error)
         extra = {"run_id": spec.run_id, "kind": kind.value, "error": str(error)}
         log.error("training_failed", exc_info=error if kind is SessionFailure.ERROR else None, extra=extra)
         step, cursor = (0, session.submission.sequence) if state is None else (state.step, state.cursor)
         failure = self._failure(spec.run_id, spec.model, error, step=step, cursor=cursor)
+        try:
+            await RetryUntilAvailable().until_available(lambda: self._deps.states.claim_failed(failure, held))
+        except LineageTaken as taken:
+            log.warning("failure_not_ours", extra={"run_id": spec.run_id, "error": str(taken)})
+            await self.holding.look_again()
+            return
         await self._end_failed(session, FailedRun(failure, state))
 
     async def _end_failed(self, session: TrainingSession, run: FailedRun) -> None:
@@ -239,54 +353,33 @@ class RunSessions:
         """Let steps in progress become durable, then end every session. A step that takes too long is
         abandoned: no durable state holds it, so the trainer that resumes the run takes it again."""
         self._stopping = True
-        for session in self._sessions.values():
-            session.stop()
+        for begun in self._sessions.values():
+            begun.stop()
         running = [task for task in self._tasks.values() if not task.done()]
-        for run_id, session in self._sessions.items():
-            if session.phase is SessionPhase.OPENING:
+        for run_id in self._open:
+            session = self._sessions.get(run_id)
+            if session is None or session.phase is SessionPhase.OPENING:
                 self._tasks[run_id].cancel()
-        if not running:
+        if running:
+            _, late = await asyncio.wait(running, timeout=self._leave_s)
+            for task in late:
+                log.warning("step_abandoned", extra={"task": task.get_name(), "leave_s": self._leave_s})
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_MOMENT_S)
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        """The last thing that this process does: other trainers may take its models at once."""
+        if self._renewing is None:
             return
-        _, late = await asyncio.wait(running, timeout=self._leave_s)
-        for task in late:
-            log.warning("step_abandoned", extra={"task": task.get_name(), "leave_s": self._leave_s})
-            task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=_LAST_MOMENT_S)
-
-    @property
-    def all(self) -> list[TrainingSession]:
-        """RunSessions of this process, in the order in which they began."""
-        return list(self._sessions.values())
-
-    @property
-    def past(self) -> list[SessionState]:
-        """Runs that ended before this process began."""
-        return list(self._past.values())
-
-    @property
-    def failed(self) -> list[FailedRun]:
-        """Runs that failed and have no session here: refused, broken, or failed before this process began."""
-        return [run for run in self.failures.all if run.failure.run_id not in self._sessions]
-
-    @property
-    def alarm_limits(self) -> AlarmLimits:
-        """Limits beyond which a step raises an alarm."""
-        return self._deps.alarm_limits
-
-    def get(self, run_id: str) -> TrainingSession:
-        """The session of a run. Raises UnknownSession."""
-        if run_id not in self._sessions:
-            known = ", ".join(sorted(self._sessions)) or "none"
-            raise UnknownSession(f"no training session for run {run_id!r}; sessions: {known}")
-        return self._sessions[run_id]
-
-    def waiting_for(self) -> str | None:
-        """The service or store that a session waits for, if there is one; failed sessions are left out."""
-        for session in self._sessions.values():
-            if session.waiting_for is not None and session.spec.run_id not in self.failures:
-                return f"{session.spec.run_id} waits for {session.waiting_for}"
-        return self.retry.waiting_for
+        self._renewing.cancel()
+        await asyncio.wait({self._renewing})
+        try:
+            async with asyncio.timeout(_LAST_MOMENT_S):
+                await self.holding.leave()
+        except (Unavailable, TimeoutError) as error:
+            log.warning("leases_not_given_back", extra={"error": str(error)})
 
 
 async def _as_errors(work: Coroutine[Any, Any, None]) -> None:
@@ -305,16 +398,3 @@ async def _end_of(session: TrainingSession) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def _replayed_after(found: FoundStates) -> int:
-    """The sequence after which a replay finds everything that is not over.
-
-    A cursor lies before the submission of every run that had no state yet, so if no run is
-    unfinished, the newest cursor loses none either.
-    """
-    failed = {run.failure.run_id: run.failure.cursor for run in found.failed if not run.closed}
-    going = [state.cursor for state in found.states if not state.finished]
-    over = [state.cursor for state in found.states if state.finished]
-    over += [run.failure.cursor for run in found.failed if run.closed]
-    return min([*going, *failed.values()], default=max(over, default=0))

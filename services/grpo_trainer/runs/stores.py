@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,12 +20,13 @@ from episodes import SessionFailure
 from grpo_trainer import wire
 from grpo_trainer.adapters import step_folders
 from grpo_trainer.adapters.boundaries import object_store
-from grpo_trainer.adapters.step_folders import MARKER, StepStates
+from grpo_trainer.adapters.step_folders import Claim, StepStates, markers
 from grpo_trainer.domain.errors import BrokenArtifact, UnusableTrajectory
 from grpo_trainer.domain.failures import BrokenRun, FailedRun, Failure, failure_from_json
 from grpo_trainer.domain.states import SessionState, state_from_json
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import GradedTrajectory
+from grpo_trainer.holding import HeldModel
 from grpo_trainer.runs.attempt_record import Attempt, attempt_from_json
 from grpo_trainer.telemetry import STATES_REMOVED
 from identities.objects import parse_training_run, parse_training_step, training_run, training_states
@@ -36,16 +38,6 @@ _STOPPED: Final = "stopped.json"
 _CLOSED: Final = "closed.json"
 _FAILED: Final = "failed.json"
 _ATTEMPTS: Final = "attempts.json"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundStates:
-    """states: of runs that did not fail. broken: runs whose newest state cannot be read. failed: runs that
-    are known to have failed."""
-
-    states: tuple[SessionState, ...] = ()
-    broken: tuple[BrokenRun, ...] = ()
-    failed: tuple[FailedRun, ...] = ()
 
 
 class BlobBodies:
@@ -71,46 +63,45 @@ class BlobStates(StepStates[SessionState]):
 
     def __init__(self, store: BlobStore) -> None:
         super().__init__(store, _line_of, state_from_json)
-        self._checkpoints: dict[str, frozenset[str]] = {}
+        self._known: dict[str, tuple[AbstractSet[str], AbstractSet[str]]] = {}
 
-    async def find(self) -> FoundStates:
-        """The newest state of every run, finished ones included."""
-        return await self._found(training_states(), "training states")
+    async def open_runs(self) -> list[tuple[str, str]]:
+        """Model and id of every run that has a folder and is not over, by one listing."""
+        with object_store("training states"):
+            runs = _by_run(await self._store.list(training_states()))
+        found = [parse_training_run(line) for line in sorted(runs) if _CLOSED not in runs[line]]
+        return [(one.model, one.run_id) for one in found]
 
-    async def find_run(self, model: str, run_id: str) -> FoundStates:
-        """As `find`, of one run."""
-        return await self._found(f"{training_run(model, run_id)}/", f"training states of {run_id}")
-
-    async def _found(self, prefix: str, what: str) -> FoundStates:
-        with object_store(what):
-            keys = await self._store.list(prefix)
-        found = [await self._looked_up(line, names) for line, names in sorted(_by_run(keys).items())]
-        return FoundStates(
-            tuple(one for one in found if isinstance(one, SessionState)),
-            tuple(one for one in found if isinstance(one, BrokenRun)),
-            tuple(one for one in found if isinstance(one, FailedRun)),
+    async def model_of(self, run_id: str) -> str | None:
+        """The model of a run that has a folder."""
+        with object_store(f"the folder of {run_id}"):
+            keys = await self._store.list(training_states())
+        return next(
+            (found.model for key in keys if (found := parse_training_run(key)).run_id == run_id), None
         )
 
-    async def _looked_up(
-        self, line: str, names: Collection[str]
-    ) -> SessionState | BrokenRun | FailedRun | None:
-        """A run by the objects in its folder; None where nothing durable is there."""
-        newest = max((name for name in names if name.endswith(f"/{MARKER}")), default="")
-        closed, state = _CLOSED in names, None
-        why = "the run is over, and none of its states is there" if closed and not newest else ""
-        if newest:
-            try:
-                state = await self.read(f"{line}/{newest}")
+    async def find_run(self, model: str, run_id: str) -> SessionState | BrokenRun | FailedRun | None:
+        """A run by what is in its folder; None where nothing durable is there."""
+        line = training_run(model, run_id)
+        with object_store(f"training states of {run_id}"):
+            keys = await self._store.list(f"{line}/")
+        known, names = markers(keys), {key.removeprefix(f"{line}/") for key in keys}
+        closed, state, failure = _CLOSED in names, None, None
+        why = "the run is over, and none of its states is there" if closed and not known else ""
+        try:
+            state, claim = await self.newest_of(known)
+            if claim is not None and claim.failure is not None:
+                failure = failure_from_json(claim.failure)
+            if state is not None:
                 state = replace(state, finished=closed, stopped=_STOPPED in names)
-            except BrokenArtifact as error:
-                why = str(error)
+        except BrokenArtifact as error:
+            why = str(error)
         if _FAILED in names:
-            return FailedRun(await self._failure(line), state, closed)
-        if not why:
-            return state
-        model, run_id = parse_training_run(line)
-        found = parse_training_step(f"{line}/{newest}")
-        return BrokenRun(run_id, model, found.step if found else 0, why, closed)
+            failure = await self._failure(line)
+        if failure is not None:
+            return FailedRun(failure, state, closed)
+        step = parse_training_step(known[-1]) if known else None
+        return BrokenRun(run_id, model, step.step if step else 0, why, closed) if why else state
 
     async def _failure(self, line: str) -> Failure:
         """The stored failure of a run; a general one if the record cannot be read."""
@@ -125,8 +116,22 @@ class BlobStates(StepStates[SessionState]):
             detail = f"the run failed, and the record of its failure, {key}, cannot be read: {error}"
             return Failure(run_id, model, SessionFailure.ERROR, detail, 0, 0, datetime.fromtimestamp(0, UTC))
 
-    async def record_stop(self, state: SessionState) -> None:
-        """Remember that the run ends early, with this state."""
+    async def claim_failed(self, failure: Failure, held: HeldModel) -> None:
+        """End the markers of a run with its failure. Raises LineageTaken where another trainer has the run.
+        Where they cannot be read, there is nothing that another trainer could go on with."""
+        line = training_run(failure.model, failure.run_id)
+        try:
+            await self.claim(line, token=held.token, by=held.holder, failure=failure.to_json())
+        except BrokenArtifact as error:
+            log.warning("failure_not_claimed", extra={"line": line, "error": str(error)})
+
+    async def claim_again(self, state: SessionState, held: HeldModel) -> None:
+        """Be sure that no other trainer has the run. Raises LineageTaken."""
+        await self.claim(_line_of(state), token=held.token, by=held.holder)
+
+    async def record_stop(self, state: SessionState, held: HeldModel) -> None:
+        """Remember that the run ends early, with this state. Raises LineageTaken."""
+        await self.claim_again(state, held)
         with object_store(f"the early end of {state.spec.run_id}"):
             await self._store.put(f"{_line_of(state)}/{_STOPPED}", json.dumps({"step": state.step}).encode())
 
@@ -173,31 +178,38 @@ class BlobStates(StepStates[SessionState]):
             await self._store.put(f"{training_run(model, run_id)}/{_ATTEMPTS}", data)
 
     async def prune(self, run_id: str, model: str, *, newest: int, is_over: bool = False) -> None:
-        """Delete old states, except the `newest` and those that a checkpoint names. is_over: what a kill left
-        of a newer one, too."""
+        """Delete old states, except the `newest` and those that a checkpoint names. Claims stay until the run
+        is over: each lies where a trainer that lost the run would write. is_over: what a kill left of a newer
+        state goes too."""
         with object_store(f"old states of {run_id}"):
-            folders = step_folders.by_folder(await self._store.list(f"{training_run(model, run_id)}/"))
-            for folder in step_folders.old(folders, newest=newest, is_over=is_over):
-                named = await self._named(folder, folders[folder])
-                await step_folders.delete(self._store, set(folders[folder]) - named)
-                if not named:
+            keys = await self._store.list(f"{training_run(model, run_id)}/")
+            folders, last = step_folders.by_folder(keys), await self._newest_marker(markers(keys))
+            for folder in step_folders.old(folders, last, newest=newest, is_over=is_over):
+                named, claims = await self._kept(folder, folders[folder])
+                gone = set(folders[folder]) - named - (set() if is_over else claims)
+                await step_folders.delete(self._store, gone)
+                if markers(gone):
                     STATES_REMOVED.labels(model).inc()
 
-    async def _named(self, folder: str, keys: Collection[str]) -> frozenset[str]:
-        """The objects of a state that a checkpoint refers to; others in its folder were left by a trainer
-        that was killed. The answer is kept, because markers never change. All of them where the marker cannot
-        be read: another trainer is deleting it, or another version of this program wrote it.
+    async def _kept(self, folder: str, keys: Collection[str]) -> tuple[AbstractSet[str], AbstractSet[str]]:
+        """The objects of a state that a checkpoint refers to, and the claims; others in the folder were left
+        by a trainer that was killed. The answer is kept, because markers never change. All of them where a
+        marker cannot be read: another trainer is deleting it, or another version of this program wrote it.
         """
-        marker = f"{folder}/{MARKER}"
-        if folder not in self._checkpoints and marker in keys:
-            try:
-                state = await self.read(marker)
-            except BrokenArtifact as error:
-                log.warning("old_state_unreadable", extra={"key": marker, "error": str(error)})
-                return frozenset(keys)
-            if state.last_step is not None and state.last_step.saves_checkpoint:
-                self._checkpoints[folder] = frozenset({marker, *(file.key for file in state.tensors)})
-        return self._checkpoints.get(folder, frozenset())
+        if folder not in self._known:
+            named, claims = set[str](), set[str]()
+            for marker in markers(keys):
+                try:
+                    state = await self._read_marker(marker)
+                except BrokenArtifact as error:
+                    log.warning("old_state_unreadable", extra={"key": marker, "error": str(error)})
+                    return set(keys), set()
+                if isinstance(state, Claim):
+                    claims.add(marker)
+                elif state.last_step is not None and state.last_step.saves_checkpoint:
+                    named |= {marker, *(file.key for file in state.tensors)}
+            self._known[folder] = named, claims
+        return self._known[folder]
 
 
 def _by_run(keys: Iterable[str]) -> dict[str, set[str]]:

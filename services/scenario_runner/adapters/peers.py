@@ -121,7 +121,9 @@ class PeerFacts:
         session = reply.session
         state = training_messages.SessionState.Name(session.state).removeprefix("SESSION_STATE_").lower()
         alarms = tuple(alarm.text for alarm in session.alarms)
-        return SessionFact(state, session.failure, session.waiting_s, session.groups_ready, alarms)
+        return SessionFact(
+            state, session.failure, session.waiting_s, session.groups_ready, alarms, session.holder
+        )
 
     async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:
         """Of "sampler" (the queue of the model), "grader", "planner", those that could be read."""

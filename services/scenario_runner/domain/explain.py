@@ -109,6 +109,8 @@ class SessionFact:
     groups_ready: int
     alarms: Sequence[str] = ()
     """What its measurements warn of, one sentence each."""
+    holder: str = ""
+    """The trainer process that holds the run; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +313,14 @@ def _training(facts: RunFacts) -> Iterator[WaitReason]:
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "start grpo_trainer")
     elif session.failure:
         yield WaitReason("grpo_trainer", session.failure, waits.graded, waits.graded_s, "see its log")
+    elif not (session.holder or session.groups_ready) and session.state == "waiting":
+        what = "no trainer holds the model: the one that did is gone, or none has room"
+        yield WaitReason(
+            "grpo_trainer", what, waits.graded, waits.graded_s, "see readyz of each grpo_trainer"
+        )
     elif session.groups_ready > 0 and session.waiting_s > 60 and not waits.queued and not waits.opened:
-        what = f"the trainer has {session.groups_ready} groups ready and is {session.state}"
+        by = f" ({session.holder})" if session.holder else ""
+        what = f"the trainer{by} has {session.groups_ready} groups ready and is {session.state}"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "see its log")
 
 

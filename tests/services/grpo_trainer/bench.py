@@ -4,6 +4,7 @@ writes."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,11 @@ from tests.services.grpo_trainer.tiny import VOCAB, new_model, tiny_config
 
 from blob_store import BlobRef, MemoryBlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.model_leases import ModelLeases
 from grpo_trainer.domain.states import BasePolicy
 from grpo_trainer.handlers import FactReader, stored_facts
+from grpo_trainer.holding import ModelHolding
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.sessions import RunSessions
@@ -37,6 +40,9 @@ MODEL = "tiny"
 RUN = "run-0000000000ab"
 MIXED = (1.0, 0.0, 0.0, 1.0)
 """Rewards of a group that teaches something."""
+LEASE_S = 0.5
+"""How long a trainer of these tests keeps a model without a sign of life."""
+_NAMES = itertools.count()
 
 
 def tiny_policy(directory: Path, *, seed: int = 0) -> Path:
@@ -84,13 +90,16 @@ class World:
         """Fresh adapters over what outlives them."""
         work_dir = self.folder / "work"
         work_dir.mkdir(exist_ok=True)
+        name = f"trainer-{next(_NAMES)}"
+        holding = ModelHolding(TrainersStore(self.store), name, lease_s=LEASE_S)
         return RunDeps(
             new_learner=lambda: TorchLearner(thread),
             bodies=BlobBodies(self.store, train_parse_errors=False),
             states=BlobStates(self.store),
-            policies=Policies(self.store, self.folder / "cache", self.heads),
+            policies=Policies(self.store, self.folder / f"cache-{name}", self.heads),
             held_out=HeldOut(self.held_out),
-            facts=BusFacts(self.recorder, now=self.clock),
+            facts=BusFacts(self.recorder, now=self.clock, check=holding.surely),
+            holding=holding,
             instruments=Instruments(),
             now=self.clock,
             work_dir=work_dir,
@@ -136,6 +145,15 @@ class Trainer:
             change(world.deps(self._thread)), stored_facts(world.stream), leases=leases
         )
         self._reader = FactReader(world.stream, self.sessions)
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        tick = self.sessions.holding.tick
+
+        async def when_thawed(*, bound: int | None = None) -> None:
+            await self._thawed.wait()
+            await tick(bound=bound)
+
+        vars(self.sessions.holding)["tick"] = when_thawed
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -149,6 +167,15 @@ class Trainer:
             async with asyncio.timeout(30):
                 await asyncio.wait({self._task})
         self._thread.close()
+
+    def freeze(self) -> None:
+        """Renew no lease from now on, as a process that is frozen or cut off. Its sessions go on, and do what
+        such a process may do when it wakes up."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Look at the leases again."""
+        self._thawed.set()
 
     @property
     def ranks(self) -> list[int]:

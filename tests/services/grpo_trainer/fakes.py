@@ -65,7 +65,12 @@ class Stream:
             await self._more.wait()
 
     async def stored(
-        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
+        self,
+        events: Sequence[type[Message]],
+        *,
+        after_sequence: int,
+        model: str | None,
+        must_fit: bool = False,
     ) -> list[Delivery[Any]]:
         """What was appended so far, of whichever model."""
         return [one for one in self.facts[after_sequence:] if isinstance(one.message, tuple(events))]

@@ -105,6 +105,10 @@ class Process:
 
             await until(is_ready, "a trainer that is ready", timeout_s=60)
 
+    async def send(self, how: signal.Signals) -> None:
+        """Send a signal, and wait for nothing."""
+        os.kill(self._child.pid, how)
+
     async def end(self, how: signal.Signals) -> int:
         """Send a signal, and return the exit status."""
         if self._child.exitcode is None:

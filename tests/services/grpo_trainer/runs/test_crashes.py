@@ -96,19 +96,22 @@ async def assert_kills_change_no_bit(whole: World) -> None:
         trained_once(world)
 
 
-async def test_a_second_trainer_on_the_same_run_stops_before_it_harms(tmp_path: Path) -> None:
+async def test_a_second_trainer_waits_for_the_one_that_holds_the_run(tmp_path: Path) -> None:
     world = await new_world(tmp_path / "one")
     async with Trainer(world) as left, Trainer(world) as right:
         await world.published(LAST)
-        failures = [left.sessions.get(RUN).failure, right.sessions.get(RUN).failure]
+        held = [len(one.sessions.all) for one in (left, right)]
+        assert sorted(held) == [0, 1]
+        assert f"session.failed/{RUN}" not in world.recorder.events
     trained_once(world)
-    assert [bool(failure) for failure in failures].count(True) <= 1
 
 
 async def test_old_states_go_and_those_of_checkpoints_stay(tmp_path: Path) -> None:
     world = await restarted(await new_world(tmp_path / "one"), LAST)
     kept = {key.split("/")[4] for key in world.store.objects if key.startswith("default/training/")}
-    assert kept == {"step-00000002", "step-00000003", "attempts.json"}
+    assert kept == {"step-00000000", "step-00000002", "step-00000003", "attempts.json"}
+    claim = f"default/training/{MODEL}/{RUN}/step-00000000/state.json"  # stays until the run is over
+    assert [key for key in world.store.objects if f"{RUN}/step-00000000/" in key] == [claim]
 
 
 async def test_what_attempts_left_behind_goes_and_what_a_checkpoint_names_stays(tmp_path: Path) -> None:

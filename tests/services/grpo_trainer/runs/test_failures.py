@@ -127,7 +127,7 @@ async def shown_and_published_again_until_closed(world: World, fact: events.Sess
         await until(lambda: CLOSED in world.store.objects)
     async with Trainer(world) as trainer:
         await refused(world, "run-after")
-        assert views.find(trainer.sessions, RUN).failure_kind == fact.kind
+        assert (await views.stored(trainer.sessions, RUN)).failure_kind == fact.kind
     assert world.recorder.order.count(FAILED) == before + 1
 
 

@@ -43,8 +43,10 @@ async def test_the_end_of_a_run_keeps_its_state_where_a_newer_upload_was_broken_
     await store.put(ORPHAN, b"half a state")
     await states.record_end(at_step(1))
     assert steps_in(store) == ["step-00000001"]
-    [found] = (await states.find()).states
+    found = await states.find_run(MODEL, RUN)
+    assert isinstance(found, SessionState)
     assert (found.step, found.finished) == (1, True)
+    assert await states.open_runs() == []
 
 
 async def test_an_upload_in_progress_counts_as_no_state_and_is_not_deleted() -> None:

@@ -25,6 +25,7 @@ from grpo_trainer import views
 from upcycle.api.common.v1 import common_pb2 as common
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.api.training.v1 import training_pb2 as training
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory
 
 
@@ -251,7 +252,8 @@ async def test_a_finished_run_is_closed_and_stays_closed(world: World) -> None:
     await Episodes(world).group(50, MIXED)
     async with Trainer(world) as trainer:
         await refused(world, "run-after")
-        assert [state.spec.run_id for state in trainer.sessions.past] == [RUN]
+        assert trainer.sessions.elsewhere == []
+        assert (await views.stored(trainer.sessions, RUN)).state == training.SESSION_STATE_FINISHED
     assert world.recorder.order[before:] == ["session.failed/run-after"]
 
 

@@ -377,6 +377,7 @@ class TrainingSession(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     FAILURE_KIND_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     model: _builtins.str
     state: Global___SessionState.ValueType
@@ -393,6 +394,8 @@ class TrainingSession(_message.Message):
     kind: Global___SessionKind.ValueType
     failure_kind: _builtins.str
     """see SessionFailed.kind"""
+    holder: _builtins.str
+    """the trainer process that holds the model, as "<name> at <address>"; empty: none does now"""
     @_builtins.property
     def settled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """trained, excluded(zero_spread), ..."""
@@ -425,10 +428,11 @@ class TrainingSession(_message.Message):
         kind: Global___SessionKind.ValueType = ...,
         sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         failure_kind: _builtins.str = ...,
+        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_metrics", b"last_metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "failure_kind", b"failure_kind", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "sources", b"sources", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "failure", b"failure", "failure_kind", b"failure_kind", "groups_open", b"groups_open", "groups_ready", b"groups_ready", "holder", b"holder", "kind", b"kind", "last_metrics", b"last_metrics", "model", b"model", "run_id", b"run_id", "settled", b"settled", "sources", b"sources", "state", b"state", "step", b"step", "stopping", b"stopping", "target_steps", b"target_steps", "version", b"version", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -117,7 +117,7 @@ class ProvisionLoop:
             extra = {"model": model, "commands": applied.orphaned[model], "way_out": _WAY_OUT}
             log.warning("model_is_gone_and_its_queue_is_not_empty", extra=extra)
         if applied.done.created or applied.done.removed:
-            counts = {"created": len(applied.done.created), "removed": len(applied.done.removed)}
+            counts = {"num_created": len(applied.done.created), "num_removed": len(applied.done.removed)}
             log.info("queues_applied", extra={"models": len(applied.models), **counts})
         self._applied = applied
 

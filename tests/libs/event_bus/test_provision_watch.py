@@ -79,7 +79,8 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(nats_server: NatsFactory) -> AsyncIterator[Watched]:
+async def watched(nats_server: NatsFactory, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Watched]:
+    caplog.set_level("INFO")  # as the process runs: a record that cannot be made ended it
     registry = RegistryOfModels()  # type: ignore[abstract]
     edge = GrpcServer("127.0.0.1", 0).add(add_RegistryServiceServicer_to_server, registry)
     await edge.start()

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
 
+from episodes import ATTRIBUTABLE, MISSING
 from service_kit.main import shown_default
 from service_kit.settings import variables
 
@@ -113,6 +114,29 @@ def _instruments(module: Any, owner: str) -> dict[str, tuple[str, str, str, str]
             labels = ", ".join(f"`{label}`" for label in value._labelnames)
             found[described.name + suffix] = (described.type, labels, owner, described.documentation)
     return found
+
+
+def failures() -> str:
+    """Whose failure each kind is."""
+    lines = [_NOTE, "# Failures of episodes\n", inspect.cleandoc(
+        """
+        Whose failure it was is decided by where it arose.
+
+        **Missing**: no answer caused it. There is no reward, the member is played again, up to three times in
+        all, and an evaluation names what is still missing.
+
+        **Attributable**: the policy caused it, by a token that it had sampled. The episode counts as 0 at its
+        first attempt: in evaluations, for the gate, and in training runs whose `training.score_failures` is
+        not switched off. Kind, rule and what happened, with the traceback, are kept with the trajectory:
+        `upcycle trajectories show ID`.
+
+        An episode that a budget of turns or tokens cut off is neither: its scenario grades an empty answer.
+        """
+    ), ""]  # fmt: skip
+    for heading, rows in (("Missing", MISSING), ("Attributable", ATTRIBUTABLE)):
+        lines += [f"## {heading}\n", "| kind | where it arose |\n|---|---|"]
+        lines += [f"| `{kind}` | {text} |" for kind, text in rows.items()] + [""]
+    return "\n".join(lines)
 
 
 def grpc() -> str:
@@ -229,6 +253,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "asyncapi.yaml": asyncapi.document,
     "cli.md": cli,
     "exit-codes.md": exit_codes,
+    "failures.md": failures,
     "decisions.md": decisions,
 }
 

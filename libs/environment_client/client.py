@@ -16,8 +16,10 @@ from episodes import EpisodeBroken, EpisodeFailure
 from upcycle.api.environment.v1 import service_pb2
 from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceStub
 from upcycle.api.trajectory.v1.trajectory_pb2 import ToolCall, ToolResult
+from upcycle.errors import Unavailable
 from upcycle.retrying import retry
 from upcycle.rpc import connect
+from upcycle.rpc.errors import failure_kind
 
 if TYPE_CHECKING:  # only the stubs know the asynchronous classes
     from upcycle.api.environment.v1.service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -83,12 +85,15 @@ class EnvironmentClient:
     async def grade(self, lease: Lease, body: BlobRef) -> service_pb2.GradeResponse:
         """The environment's own reward for the stored trajectory, the same each time it is asked.
 
+        One that takes longer than a call is asked for again: the replica keeps its answer.
         Raises ReplicaUnreachable, Unavailable, EpisodeBroken.
         """
         request = service_pb2.GradeRequest(lease_id=lease.lease_id, body=blob_to_wire(body))
         try:
             return await self._stub(lease.address).Grade(request, timeout=self._timeouts.grade_s)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and failure_kind(error) is None:
+                raise Unavailable(f"the grade of {body.key} by {lease.address}") from error
             raise wire.lease_error(error, f"grade {body.key}", lease, wire.GRADE_KINDS) from error
 
     async def close(self, lease: Lease) -> None:

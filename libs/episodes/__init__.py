@@ -1,7 +1,7 @@
 """What every service says about an episode in the same words: identity, policy, failures, ends of groups."""
 
-from episodes.endings import EpisodeFailure, GroupOutcome, GroupReason, SessionFailure
-from episodes.failures import EpisodeBroken, episode_failed
+from episodes.endings import ATTRIBUTABLE, MISSING, EpisodeFailure, GroupOutcome, GroupReason, SessionFailure
+from episodes.failures import EpisodeBroken, episode_failed, policy_failure
 from episodes.identity import (
     Channel,
     EpisodeIdentity,
@@ -13,6 +13,8 @@ from episodes.identity import (
 )
 
 __all__ = [
+    "ATTRIBUTABLE",
+    "MISSING",
     "Channel",
     "EpisodeBroken",
     "EpisodeFailure",
@@ -26,4 +28,5 @@ __all__ = [
     "episode_failed",
     "identity_from_wire",
     "identity_to_wire",
+    "policy_failure",
 ]

@@ -1,27 +1,70 @@
 """How episodes, groups and training sessions end. The values are contract: they travel in events."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 
 class EpisodeFailure(StrEnum):
-    """`episode.failed`, kind: why an episode has no reward. The planner refills its place in the group."""
+    """What went wrong in an episode. FAILURES says of each whose failure it was."""
 
+    SCENARIO_ERROR = "scenario_error"
+    CONTEXT_OVERFLOW = "context_overflow"
     ENVIRONMENT_BROKEN = "environment_broken"
     ENVIRONMENT_LOST = "environment_lost"
-    SCENARIO_ERROR = "scenario_error"
-    ENGINE_ERROR = "engine_error"
+    EXTERNAL_FAILURE = "external_failure"
     TIMEOUT = "timeout"
-    CONTEXT_OVERFLOW = "context_overflow"
-    POLICY_UNREADABLE = "policy_unreadable"
+    ENGINE_ERROR = "engine_error"
     SAMPLER_ERROR = "sampler_error"
-    REWARD_INVALID = "reward_invalid"
     BODY_CORRUPT = "body_corrupt"
+    REWARD_INVALID = "reward_invalid"
     GRADER_ERROR = "grader_error"
+    POLICY_UNREADABLE = "policy_unreadable"
+    TOOL_TIMEOUT = "tool_timeout"
+    PROCESS_ENDED = "process_ended"
+    ANSWER_ERROR = "answer_error"
+
+    @property
+    def is_attributable(self) -> bool:
+        """The policy caused it: it counts as 0. Any other failure is missing."""
+        return self in ATTRIBUTABLE
 
     @classmethod
     def label(cls, kind: str) -> str:
         """For a metric, whose labels must be few: the kind, or `other` for the word of an environment."""
         return kind if kind in ("", *cls) else "other"
+
+
+MISSING: Final[Mapping[EpisodeFailure, str]] = {
+    EpisodeFailure.SCENARIO_ERROR: "the scenario failed before its prompt, so before the first sampled token",
+    EpisodeFailure.CONTEXT_OVERFLOW: "the scenario's prompt leaves no room for an answer",
+    EpisodeFailure.ENVIRONMENT_BROKEN: "the environment cannot be loaded, or its scenario raises whatever is "
+    "answered: a fresh instance raised on an empty answer too. Played once",
+    EpisodeFailure.ENVIRONMENT_LOST: "a process or host of the platform died: the runner, the zygote, or an "
+    "environment while no call of the policy ran in it",
+    EpisodeFailure.EXTERNAL_FAILURE: "a scenario or tool raised an exception that its environment declares "
+    "as one of its outside world (`external_errors`: ConnectionError, a lost MCP server, "
+    "upcycle.InfrastructureError)",
+    EpisodeFailure.TIMEOUT: "the deadline passed while the episode waited: for an engine, a slot, the store, "
+    "the network, or the policy's tokens",
+    EpisodeFailure.ENGINE_ERROR: "the engine's answer was no completion",
+    EpisodeFailure.SAMPLER_ERROR: "a bug of the sampler",
+    EpisodeFailure.BODY_CORRUPT: "the stored trajectory could not be read",
+    EpisodeFailure.REWARD_INVALID: "a grade that is no reward left the runner",
+    EpisodeFailure.GRADER_ERROR: "a grader of the deployment, or the reward grader itself, failed",
+}
+"""Failures that the policy did not cause: no reward exists, the member is played again."""
+
+ATTRIBUTABLE: Final[Mapping[EpisodeFailure, str]] = {
+    EpisodeFailure.POLICY_UNREADABLE: "the conversation cannot go on after a turn of the policy",
+    EpisodeFailure.TOOL_TIMEOUT: "a tool that the policy called blocked its environment beyond the tool's "
+    "time, used up the processor time, or took most of the time until the episode's deadline",
+    EpisodeFailure.PROCESS_ENDED: "the environment's process ended, or was killed for its memory, in a call "
+    "of the policy",
+    EpisodeFailure.ANSWER_ERROR: "the scenario raised, yielded no valid reward, hung or died on this answer, "
+    "and a fresh instance of it graded an empty answer",
+}
+"""Failures that the policy caused: reward 0, at the first attempt."""
 
 
 class GroupOutcome(StrEnum):

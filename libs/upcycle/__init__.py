@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from upcycle.agents import create_agent
     from upcycle.environment import Environment
-    from upcycle.errors import UpcycleError
+    from upcycle.errors import InfrastructureError, UpcycleError
     from upcycle.evaluation import evaluation_of as eval
     from upcycle.graders import Rubric
     from upcycle.rewards import EvaluationResult, SubScore
@@ -23,6 +23,7 @@ _HOME = {
     "Answer": "upcycle.transcripts",
     "Environment": "upcycle.environment",
     "EvaluationResult": "upcycle.rewards",
+    "InfrastructureError": "upcycle.errors",
     "Rubric": "upcycle.graders",
     "Scenario": "upcycle.scenario",
     "SubScore": "upcycle.rewards",
@@ -38,6 +39,7 @@ __all__ = [
     "Answer",
     "Environment",
     "EvaluationResult",
+    "InfrastructureError",
     "Rubric",
     "Scenario",
     "SubScore",

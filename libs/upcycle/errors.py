@@ -63,6 +63,14 @@ class ToolFailed(UpcycleError):
     kind = "tool_failed"
 
 
+class InfrastructureError(UpcycleError):
+    """Something outside the environment failed, for example a database that it uses: nobody's answer caused
+    it. Raised by a scenario or by a tool, it makes the episode missing: played again, and never a 0.
+    """
+
+    kind = "external_failure"
+
+
 class SourcesRefused(UpcycleError, ValueError):
     """The options about sources contradict each other, or name no evaluation that can train."""
 

@@ -265,6 +265,7 @@ def _run(result: "EpisodeResult", run: "WireRun") -> Run:
         trace_id=result.trajectory_id,
         episode_id=result.episode_id,
         failure="" if has_reward else result.failure_kind or "cancelled",
+        policy_failure=result.failure_kind if has_reward else "",
         run_id=run.run_id,
         otel_trace_id=run.trace_id,
         usage=usage_of([result.usage]),

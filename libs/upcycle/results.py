@@ -19,6 +19,7 @@ class Run:
     trace_id: the id of its trajectory in the store (`traj-…`), which `TrainingClient.step` takes as an input;
     not an OpenTelemetry trace. otel_trace_id: the OpenTelemetry trace of the evaluation, 32 hex digits; empty
     where the platform records none. failure: why there is no reward (reward is then 0 and means nothing).
+    policy_failure: why the reward is 0, where the policy caused a failure (docs/reference/failures.md).
     run_id: of the evaluation that the episode belongs to. usage: seconds of engines and of its environment.
     """
 
@@ -28,6 +29,7 @@ class Run:
     trace_id: str
     episode_id: str
     failure: str = ""
+    policy_failure: str = ""
     trajectory: Transcript | None = field(default=None, repr=False)
     answer: str = field(default="", repr=False)
     run_id: str = ""
@@ -51,6 +53,8 @@ class Coverage:
     num_graded: int
     num_successes: int
     missing: Mapping[str, int]
+    policy_failures: Mapping[str, int] = field(default_factory=dict)
+    """Of the graded episodes those that count as 0 because their policy caused a failure, by kind."""
 
     @property
     def share(self) -> float:
@@ -67,11 +71,12 @@ class Coverage:
         if self.num_planned == self.num_tasks:
             planned = f"{self.num_tasks} tasks"
         text = f"graded {self.num_graded} of {planned}"
-        if not self.missing:
-            return text
-        kinds = sorted(self.missing.items(), key=lambda item: (-item[1], item[0]))
-        named = kinds[0][0] if len(kinds) == 1 else ", ".join(f"{count} {kind}" for kind, count in kinds)
-        return f"{text}; {sum(self.missing.values())} missing: {named}"
+        if self.missing:
+            text += f"; {sum(self.missing.values())} missing: {_by_kind(self.missing)}"
+        if self.policy_failures:
+            text += f"; {sum(self.policy_failures.values())} failed by the policy, reward 0: "
+            text += _by_kind(self.policy_failures)
+        return text
 
 
 def coverage_of(runs: Iterable[Run]) -> Coverage:
@@ -84,4 +89,10 @@ def coverage_of(runs: Iterable[Run]) -> Coverage:
         num_graded=len(found) - missing.total(),
         num_successes=sum(run.success for run in found if not run.is_error),
         missing=dict(missing),
+        policy_failures=dict(Counter(run.policy_failure for run in found if run.policy_failure)),
     )
+
+
+def _by_kind(counts: Mapping[str, int]) -> str:
+    kinds = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return kinds[0][0] if len(kinds) == 1 else ", ".join(f"{count} {kind}" for kind, count in kinds)

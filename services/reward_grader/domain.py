@@ -16,6 +16,15 @@ _MAX_DEPTH: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """A failure that the policy caused. rule: by which it is the policy's."""
+
+    kind: str
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class GradingTask:
     """One recorded trajectory that waits for its reward."""
 
@@ -23,6 +32,8 @@ class GradingTask:
     body: BlobRef
     lease: Lease
     published_at: datetime
+    failure: PolicyFailure | None = None
+    """The policy ended the episode by it: there is nothing to grade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,8 @@ class Grade:
     reward: float
     success: bool
     subscores: tuple[Subscore, ...] = ()
+    failure: PolicyFailure | None = None
+    """Of the policy, for which the reward is 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,12 +86,13 @@ class Grading:
 
     async def _publish_grade(self, recorded: TrajectoryRecorded, grade: Grade) -> None:
         """The reward, with as much of its tree as an event has room for."""
-        telemetry.TRAJECTORIES.labels("graded", "").inc()
+        kind = "" if grade.failure is None else EpisodeFailure.label(grade.failure.kind)
+        telemetry.TRAJECTORIES.labels("graded", kind).inc()
         trajectory_id = recorded.episode.trajectory_id
         sizes = (
             clipped(grade, max_info_chars=_MAX_INFO_CHARS, with_children=True),
             clipped(grade, max_info_chars=0, with_children=False),
-            Grade(grade.reward, grade.success),
+            Grade(grade.reward, grade.success, failure=grade.failure),
         )
         for smaller in sizes:
             try:

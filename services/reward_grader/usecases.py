@@ -71,10 +71,12 @@ class GradeTrajectory:
         await self._environments.close(task.lease)
 
     async def _graded(self, task: GradingTask) -> Grade:
+        if task.failure is not None:
+            return Grade(0.0, False, failure=task.failure)
         # The environment ends with its grade, so that which may have to wait comes first.
         transcript = await self._transcripts.read_body(task) if self._extras.graders else None
         own = _valid(wire.grade_from_wire(await self._environments.grade(task.lease, task.body)))
-        if transcript is None:
+        if transcript is None or own.failure is not None:
             return own
         scores = await asyncio.gather(*(self._score(grader, transcript) for grader in self._extras.graders))
         return _valid(combined(own, self._extras.environment_weight, scores))

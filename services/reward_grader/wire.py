@@ -1,12 +1,13 @@
 """protobuf <-> domain, nothing else."""
 
+from dataclasses import asdict
 from datetime import datetime
 
 from blob_store.ref import from_wire as blob_from_wire
 from environment_client import Lease
 from episodes import MalformedIdentity, identity_from_wire
 from event_bus import PoisonMessage
-from reward_grader.domain import Grade, GraderTranscript, GradingTask, Subscore
+from reward_grader.domain import Grade, GraderTranscript, GradingTask, PolicyFailure, Subscore
 from trajectory_body import body_messages
 from upcycle.api.common.v1.common_pb2 import Usage
 from upcycle.api.environment.v1 import service_pb2 as environment_pb2
@@ -31,6 +32,7 @@ def task_from_wire(message: TrajectoryRecorded, published_at: datetime) -> Gradi
         body=blob_from_wire(message.body),
         lease=Lease(message.lease_id, message.environment_address),
         published_at=published_at,
+        failure=_failure_from_wire(message),
     )
 
 
@@ -46,7 +48,18 @@ def transcript_from_body(body: trajectory_pb2.TrajectoryBody) -> GraderTranscrip
 
 def grade_from_wire(message: environment_pb2.GradeResponse) -> Grade:
     """The environment's answer."""
-    return Grade(message.reward, message.success, tuple(map(_subscore_from_wire, message.subscores)))
+    tree = tuple(map(_subscore_from_wire, message.subscores))
+    failure = _failure_from_wire(message)
+    if failure is not None:
+        return Grade(0.0, False, tree, failure)
+    return Grade(message.reward, message.success, tree)
+
+
+def _failure_from_wire(message: TrajectoryRecorded | environment_pb2.GradeResponse) -> PolicyFailure | None:
+    if not message.HasField("failure"):
+        return None
+    failure = message.failure
+    return PolicyFailure(failure.kind, failure.rule, failure.detail)
 
 
 def _subscore_from_wire(message: trajectory_pb2.Subscore) -> Subscore:
@@ -66,6 +79,7 @@ def _subscore_to_wire(node: Subscore) -> trajectory_pb2.Subscore:
 
 def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> TrajectoryGraded:
     """Self-sufficient: the trainer needs nothing else but the body."""
+    failure = grade.failure
     return TrajectoryGraded(
         episode=recorded.episode,
         body=recorded.body,
@@ -78,6 +92,7 @@ def graded_to_wire(recorded: TrajectoryRecorded, grade: Grade, at: datetime) -> 
         num_sampled_tokens=recorded.num_sampled_tokens,
         graded_at=timestamp(at),
         usage=usage_until(recorded, at),
+        failure=None if failure is None else trajectory_pb2.PolicyFailure(**asdict(failure)),
     )
 
 

@@ -39,6 +39,8 @@ class EpisodeTask:
     seed: int | None
     """Of the episode, which the planner derived from the run's; None: sampled without a seed."""
     deadline: datetime | None
+    failures_are_missing: bool = False
+    """In its run, a failure that the policy caused is no 0."""
 
     def completion_limit(self, num_context_tokens: int) -> int:
         """Tokens that the next completion may have; 0 or less: the episode's budget is spent."""

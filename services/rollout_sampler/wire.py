@@ -41,6 +41,7 @@ def task_from_wire(message: taskset_events.EpisodeRequested) -> EpisodeTask:
         sampling=_sampling(message.sampling),
         seed=message.sampling.seed if message.sampling.HasField("seed") else None,
         deadline=moment_of(message.deadline) if message.HasField("deadline") else None,
+        failures_are_missing=message.failures_are_missing,
     )
 
 
@@ -133,4 +134,5 @@ def recorded_to_wire(
         recorded_at=body.ended_at,
         engine_id=body.engine_id,
         usage=body.usage,
+        failure=body.failure if body.HasField("failure") else None,
     )

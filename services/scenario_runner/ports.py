@@ -29,10 +29,10 @@ class LiveEnvironment(Protocol):
         """What the policy may call."""
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Raises EpisodeTimeout (stuck for good), EnvironmentLost. What a tool raises is an outcome."""
+        """Raises PolicyFault, EnvironmentLost, EpisodeFault. What a tool raises is an outcome."""
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost, PolicyFault."""
 
     async def close(self) -> None:
         """End it with everything it started. Idempotent."""

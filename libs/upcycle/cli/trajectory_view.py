@@ -106,6 +106,9 @@ def _reward(summary: "TrajectorySummary") -> RenderableType:
     tree = Tree(f"[bold]reward {summary.reward:.3f}[/bold] {verdict}")
     for subscore in summary.subscores:
         _add_subscore(tree, subscore)
+    if summary.HasField("failure"):
+        failed = tree.add(Text(f"{summary.failure.kind}: {summary.failure.rule}", style="red"))
+        failed.add(Text(summary.failure.detail))
     return tree
 
 

@@ -3,10 +3,17 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult
-from upcycle.errors import ArgumentsInvalid, DefinitionError, ToolFailed, UnknownName
+from upcycle.errors import (
+    ArgumentsInvalid,
+    DefinitionError,
+    InfrastructureError,
+    ToolFailed,
+    UnknownName,
+    UpcycleError,
+)
 from upcycle.scenario import Scenario, ScenarioFunction, declare_scenario
 from upcycle.task_rows import EnvironmentRef
 
@@ -16,6 +23,9 @@ if TYPE_CHECKING:
     from upcycle.environment.mcp import McpTools
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+EXTERNAL_ERRORS: Final = (ConnectionError, InfrastructureError)
+"""Exceptions of a scenario or tool that say: the outside failed, not the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,10 @@ class Environment:
 
     Declaring is all that happens at import: MCP servers are started by `open`, per episode process. Module
     state of the environment's file is private to an episode, because each episode is a forked process.
-    version: free text, sent to who drives the environment. Raises DefinitionError for an empty name.
+    version: free text, sent to who drives the environment. external_errors: exception types that say that
+    something outside failed, such as a database; an episode in which one is raised is missing and played
+    again. Any other exception after the answer is the policy's (docs/reference/failures.md). Raises
+    DefinitionError for an empty name, and for an external_errors that is no tuple of exception types.
 
         env = Environment("incident")
 
@@ -52,9 +65,17 @@ class Environment:
             yield 1.0 if "pool" in answer else 0.0
     """
 
-    def __init__(self, name: str, *, version: str = "0.1.0") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "0.1.0",
+        external_errors: tuple[type[Exception], ...] = EXTERNAL_ERRORS,
+    ) -> None:
         if not name or not isinstance(name, str):
             raise DefinitionError(f"environment name {name!r} is not a non-empty string")
+        known: tuple[type[Exception], ...] = (InfrastructureError, *_exception_types(external_errors))
+        self._external_errors = known
         self.name = name
         self.version = version
         # The file that declares the environment: a Task made from it records where to load it from.
@@ -144,11 +165,20 @@ class Environment:
             raise UnknownName(f"environment {self.name!r} has no scenario {name!r}", f"it has {known}")
         return self.scenarios[name]
 
+    def is_external(self, error: BaseException) -> bool:
+        """Whether an exception says that something outside failed; of a group, whether each of its does."""
+        if isinstance(error, BaseExceptionGroup):
+            return all(map(self.is_external, error.exceptions))
+        if isinstance(error, self._external_errors):
+            return True
+        cause = error.__cause__ if isinstance(error, UpcycleError) else None
+        return cause is not None and self.is_external(cause)
+
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool as an agent does: refusals and exceptions come back as an error result the agent can
         read.
 
-        Raises UnknownName only for a tool that does not exist.
+        Raises UnknownName for a tool that does not exist, and ToolFailed when the outside world failed.
         """
         tool = self.tools.get(name)
         if tool is None:
@@ -158,6 +188,8 @@ class Environment:
         try:
             return await tool.call(arguments)
         except (ArgumentsInvalid, ToolFailed) as error:
+            if self.is_external(error):
+                raise
             return ToolResult(str(error), is_error=True)
 
     def _add_tool(self, tool: Tool) -> None:
@@ -165,3 +197,13 @@ class Environment:
         if name in self._tools:
             raise DefinitionError(f"environment {self.name!r} has two tools called {name!r}")
         self._tools[name] = tool
+
+
+def _exception_types(types: Any) -> tuple[type[Exception], ...]:
+    if isinstance(types, tuple) and all(
+        isinstance(one, type) and issubclass(one, Exception) for one in types
+    ):
+        return tuple(types)
+    raise DefinitionError(
+        f"external_errors is {types!r}", "give a tuple of exception types: (ConnectionError, psycopg.Error)"
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from upcycle.environment.tools import FunctionTool, Tool, ToolResult, ToolSpec
-from upcycle.errors import DefinitionError, ToolFailed
+from upcycle.errors import DefinitionError, InfrastructureError, ToolFailed
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -51,13 +51,20 @@ class McpTool:
     client: "Client"
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Raises ToolFailed when the server is gone or takes too long."""
+        """Raises ToolFailed; from InfrastructureError when the server is gone."""
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
         try:
             result = await self.client.call_tool(
                 self.remote_name, dict(arguments), read_timeout_seconds=CALL_TIMEOUT_S
             )
         except Exception as error:
-            raise ToolFailed(f"{self.spec.name}: {type(error).__name__}: {error}") from error
+            text = f"{self.spec.name}: {type(error).__name__}: {error}"
+            has_answered = isinstance(error, MCPError) and error.code != CONNECTION_CLOSED
+            if has_answered or isinstance(error, TimeoutError):
+                raise ToolFailed(text) from error
+            raise ToolFailed(text) from InfrastructureError(f"an MCP server is gone: {error!r}")
         text = "\n".join(part.text for part in result.content if part.type == "text")
         return ToolResult(text, is_error=bool(result.is_error))
 

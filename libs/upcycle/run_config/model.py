@@ -182,6 +182,10 @@ class Training:
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""
 
+    score_failures: Flag = True
+    """failures that the policy caused have reward 0 and train; false: such an episode is missing and played
+    again."""
+
     @model_validator(mode="before")
     @classmethod
     def _one_length(cls, data: Any) -> Any:
@@ -275,6 +279,11 @@ class RunSpec:
             object.__setattr__(self, "training", Training())
         keep_rules(self, RUN_RULES)
         return self
+
+    @property
+    def failures_are_missing(self) -> bool:
+        """A failure that the policy caused is no 0; so a training run may ask for, an evaluation never."""
+        return self.training is not None and not self.training.score_failures
 
     def in_steps(self, num_tasks: int) -> RunSpec:
         """The same run with the length of its training in steps."""

@@ -1,8 +1,8 @@
 """PlayEpisode: open the environment, let policy and environment take turns, store the trajectory once.
 
 Guarantees: an episode whose trajectory is stored is never sampled again; trouble outside the policy ends as a
-typed failure or is raised as Unavailable, never as a low reward; an environment that the grader will not need
-is closed.
+typed failure or is raised as Unavailable, never as a low reward; a failure that the policy caused is stored
+with its trajectory, which earns 0; an environment that the grader will not need is closed.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from datetime import datetime
 
 from engine_client import ContextOverflow
 from environment_client import EnvironmentClient, EpisodeNotPlanned, OpenedEnvironment
-from episodes import EpisodeBroken, EpisodeFailure
+from episodes import EpisodeBroken, EpisodeFailure, policy_failure
 from rollout_sampler import telemetry, wire
 from rollout_sampler.adapters.engines import LeasedEngines
 from rollout_sampler.adapters.policies import PolicyFiles, PolicyFormat
@@ -19,7 +19,7 @@ from rollout_sampler.adapters.trajectories import StoredTrajectories
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
 from rollout_sampler.usecases.turns import EpisodePlayer, PlayLimits
 from service_kit.deadlines import DeadlineExceeded, deadline
-from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
+from upcycle.api.trajectory.v1.trajectory_pb2 import STOP_REASON_FAILED, TrajectoryBody
 from upcycle.retrying import retry
 
 
@@ -72,22 +72,30 @@ class PlayEpisode:
     ) -> PlayOutcome:
         grader_needs_it = False
         try:
-            async with deadline(f"episode {task.identity.episode_id} to be played", self._time_left_s(task)):
-                await self._play(task, environment, form, body)
+            player = EpisodePlayer(task, environment, form, self._deps.engines, self._deps.environments)
+            failure = await self._play(task, player, body)
+            if failure is not None and not _is_zero(task, body, failure):
+                return self._failed(body, failure)
+            self._end(body, player, failure)
             stored = await self._store(task, body)
-            grader_needs_it = stored.body.lease_id == environment.lease.lease_id
+            is_mine = stored.body.lease_id == environment.lease.lease_id
+            grader_needs_it = is_mine and not stored.body.HasField("failure")
             return stored
-        except EpisodeBroken as error:
-            return self._failed(body, error.kind, error.detail)
-        except DeadlineExceeded as error:
-            return self._failed(body, EpisodeFailure.TIMEOUT, str(error))
+        except EpisodeBroken as error:  # the stored trajectory of an earlier try cannot be read
+            return self._failed(body, error)
         finally:
             if not grader_needs_it:
                 await self._deps.environments.close(environment.lease)
 
-    def _failed(self, body: TrajectoryBody, kind: str, detail: str) -> Failed:
+    def _failed(self, body: TrajectoryBody, failure: EpisodeBroken) -> Failed:
         wire.note_environment(body, self._now())
-        return Failed(kind, detail, body.usage)
+        return Failed(failure.kind, failure.detail, body.usage)
+
+    def _end(self, body: TrajectoryBody, player: EpisodePlayer, failure: EpisodeBroken | None) -> None:
+        wire.end_body(body, self._now(), player.engine_id)
+        if failure is not None:
+            body.stop_reason, body.answer = STOP_REASON_FAILED, ""
+            body.failure.CopyFrom(policy_failure(failure.kind, failure.detail))
 
     def _time_left_s(self, task: EpisodeTask) -> float:
         """The planner sends the command again at the deadline: stop before it, but give a late start time."""
@@ -97,14 +105,21 @@ class PlayEpisode:
         return min(self._limits.episode_s, max(self._limits.late_start_s, left_s))
 
     async def _play(
-        self, task: EpisodeTask, environment: OpenedEnvironment, form: PolicyFormat, body: TrajectoryBody
-    ) -> None:
-        player = EpisodePlayer(task, environment, form, self._deps.engines, self._deps.environments)
+        self, task: EpisodeTask, player: EpisodePlayer, body: TrajectoryBody
+    ) -> EpisodeBroken | None:
+        """Why the episode ended without an answer to grade. Raises Unavailable."""
         try:
-            engine_id = await player.play_into(body, self._limits, self._new_nonce())
+            async with deadline(f"episode {task.identity.episode_id} to be played", self._time_left_s(task)):
+                await player.play_into(body, self._limits, self._new_nonce())
+        except EpisodeBroken as error:
+            return error
         except ContextOverflow as error:
-            raise EpisodeBroken(EpisodeFailure.CONTEXT_OVERFLOW, str(error)) from error
-        wire.end_body(body, self._now(), engine_id)
+            return EpisodeBroken(EpisodeFailure.CONTEXT_OVERFLOW, str(error))
+        except DeadlineExceeded as error:
+            kind = EpisodeFailure.TOOL_TIMEOUT if player.is_mostly_tools else EpisodeFailure.TIMEOUT
+            detail = f"{error}; {player.tools_s:.1f} s of it in tools that the policy called"
+            return EpisodeBroken(kind, detail)
+        return None
 
     async def _store(self, task: EpisodeTask, body: TrajectoryBody) -> Recorded:
         """Stores the trajectory; a short outage of the object store loses no episode. Raises Unavailable."""
@@ -113,3 +128,8 @@ class PlayEpisode:
             budget_s=self._limits.retry_s,
             max_pause_s=2.0,
         )
+
+
+def _is_zero(task: EpisodeTask, body: TrajectoryBody, failure: EpisodeBroken) -> bool:
+    """Whether an episode that failed counts as 0: the policy caused it, by a token that it sampled."""
+    return failure.is_attributable and len(body.turns) > 0 and not task.failures_are_missing

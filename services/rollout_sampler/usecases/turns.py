@@ -56,13 +56,22 @@ class EpisodePlayer:
         self._engines = engines
         self._environments = environments
         self._began_s = asyncio.get_running_loop().time()
-        self._engine_id = ""
+        self.engine_id = ""
+        """Of the engine that sampled last."""
+        self.tools_s = 0.0
+        """Seconds that tools took which the policy had called, as their environment measured them: a call
+        that has not come back may wait for the platform."""
 
-    async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> str:
+    @property
+    def is_mostly_tools(self) -> bool:
+        """Tools took more than half of the time since the episode began."""
+        return self.tools_s > self._elapsed_s() / 2
+
+    async def play_into(self, body: TrajectoryBody, limits: PlayLimits, nonce: str) -> None:
         """Append the turns; set the stop reason and the answer, which stays empty when a budget cut it.
 
-        Returns the engine that sampled last. Raises Unavailable, EpisodeBroken, and ContextOverflow where not
-        even the first prompt fits.
+        A turn whose tools fail is in the body. Raises Unavailable, EpisodeBroken, and ContextOverflow where
+        not even the first prompt fits.
         """
         body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TURNS
         new_prompt_ids: Sequence[int] = self._begin()
@@ -70,40 +79,39 @@ class EpisodePlayer:
             if index:
                 new_prompt_ids = self._reply(body.turns[-1])
             try:
-                turn = await self._turn(index, new_prompt_ids, limits, nonce, body.usage)
+                turn = await self._sampled(index, new_prompt_ids, limits.retry_s, f"{nonce}-t{index}", body)
             except ContextOverflow:
                 if not index:
                     raise
                 turn = None
-            if turn is not None:
-                body.turns.append(turn)
+            if turn is not None and turn.finish_reason != trajectory_pb2.FINISH_REASON_LENGTH:
+                await self._run_tools(turn, limits)
             if turn is None or turn.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH:
                 body.stop_reason = trajectory_pb2.STOP_REASON_MAX_TOKENS
                 break
             if not turn.tool_calls and not turn.parse_error:
                 body.stop_reason, body.answer = trajectory_pb2.STOP_REASON_ANSWERED, turn.text
                 break
-        return self._engine_id
 
-    async def _turn(
-        self, index: int, new_prompt_ids: Sequence[int], limits: PlayLimits, nonce: str, usage: Usage
+    async def _sampled(
+        self, index: int, new_prompt_ids: Sequence[int], retry_s: float, calls: str, body: TrajectoryBody
     ) -> Turn | None:
-        """One turn; None when the episode's tokens are spent. A completion cut by length calls no tools."""
+        """The next turn of the body, with its calls; None when the episode's tokens are spent. A completion
+        cut by length calls no tools. calls: begins the ids of its tool calls."""
         if self._task.completion_limit(len(self._conversation.token_ids)) <= 0:
             return None
         started_s = self._elapsed_s()
-        completion, inserted = await self._complete(index, limits.retry_s, usage)
-        self._engine_id = completion.engine_id
+        completion, inserted = await self._complete(index, retry_s, body.usage)
+        self.engine_id = completion.engine_id
         assistant = self._conversation.read(completion.token_ids)
         texts = [self._token_texts[token] for token in completion.token_ids]
-        turn = wire.sampled_turn(new_prompt_ids, completion, texts)
+        turn = body.turns.add()
+        turn.CopyFrom(wire.sampled_turn(new_prompt_ids, completion, texts))
         turn.inserted_start, turn.num_inserted = inserted.start, len(inserted)
         turn.text, turn.parse_error = assistant.text, assistant.parse_error or ""
         turn.started_s, turn.sampling_s = started_s, self._elapsed_s() - started_s
         if completion.finish_reason is not FinishReason.LENGTH:
-            turn.tool_calls.extend(_calls_of(assistant, f"{nonce}-t{index}"))
-            turn.tool_results.extend(await self._run_tools(turn.tool_calls, limits))
-        turn.tools_s = self._elapsed_s() - started_s - turn.sampling_s
+            turn.tool_calls.extend(_calls_of(assistant, calls))
         return turn
 
     def _elapsed_s(self) -> float:
@@ -165,16 +173,21 @@ class EpisodePlayer:
             telemetry.describe_completion(span, policy.model, completion, len(context))
         return completion
 
-    async def _run_tools(self, calls: Sequence[ToolCall], limits: PlayLimits) -> list[ToolResult]:
-        """Results in the order of the calls, one after the other: a tool may need what an earlier one did."""
-        results = []
-        for position, call in enumerate(calls):
-            if position < limits.max_tool_calls_per_turn:
-                results.append(await self._run_tool(call, limits.max_tool_result_chars))
-            else:
-                refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
-                results.append(ToolResult(call_id=call.call_id, content=refusal, is_error=True))
-        return results
+    async def _run_tools(self, turn: Turn, limits: PlayLimits) -> None:
+        """Add the results, in the order of the calls, one after the other: a tool may need what an earlier
+        one did."""
+        began_s = self._elapsed_s()
+        try:
+            for position, call in enumerate(turn.tool_calls):
+                if position < limits.max_tool_calls_per_turn:
+                    result = await self._run_tool(call, limits.max_tool_result_chars)
+                else:
+                    refusal = f"refused: more than {limits.max_tool_calls_per_turn} tool calls in one turn"
+                    result = ToolResult(call_id=call.call_id, content=refusal, is_error=True)
+                turn.tool_results.append(result)
+                self.tools_s += result.duration_s
+        finally:
+            turn.tools_s = self._elapsed_s() - began_s
 
     async def _run_tool(self, call: ToolCall, max_chars: int) -> ToolResult:
         with telemetry.tool_span(self._task, call.name, call.call_id) as span, telemetry.TOOL_S.time():

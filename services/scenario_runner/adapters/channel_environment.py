@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 from episodes import EpisodeFailure
 from scenario_runner.domain.environments import (
     EnvironmentDescription,
+    EnvironmentKilled,
     EnvironmentLost,
+    EpisodeError,
     EpisodeFault,
     EpisodeTimeout,
     EpisodeTimeouts,
     Grade,
     Message,
+    PolicyFault,
     ToolOutcome,
 )
 from upcycle.environment.channel import ChannelClosed, ChannelError, ControlChannel
@@ -48,6 +51,7 @@ class ChannelEnvironment:
         self._explain_loss = explain_loss
         self._call_tool = tool_caller or self._over_channel
         self._closed = False
+        self._was_called = False
 
     async def start(self, scenario: str, arguments: Mapping[str, Any]) -> None:
         """Play the scenario to its prompt. Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
@@ -59,16 +63,25 @@ class ChannelEnvironment:
         self.tools = tuple(listed)
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Raises EpisodeTimeout (stuck for good), EnvironmentLost. What a tool raises is an outcome."""
-        started = time.monotonic()
-        result = await self._guarded(f"tool {name}", self._called(name, arguments))
+        """Raises PolicyFault (the call ended or blocked its process), EnvironmentLost, EpisodeFault
+        (the outside world failed). What a tool raises is an outcome."""
+        started, died_before = time.monotonic(), self._channel.is_closed
+        try:
+            result = await self._guarded(f"tool {name}", self._called(name, arguments))
+        except EpisodeError as error:
+            raise self._blamed(error, is_idle=died_before) from error
+        self._was_called = True
         return ToolOutcome(result.text, result.is_error, result.truncated, time.monotonic() - started)
 
     async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
-        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost."""
-        started = time.monotonic()
+        """Raises EpisodeFault, EpisodeTimeout, EnvironmentLost; PolicyFault where a call of the policy had
+        ended the process already."""
+        started, died_before = time.monotonic(), self._channel.is_closed
         call = self._channel.grade(answer, transcript, timeout_s=self._timeouts.grade_s)
-        row = await self._guarded("grade", call)
+        try:
+            row = await self._guarded("grade", call)
+        except EpisodeError as error:
+            raise (self._blamed(error, is_idle=True) if died_before else error) from error
         try:
             result = evaluation_result(row)
             subscores = tuple(subscore.to_json() for subscore in result.subscores)
@@ -76,6 +89,18 @@ class ChannelEnvironment:
             raise EpisodeFault(RewardInvalid.kind, str(error)) from error
         duration_s = time.monotonic() - started
         return Grade(result.score, bool(result.success), subscores, result.info, duration_s)
+
+    def _blamed(self, error: EpisodeError, *, is_idle: bool) -> EpisodeError:
+        """Whose failure it was that a process ended or hung. is_idle: no call ran in it; then a signal came
+        from elsewhere, and an end by itself is the policy's if it had called anything before."""
+        if is_idle and (isinstance(error, EnvironmentKilled) or not self._was_called):
+            return EnvironmentLost(str(error))
+        if isinstance(error, EpisodeTimeout):
+            return PolicyFault(EpisodeFailure.TOOL_TIMEOUT, str(error))
+        is_end = isinstance(error, EpisodeFault) and error.failure_kind == EpisodeFailure.SCENARIO_ERROR
+        if is_end or isinstance(error, EnvironmentKilled):
+            return PolicyFault(EpisodeFailure.PROCESS_ENDED, str(error))
+        return error
 
     async def close(self) -> None:
         """End it with everything it started. Idempotent."""
@@ -94,6 +119,8 @@ class ChannelEnvironment:
         try:
             return await self._call_tool(name, arguments)
         except ChannelError as error:
+            if error.error_kind == EpisodeFailure.EXTERNAL_FAILURE:
+                raise
             # An unknown tool or malformed arguments: the policy gets the error as the result and goes on.
             return ToolResult(str(error), is_error=True)
 
@@ -106,7 +133,8 @@ class ChannelEnvironment:
         try:
             return await call
         except ChannelError as error:
-            raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, str(error)) from error
+            text = f"{error}\n{error.traceback}".rstrip()
+            raise EpisodeFault(error.error_kind or EpisodeFailure.SCENARIO_ERROR, text) from error
         except ChannelTimeout as error:
             raise EpisodeTimeout(f"{what}: {error}") from error
         except ChannelClosed as error:
@@ -138,4 +166,4 @@ def loss_of(status: int, output: str) -> Exception:
         )
     if status == -24:  # SIGXCPU
         return EpisodeTimeout(f"the environment used up its processor time{said}")
-    return EnvironmentLost(f"the environment's process was killed by signal {-status}{said}")
+    return EnvironmentKilled(f"the environment's process was killed by signal {-status}{said}")

@@ -13,6 +13,7 @@ from scenario_runner.adapters.zygotes import Forked, WarmEnvironment, ZygoteOpti
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
     EnvironmentDescription,
+    EnvironmentLost,
     EpisodeFault,
     EpisodeTimeouts,
     EpisodeToPlay,
@@ -119,6 +120,8 @@ def _explainer(zygote: WarmEnvironment, forked: Forked) -> Callable[[], Any]:
             return EpisodeFault(
                 EpisodeFailure.SCENARIO_ERROR, "the environment closed its control channel and went on"
             )
+        if zygote.dead.done():
+            return EnvironmentLost(f"the zygote of {zygote.source.path} died, and the episode with it")
         return loss_of(forked.ended.result(), zygote.output_of(forked))
 
     return explain

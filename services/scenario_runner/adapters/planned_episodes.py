@@ -11,6 +11,7 @@ from scenario_runner.domain.environments import EnvironmentSource, EpisodeNotOpe
 from scenario_runner.domain.runs import EpisodeState
 from scenario_runner.wire import runs as wire
 from sql_store import Database, owned, take_turn
+from upcycle.run_config import RunSpec
 
 _WANTED = (
     sa.select(EPISODE.c.state, TASK.c.scenario, TASK.c.args_json, TASKSET.c.source, RUN.c.spec)
@@ -28,7 +29,7 @@ class SqlPlannedEpisodes:
         self._database = database
         self._now = now
         # Keyed by the text of both columns, so that each text is parsed once and not per episode.
-        self._parsed: dict[tuple[str, str], tuple[EnvironmentSource, timedelta]] = {}
+        self._parsed: dict[tuple[str, str], tuple[EnvironmentSource, RunSpec]] = {}
 
     async def to_play(self, episode_id: str) -> EpisodeToPlay:
         """Raises EpisodeNotOpen for one that is unknown or settled."""
@@ -37,8 +38,10 @@ class SqlPlannedEpisodes:
             raise EpisodeNotOpen(f"episode {episode_id!r} was never planned")
         if row.state != EpisodeState.PLANNED.value:
             raise EpisodeNotOpen(f"episode {episode_id!r} is {row.state}: no run waits for it")
-        source, timeouts = self._parse(row.source, row.spec)
-        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, self._now() + timeouts)
+        source, spec = self._parse(row.source, row.spec)
+        deadline = self._now() + timedelta(seconds=spec.episode_deadline_s)
+        missing = spec.failures_are_missing
+        return EpisodeToPlay(episode_id, source, row.scenario, row.args_json, deadline, missing)
 
     async def opened(self, episode_ids: Sequence[str]) -> None:
         """Note that the environments of these episodes were started."""
@@ -49,11 +52,10 @@ class SqlPlannedEpisodes:
 
         await self._database.run(note)
 
-    def _parse(self, source: str, spec: str) -> tuple[EnvironmentSource, timedelta]:
+    def _parse(self, source: str, spec: str) -> tuple[EnvironmentSource, RunSpec]:
         parsed = self._parsed.get((source, spec))
         if parsed is None:
-            deadline_s = wire.spec_from_json(spec).episode_deadline_s
-            parsed = wire.source_from_json(source), timedelta(seconds=deadline_s)
+            parsed = wire.source_from_json(source), wire.spec_from_json(spec)
             if len(self._parsed) >= 1000:
                 self._parsed.clear()
             self._parsed[source, spec] = parsed

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from episodes import EpisodeFailure
 from scenario_runner.adapters.channel_environment import ChannelEnvironment
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
@@ -110,7 +111,7 @@ async def _attached(
 
         attached = await McpTools.connect(config, taken=frozenset())
     except (ToolFailed, ChannelError) as error:
-        raise EpisodeFault("environment_broken", str(error)) from error
+        raise EpisodeFault(EpisodeFailure.EXTERNAL_FAILURE, str(error)) from error
     stack.push_async_callback(attached.close)
     return attached.tools
 

@@ -45,6 +45,10 @@ class EnvironmentLost(EpisodeError):
     failure_kind = EpisodeFailure.ENVIRONMENT_LOST
 
 
+class EnvironmentKilled(EnvironmentLost):
+    """A signal killed the episode's process: the kernel's, for its memory, or somebody's."""
+
+
 class FleetFull(EpisodeError):
     """As many environment processes run as may; ask again later."""
 
@@ -64,7 +68,7 @@ class EpisodeNotOpen(EpisodeError):
 
 
 class EpisodeFault(EpisodeError):
-    """The environment's own code is to blame. failure_kind: scenario_error, reward_invalid, …"""
+    """The environment's own code failed. failure_kind: scenario_error, external_failure, …"""
 
     def __init__(self, failure_kind: str, message: str) -> None:
         super().__init__(message)
@@ -75,6 +79,15 @@ class EpisodeTimeout(EpisodeError):
     """The environment's code did not come back in time."""
 
     failure_kind = EpisodeFailure.TIMEOUT
+
+
+class PolicyFault(EpisodeError):
+    """The policy caused the failure: its call ended or blocked the environment, or the scenario fails on its
+    answer alone. failure_kind: an attributable EpisodeFailure."""
+
+    def __init__(self, failure_kind: EpisodeFailure, message: str) -> None:
+        super().__init__(message)
+        self.failure_kind = failure_kind
 
 
 class BodyUnreadable(EpisodeError):
@@ -115,13 +128,15 @@ class EnvironmentDescription:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeToPlay:
-    """Everything needed to start an episode's environment."""
+    """Everything needed to start an episode's environment. failures_are_missing: in its run a failure that
+    the policy caused is no 0."""
 
     episode_id: str
     source: EnvironmentSource
     scenario: str
     args_json: str
     deadline: datetime
+    failures_are_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +160,15 @@ class ScenarioTranscript:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A reward and its tree. subscores: rows {name, weight, value, info?, children?}."""
+    """A reward and its tree. subscores: rows {name, weight, value, info?, children?}. failure: of the policy,
+    for which the reward is 0."""
 
     reward: float
     success: bool
     subscores: tuple[Mapping[str, Any], ...]
     info: Mapping[str, Any]
     duration_s: float
+    failure: PolicyFault | None = None
 
 
 Message = Mapping[str, str]

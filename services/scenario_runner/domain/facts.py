@@ -20,6 +20,9 @@ class Graded:
     stop_reason: int = 0
     engine_s: float = 0.0
     environment_s: float = 0.0
+    failure: str = ""
+    """Of the policy, for which the reward is 0."""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,17 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from episodes import EpisodeFailure
 from scenario_runner.domain.runs import OPEN_RUN_STATES, RunRecord, RunState
 from scenario_runner.domain.source_groups import NO_SOURCES, SourceLoad
 
 MAX_ATTEMPTS = 3
 """Plays of one member of a group before it has failed for good."""
+
+PLAYED_ONCE: Final = frozenset({EpisodeFailure.ENVIRONMENT_BROKEN})
+"""Failures that would come again: their member is not played again."""
 
 
 def run_seed(run: RunRecord) -> int:

@@ -17,6 +17,7 @@ from scenario_runner.domain.environments import (
     EpisodeNotOpen,
     EpisodeTimeout,
     FleetFull,
+    PolicyFault,
     UnknownLease,
 )
 from scenario_runner.domain.runs import AlreadyTaken, NotFound, Refused
@@ -36,5 +37,6 @@ ENVIRONMENT_STATUSES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
     EnvironmentBroken: grpc.StatusCode.ABORTED,
     EpisodeFault: grpc.StatusCode.ABORTED,
     EpisodeTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    PolicyFault: grpc.StatusCode.ABORTED,
     BodyUnreadable: grpc.StatusCode.DATA_LOSS,
 }

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from episodes import GroupReason, Purpose
+from episodes import EpisodeFailure, GroupReason, Purpose
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain.facts import Stopping
 from scenario_runner.domain.runs import (
@@ -191,4 +191,6 @@ def why_all_failed(unit: PlanUnit, run: RunRecord) -> str:
     kinds = [row.reason for row in failed]
     commonest = max(set(kinds), key=kinds.count)
     detail = next(row.detail for row in reversed(failed) if row.reason == commonest)
+    if set(kinds) == {EpisodeFailure.ENVIRONMENT_BROKEN}:
+        return f"{commonest}: every episode fails, whatever is answered: {detail[:300]}"
     return f"{kinds.count(commonest)} of {len(failed)} failed with {commonest}: {detail[:300]}"

@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from blob_store import BlobRef
+from episodes import EpisodeFailure
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.domain.environments import (
     BodyUnreadable,
+    EnvironmentBroken,
+    EnvironmentKilled,
+    EnvironmentLost,
+    EpisodeError,
+    EpisodeFault,
+    EpisodeTimeout,
+    EpisodeToPlay,
     FleetFull,
     Grade,
     Opened,
+    PolicyFault,
     ScenarioTranscript,
     ToolOutcome,
     UnknownLease,
@@ -43,12 +52,17 @@ class LeaseRules:
 @dataclass(slots=True)
 class _Lease:
     lease_id: str
-    episode_id: str
+    episode: EpisodeToPlay
     environment: LiveEnvironment
     expires_at: datetime
     calls: dict[str, "asyncio.Task[ToolOutcome]"] = field(default_factory=dict)
     grading: "asyncio.Task[Grade] | None" = None
     ended: bool = False
+
+    @property
+    def episode_id(self) -> str:
+        """Whose environment it is."""
+        return self.episode.episode_id
 
 
 class Leases:
@@ -99,7 +113,7 @@ class Leases:
             self._starting -= 1
         self._alive += 1
         expires_at = max(episode.deadline, self._now() + timedelta(seconds=self._rules.ttl_s))
-        lease = _Lease(self._new_id("lease"), episode_id, environment, expires_at)
+        lease = _Lease(self._new_id("lease"), episode, environment, expires_at)
         self._leases[lease.lease_id] = lease
         self._opened.append(episode_id)
         await self._limit_leases_of(episode_id, lease.lease_id)
@@ -108,7 +122,7 @@ class Leases:
     async def call_tool(self, lease_id: str, call_id: str, name: str, arguments_json: str) -> ToolOutcome:
         """Call a tool once per call id. What the tool refuses or raises is an outcome with is_error.
 
-        Raises UnknownLease, EpisodeTimeout.
+        Raises UnknownLease, PolicyFault, EnvironmentLost, EpisodeFault.
         """
         lease = self._live(lease_id)
         call = lease.calls.get(call_id)
@@ -121,8 +135,10 @@ class Leases:
     async def grade(self, lease_id: str, body: BlobRef) -> Grade:
         """Grade the stored trajectory once; every later call gets the first result, or the first failure.
 
+        A scenario that fails is played again by a fresh instance, with an empty answer. If that is graded,
+        the failure is the policy's: a grade of 0, or PolicyFault in a run where it is missing.
         A body that cannot be read is no result: the next call reads it again.
-        Raises UnknownLease, BodyUnreadable, Unavailable, EpisodeFault, EpisodeTimeout.
+        Raises UnknownLease, BodyUnreadable, Unavailable, EpisodeError.
         """
         lease = self._known(lease_id)
         if lease.grading is None:
@@ -177,10 +193,45 @@ class Leases:
 
     async def _grade(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
         try:
-            return await lease.environment.grade(transcript.answer, transcript.trajectory)
+            return await self._graded(lease, transcript)
         finally:
             lease.calls.clear()  # until the lease lapses, only its grade is asked for again
             await self._end(lease)
+
+    async def _graded(self, lease: _Lease, transcript: ScenarioTranscript) -> Grade:
+        try:
+            return await lease.environment.grade(transcript.answer, transcript.trajectory)
+        except PolicyFault as error:
+            fault = error
+        except (EpisodeFault, EpisodeTimeout, EnvironmentKilled) as error:
+            if error.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
+                raise
+            await lease.environment.close()
+            await self._check_fresh_instance(lease.episode, error)
+            fault = PolicyFault(EpisodeFailure.ANSWER_ERROR, f"{error.failure_kind}: {error}")
+        if lease.episode.failures_are_missing:
+            raise fault
+        return Grade(0.0, False, (), {}, 0.0, fault)
+
+    async def _check_fresh_instance(self, episode: EpisodeToPlay, first: EpisodeError) -> None:
+        """Have a fresh instance of the scenario grade an empty answer, in the slot of the one that failed.
+
+        Raises EnvironmentBroken when it fails as well, and what is missing: EnvironmentLost, and EpisodeFault
+        of the outside world.
+        """
+        try:
+            fresh = await self._host.start(episode)
+            try:
+                await fresh.grade("", {"turns": []})
+            finally:
+                await fresh.close()
+        except EpisodeError as again:
+            is_lost = isinstance(again, EnvironmentLost) and not isinstance(again, EnvironmentKilled)
+            if is_lost or again.failure_kind == EpisodeFailure.EXTERNAL_FAILURE:
+                raise
+            raise EnvironmentBroken(
+                f"the scenario fails on an empty answer too: {again}\nand failed on the policy's: {first}"
+            ) from again
 
     async def _ending_on_failure(self, lease: _Lease, call: Awaitable[ToolOutcome]) -> ToolOutcome:
         try:

@@ -26,6 +26,7 @@ from scenario_runner.domain.runs import (
 from scenario_runner.domain.source_groups import NO_SOURCES
 from scenario_runner.domain.sources import with_body
 from scenario_runner.usecases.ending import (
+    MAX_DETAIL_CHARS,
     call_off,
     cancel,
     close_group,
@@ -246,8 +247,8 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
     graded = replace(
         episode,
         state=EpisodeState.EVALUATED if is_final else EpisodeState.GRADED,
-        reason="",
-        detail="",
+        reason=fact.failure,
+        detail=fact.detail[:MAX_DETAIL_CHARS],
         reward=fact.reward,
         success=fact.success,
         num_turns=fact.num_turns,
@@ -301,7 +302,8 @@ def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, det
     group = unit.group(episode.group_id)
     if group is None:
         return
-    match plan.after_failure(episode.attempt, run.state, group_is_open=group.is_open):
+    attempt = plan.MAX_ATTEMPTS if failure in plan.PLAYED_ONCE else episode.attempt
+    match plan.after_failure(attempt, run.state, group_is_open=group.is_open):
         case plan.Refill(attempt):
             unit.add_episodes(run, [_episode(group, episode.member, attempt)])
         case plan.Shorten():

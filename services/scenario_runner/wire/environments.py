@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from episodes import policy_failure
 from scenario_runner.domain.environments import Grade, Message, Opened, ScenarioTranscript
 from upcycle.api.environment.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
@@ -24,12 +25,14 @@ def opened_to_wire(opened: Opened, address: str) -> pb.OpenResponse:
 
 def grade_to_wire(grade: Grade) -> pb.GradeResponse:
     """A reward with its tree."""
+    fault = grade.failure
     return pb.GradeResponse(
         reward=grade.reward,
         success=grade.success,
         subscores=[_subscore(row) for row in grade.subscores],
         info_json=_json(grade.info),
         duration_s=grade.duration_s,
+        failure=None if fault is None else policy_failure(fault.failure_kind, str(fault)),
     )
 
 

@@ -138,6 +138,7 @@ def episode_requested(
         sampling=sampling,
         deadline=timestamp(now + timedelta(seconds=run.spec.episode_deadline_s)),
         requested_at=timestamp(now),
+        failures_are_missing=run.spec.failures_are_missing,
     )
 
 

@@ -27,6 +27,8 @@ def graded(event: TrajectoryGraded, _: Delivery[Any]) -> Graded:
         event.stop_reason,
         event.usage.engine_s,
         event.usage.environment_s,
+        event.failure.kind,
+        event.failure.detail,
     )
 
 

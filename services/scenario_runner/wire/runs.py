@@ -180,7 +180,7 @@ def result_to_wire(row: EpisodeRow, task: RunnableTask) -> taskset_pb2.EpisodeRe
         status=_EPISODE_STATUS.get(row.state, taskset_pb2.EPISODE_STATUS_GRADED),
         reward=row.reward,
         success=row.success,
-        failure_kind=row.reason if row.state is EpisodeState.FAILED else "",
+        failure_kind=row.reason if row.state in (EpisodeState.FAILED, EpisodeState.EVALUATED) else "",
         num_turns=row.num_turns,
         sampled_by=common_pb2.VersionSpan(oldest=row.oldest_version, newest=row.newest_version),
         usage=common_pb2.Usage(engine_s=row.engine_s, environment_s=row.environment_s),

@@ -71,7 +71,8 @@ class TrajectoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryGrade:
-    """The grade of a trajectory. subscores: the reward tree as it came, serialised."""
+    """The grade of a trajectory. subscores: the reward tree, and the policy's
+    failure if there is one, as they came, serialised."""
 
     reward: float
     success: bool

@@ -68,7 +68,10 @@ def on_recorded(
 
 def on_graded(message: trajectory_events.TrajectoryGraded, delivery: Delivery[Any]) -> Iterator[EpisodeFact]:
     at_us = _us(message, "graded_at", delivery)
-    tree = trajectory_events.TrajectoryGraded(subscores=message.subscores).SerializeToString()
+    why = trajectory_events.TrajectoryGraded(subscores=message.subscores)
+    if message.HasField("failure"):
+        why.failure.CopyFrom(message.failure)
+    tree = why.SerializeToString()
     grade = TrajectoryGrade(message.reward, message.success, tree, at_us)
     yield graded(_identity(message), _record(message, at_us, delivery), grade)
 

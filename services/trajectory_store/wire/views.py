@@ -37,9 +37,11 @@ def summary_to_wire(episode: Episode) -> trajectory_pb2.TrajectorySummary:
     if record is not None:
         _add_record(summary, record)
     if grade is not None:
-        tree = trajectory_events.TrajectoryGraded.FromString(grade.subscores).subscores
+        why = trajectory_events.TrajectoryGraded.FromString(grade.subscores)
         summary.graded, summary.reward, summary.success = True, grade.reward, grade.success
-        summary.subscores.extend(tree)
+        summary.subscores.extend(why.subscores)
+        if why.HasField("failure"):
+            summary.failure.CopyFrom(why.failure)
         summary.graded_at.CopyFrom(_timestamp(grade.graded_us))
     return summary
 

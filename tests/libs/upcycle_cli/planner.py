@@ -49,8 +49,8 @@ class Planner(TasksetServiceServicer):
         self.answer: ts.Run | None = None
         self.watched: list[ts.Run] = []
         self.refusal = ""
-        solved = {"status": ts.EPISODE_STATUS_GRADED, "reward": 1.0, "success": True}
-        self.results = [ts.EpisodeResult(task_slug="a", **solved)]
+        graded = ts.EPISODE_STATUS_GRADED
+        self.results = [ts.EpisodeResult(task_slug="a", status=graded, reward=1.0, success=True)]
 
     async def RegisterTaskset(self, request: Any, context: Any) -> pb.RegisterTasksetResponse:
         self.registered.append(request.taskset.name)

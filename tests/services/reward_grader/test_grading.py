@@ -125,7 +125,7 @@ async def test_a_replica_that_stays_away_is_lost_after_a_while(bed: Testbed) -> 
         (grpc.StatusCode.INTERNAL, None, "environment_lost"),
         (grpc.StatusCode.UNKNOWN, None, "environment_lost"),
         (grpc.StatusCode.ABORTED, "reward_invalid", "reward_invalid"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, None, "timeout"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout", "timeout"),
         (grpc.StatusCode.DATA_LOSS, None, "body_corrupt"),
         (grpc.StatusCode.DATA_LOSS, "body_corrupt", "body_corrupt"),
     ],
@@ -139,6 +139,17 @@ async def test_a_scenario_is_blamed_only_for_what_its_own_code_did_in_a_grade(
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == kind
+
+
+async def test_a_grade_that_takes_longer_than_a_call_is_asked_for_again(bed: Testbed) -> None:
+    """As when a fresh instance of a scenario that hung is checked: the runner keeps its answer."""
+    bed.environments.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    await bed.grader()
+    await bed.publish(await bed.record())
+    await until(lambda: bed.environments.num_grade_calls >= 1)
+    bed.environments.refuse = None
+    (fact,) = await bed.outcomes(1)
+    assert isinstance(fact, TrajectoryGraded)
 
 
 async def test_a_store_that_the_runner_cannot_read_is_waited_for_and_loses_no_environment(
@@ -230,3 +241,28 @@ async def test_each_score_is_an_event_on_the_span(bed: Testbed) -> None:
     }
     assert results[1]["gen_ai.evaluation.name"] == "service"
     memory.shutdown()
+
+
+FAILURE = trajectory_pb2.PolicyFailure(kind="answer_error", rule="a fresh instance", detail="KeyError: x")
+
+
+async def test_what_the_policy_broke_is_graded_0_with_its_reason(bed: Testbed) -> None:
+    broken = GradeResponse(reward=1.0, success=True, failure=FAILURE)  # whatever else it says
+    bed.environments.grade = lambda _: broken
+    await bed.grader()
+    ended = await bed.record(1)
+    ended.failure.CopyFrom(FAILURE)
+    ended.failure.kind = "process_ended"
+    await bed.publish(await bed.record())
+    await bed.outcomes(1)
+    await bed.publish(ended)
+    graded, while_playing = await bed.outcomes(2)
+    for fact, kind in ((graded, "answer_error"), (while_playing, "process_ended")):
+        assert isinstance(fact, TrajectoryGraded)
+        assert (fact.reward, fact.success) == (0.0, False)
+        assert (fact.failure.kind, fact.failure.rule, fact.failure.detail) == (
+            kind,
+            FAILURE.rule,
+            FAILURE.detail,
+        )
+    assert bed.environments.num_grade_calls == 1  # an episode that ended while playing is not graded

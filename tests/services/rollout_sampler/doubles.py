@@ -160,6 +160,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.kind: str | None = None
         self.fail_calls: list[grpc.StatusCode] = []
+        self.tool_s = 0.01
         self.open_leases: dict[str, str] = {}
         self.opened: list[str] = []
         self.closed: list[str] = []
@@ -225,7 +226,7 @@ class EnvironmentDouble(service_pb2_grpc.EnvironmentServiceServicer):
             if tool is None:
                 return environment_pb2.CallToolResponse(content=f"no tool {request.name!r}", is_error=True)
             self.results[request.call_id] = tool(arguments)
-        return environment_pb2.CallToolResponse(content=self.results[request.call_id], duration_s=0.01)
+        return environment_pb2.CallToolResponse(content=self.results[request.call_id], duration_s=self.tool_s)
 
     async def Grade(
         self, request: environment_pb2.GradeRequest, context: Context

@@ -19,6 +19,7 @@ from scenario_runner.domain.environments import (
     EpisodeFault,
     EpisodeTimeout,
     FleetFull,
+    PolicyFault,
     PythonEnvironment,
     UnknownLease,
 )
@@ -93,34 +94,34 @@ async def test_a_scenario_whose_process_is_killed(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "args", "fault", "text"),
+    ("scenario", "args", "text"),
     [
-        ("one_yield", "{}", "scenario_error", "ended before its second yield"),
-        ("raises_last", "{}", "scenario_error", "no such row"),
-        ("thrice", "{}", "scenario_error", "third time"),
-        ("rewards", '{"value": "nan"}', "reward_invalid", "not finite"),
-        ("rewards", '{"value": "inf"}', "reward_invalid", "not finite"),
-        ("rewards", '{"value": "two"}', "reward_invalid", "outside"),
-        ("rewards", '{"value": "minus"}', "reward_invalid", "outside"),
-        ("rewards", '{"value": "text"}', "reward_invalid", "not a number"),
-        ("rewards", '{"value": "none"}', "reward_invalid", "not a number"),
+        ("one_yield", "{}", "ended before its second yield"),
+        ("raises_last", "{}", "no such row"),
+        ("thrice", "{}", "third time"),
+        ("rewards", '{"value": "nan"}', "not finite"),
+        ("rewards", '{"value": "inf"}', "not finite"),
+        ("rewards", '{"value": "two"}', "outside"),
+        ("rewards", '{"value": "minus"}', "outside"),
+        ("rewards", '{"value": "text"}', "not a number"),
+        ("rewards", '{"value": "none"}', "not a number"),
     ],
 )
-async def test_a_scenario_without_a_usable_reward(
-    fleet: Fleet, scenario: str, args: str, fault: str, text: str
+async def test_a_scenario_that_never_has_a_usable_reward_is_broken(
+    fleet: Fleet, scenario: str, args: str, text: str
 ) -> None:
     opened = await fleet.open(scenario, args)
-    for _ in range(2):  # asking again gives the same answer: the scenario is not played twice
-        with pytest.raises(EpisodeFault, match=text) as caught:
+    for _ in range(2):  # asking again gives the same answer: the scenario is not played again
+        with pytest.raises(EnvironmentBroken, match=text) as caught:
             await fleet.grade(opened)
-        assert caught.value.failure_kind == fault
+        assert caught.value.failure_kind == "environment_broken"
     assert fleet.leases.num_alive == 0
     assert await fleet.works()
 
 
 async def test_a_scenario_that_hangs_at_its_reward(fleet: Fleet) -> None:
     opened = await fleet.open("hangs_last", '{"seconds": 600}')
-    with pytest.raises(EpisodeTimeout, match="grade"):
+    with pytest.raises(EnvironmentBroken, match="grade"):
         await fleet.grade(opened)
     assert await fleet.works()
 
@@ -152,16 +153,16 @@ async def test_a_tool_result_of_50_mb_is_cut(fleet: Fleet) -> None:
 
 async def test_a_tool_that_blocks_the_process_ends_the_episode(fleet: Fleet) -> None:
     opened = await fleet.open()
-    with pytest.raises(EpisodeTimeout, match="tool stuck"):
+    with pytest.raises(PolicyFault, match="tool stuck"):
         await fleet.call(opened, "stuck", '{"seconds": 600}')
     with pytest.raises(UnknownLease):
         await fleet.grade(opened)
     assert fleet.leases.num_alive == 0
 
 
-async def test_a_tool_that_ends_the_process_is_the_scenarios_fault(fleet: Fleet) -> None:
+async def test_a_tool_that_ends_the_process_is_the_policys_fault(fleet: Fleet) -> None:
     opened = await fleet.open()
-    with pytest.raises(EpisodeFault, match="status 7"):
+    with pytest.raises(PolicyFault, match="status 7"):
         await fleet.call(opened, "dies")
     assert await fleet.works()
 

@@ -27,9 +27,11 @@ from tests.services.trajectory_store.running_store import Store, body_of
 
 async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> None:
     ref = await store.keep_body(0)
-    await store.publish(
-        events.requested(0), events.requested(1), events.recorded(0, body=ref), events.graded(0, body=ref)
+    graded = events.graded(0, body=ref)
+    graded.failure.CopyFrom(
+        trajectory_pb2.PolicyFailure(kind="answer_error", rule="by which", detail="KeyError: x")
     )
+    await store.publish(events.requested(0), events.requested(1), events.recorded(0, body=ref), graded)
 
     async def is_graded() -> bool:
         return (await store.ledger()).by_state.get("graded") == 1
@@ -52,6 +54,7 @@ async def test_facts_become_a_ledger_and_bodies_can_be_read(store: Store) -> Non
         assert found.body == body_of(0)
         assert found.summary.ledger.step == 9
         assert found.summary.subscores[0].name == "service"
+        assert found.summary.failure == graded.failure
         assert found.summary.reward == 0.5
 
 

@@ -49,6 +49,11 @@ class ControlChannel:
         self._reader = asyncio.ensure_future(self._read())
         self.welcome: Welcome | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        """The other side has hung up, or this one."""
+        return self._reader.done()
+
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
         """On a connected socket, for example one end of a socketpair."""
@@ -189,10 +194,12 @@ class ControlChannel:
         reply = self._waiting.get(frame.get("id", 0))
         error = frame.get("error")
         if error is not None:
+            data = error.get("data") or {}
             failure = ChannelError(
                 int(error.get("code", frames.SERVER_ERROR)),
                 str(error.get("message", "")),
-                str((error.get("data") or {}).get("kind", "")),
+                str(data.get("kind", "")),
+                str(data.get("traceback", "")),
             )
             if frame.get("id") is None:
                 raise failure

@@ -19,14 +19,16 @@ Frame = dict[str, Any]
 
 
 class ChannelError(UpcycleError):
-    """An error frame: `code` as above, `error_kind` the stable word of what failed (scenario_error, …)."""
+    """An error frame: `code` as above, `error_kind` the stable word of what failed (scenario_error, …),
+    `traceback` of the environment's own code where it raised."""
 
     kind = "channel_error"
 
-    def __init__(self, code: int, message: str, error_kind: str = "") -> None:
+    def __init__(self, code: int, message: str, error_kind: str = "", traceback: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.error_kind = error_kind
+        self.traceback = traceback
 
 
 class FrameTooLarge(ChannelError):
@@ -84,4 +86,6 @@ def error_frame(call_id: Any, error: ChannelError) -> Frame:
     body: Frame = {"code": error.code, "message": str(error) or "error"}
     if error.error_kind:
         body["data"] = {"kind": error.error_kind}
+        if error.traceback:
+            body["data"]["traceback"] = error.traceback
     return {"jsonrpc": "2.0", "id": call_id, "error": body}

@@ -120,7 +120,7 @@ class Connection:
             call_id = frame.get("id")
             reply = frames.result_frame(call_id, await self._dispatch(frame))
         except Exception as error:
-            reply = frames.error_frame(call_id, as_channel_error(error))
+            reply = frames.error_frame(call_id, as_channel_error(error, self._environment))
         await self._send(reply)
         if self._over and self._lines.transport is not None:
             self._lines.transport.close()

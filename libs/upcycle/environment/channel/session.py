@@ -2,16 +2,20 @@
 
 import asyncio
 import secrets
+import traceback
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from upcycle.environment.channel.frames import INVALID_PARAMS, INVALID_REQUEST, SERVER_ERROR, ChannelError
-from upcycle.errors import UnknownName, UpcycleError
+from upcycle.errors import InfrastructureError, UnknownName, UpcycleError
 from upcycle.scenario import ScenarioPlay
 from upcycle.transcripts import Answer, Transcript
 
 if TYPE_CHECKING:
     from upcycle.environment.core import Environment
+
+
+MAX_TRACEBACK_CHARS: Final = 6000
 
 
 class Session:
@@ -166,11 +170,20 @@ def text_param(params: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def as_channel_error(error: Exception) -> ChannelError:
-    """Any failure as an error frame's content, its kind kept."""
+def as_channel_error(error: Exception, environment: "Environment") -> ChannelError:
+    """Any failure as an error frame's content, its kind kept. What says that the outside world failed has
+    that kind."""
+    if environment.is_external(error):
+        return ChannelError(SERVER_ERROR, str(error), InfrastructureError.kind, _traceback_of(error))
     if isinstance(error, ChannelError):
         return error
     if isinstance(error, UnknownName):
         return ChannelError(INVALID_PARAMS, str(error), error.kind)
     kind = error.kind if isinstance(error, UpcycleError) else "error"
-    return ChannelError(SERVER_ERROR, str(error) or type(error).__name__, kind)
+    return ChannelError(SERVER_ERROR, str(error) or type(error).__name__, kind, _traceback_of(error))
+
+
+def _traceback_of(error: Exception) -> str:
+    """Of what the environment's code raised, its end."""
+    cause = error.__cause__ if isinstance(error, UpcycleError) and error.__cause__ is not None else error
+    return "".join(traceback.format_exception(cause, limit=-8))[-MAX_TRACEBACK_CHARS:]

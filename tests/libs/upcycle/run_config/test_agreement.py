@@ -129,6 +129,7 @@ USUAL_AND_ODD: dict[str, tuple[list[Any], list[Any]]] = {
     "lora_rank": ([0, 4], [-1, 65537]),
     "lora_alpha": ([0.0], [8.0, -1.0, float("inf")]),
     "lora_targets": (["all-linear"], ["q_proj,v_proj", "", "q_proj,,v_proj"]),
+    "score_failures": ([True], [False]),
 }
 """Values of each field that usually fit, and such that often do not."""
 

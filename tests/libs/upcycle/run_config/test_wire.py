@@ -53,6 +53,7 @@ TRAININGS = st.builds(
     loss_config=st.dictionaries(st.sampled_from(["clip_low", "entropy_bonus"]), st.floats(0.01, 0.99)),
     lora_rank=st.integers(0, 65536),
     no_step_groups=st.integers(0, 10**6),
+    score_failures=st.booleans(),
 )
 GATES = st.builds(Gate, taskset=NAMES, attempts=st.integers(1, 1024), min_gain=st.floats(-1, 1))
 TRAIN_RUNS = st.builds(
@@ -103,7 +104,7 @@ def test_a_default_is_the_same_in_the_model_and_in_the_comment_of_the_contract(
     fields = {one.name: one for one in dataclasses.fields(cls)}
     assert set(comments) | {"taskset"} == set(fields) | {"taskset"}
     for name in set(comments) - {"loss_config", "epochs"}:
-        found = re.search(r'[Dd]efault ("[^"]*"|[\d.e+-]*\d)', comments[name])
+        found = re.search(r'[Dd]efault ("[^"]*"|[\d.e+-]*\d|true|false)', comments[name])
         assert found is not None, name
         assert json.loads(found[1]) == fields[name].default, name
 

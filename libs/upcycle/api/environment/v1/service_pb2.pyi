@@ -198,12 +198,19 @@ class GradeResponse(_message.Message):
     SUBSCORES_FIELD_NUMBER: _builtins.int
     INFO_JSON_FIELD_NUMBER: _builtins.int
     DURATION_S_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     reward: _builtins.float
     success: _builtins.bool
     info_json: _builtins.str
     duration_s: _builtins.float
     @_builtins.property
     def subscores(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Subscore]: ...
+    @_builtins.property
+    def failure(self) -> _trajectory_pb2.PolicyFailure:
+        """The scenario failed on this answer, and a fresh instance of it graded an empty one: the failure is the policy's, and the
+        reward 0.
+        """
+
     def __init__(
         self,
         *,
@@ -212,10 +219,11 @@ class GradeResponse(_message.Message):
         subscores: _abc.Iterable[_trajectory_pb2.Subscore] | None = ...,
         info_json: _builtins.str = ...,
         duration_s: _builtins.float = ...,
+        failure: _trajectory_pb2.PolicyFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "info_json", b"info_json", "reward", b"reward", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "failure", b"failure", "info_json", b"info_json", "reward", b"reward", "subscores", b"subscores", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

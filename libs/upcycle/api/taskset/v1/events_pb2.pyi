@@ -162,8 +162,11 @@ class EpisodeRequested(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     REQUESTED_AT_FIELD_NUMBER: _builtins.int
+    FAILURES_ARE_MISSING_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """0 first, +1 per refill"""
+    failures_are_missing: _builtins.bool
+    """Failures that the policy caused are no zeros in this run: the member is played again, as after any other failure."""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
@@ -185,10 +188,11 @@ class EpisodeRequested(_message.Message):
         sampling: _taskset_pb2.SamplingConfig | None = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
         requested_at: _timestamp_pb2.Timestamp | None = ...,
+        failures_are_missing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "episode", b"episode", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "episode", b"episode", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "episode", b"episode", "failures_are_missing", b"failures_are_missing", "policy", b"policy", "requested_at", b"requested_at", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,8 +213,9 @@ class EpisodeFailed(_message.Message):
     FAILED_AT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """environment_broken, environment_lost, scenario_error, engine_error, timeout, context_overflow, policy_unreadable,
-    sampler_error, reward_invalid, body_corrupt, grader_error; else the word that the environment sent.
+    """scenario_error, context_overflow, environment_broken, environment_lost, external_failure, timeout, engine_error,
+    sampler_error, body_corrupt, reward_invalid, grader_error, policy_unreadable, tool_timeout, process_ended,
+    answer_error; else the word that the environment sent. docs/reference/failures.md says whose failure each is.
     """
     detail: _builtins.str
     reported_by: _builtins.str

@@ -38,6 +38,7 @@ class TrajectoryRecorded(_message.Message):
     RECORDED_AT_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -59,6 +60,10 @@ class TrajectoryRecorded(_message.Message):
     def usage(self) -> _common_pb2.Usage:
         """until recorded_at"""
 
+    @_builtins.property
+    def failure(self) -> _trajectory_pb2.PolicyFailure:
+        """the policy ended the episode by it: reward 0, nothing to grade"""
+
     def __init__(
         self,
         *,
@@ -73,10 +78,11 @@ class TrajectoryRecorded(_message.Message):
         recorded_at: _timestamp_pb2.Timestamp | None = ...,
         engine_id: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
+        failure: _trajectory_pb2.PolicyFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,6 +105,7 @@ class TrajectoryGraded(_message.Message):
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     GRADED_AT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     stop_reason: _trajectory_pb2.StopReason.ValueType
     reward: _builtins.float
     """finite"""
@@ -119,6 +126,10 @@ class TrajectoryGraded(_message.Message):
     def usage(self) -> _common_pb2.Usage:
         """of the whole episode"""
 
+    @_builtins.property
+    def failure(self) -> _trajectory_pb2.PolicyFailure:
+        """why the reward is 0, where the policy caused a failure"""
+
     def __init__(
         self,
         *,
@@ -133,10 +144,11 @@ class TrajectoryGraded(_message.Message):
         num_sampled_tokens: _builtins.int = ...,
         graded_at: _timestamp_pb2.Timestamp | None = ...,
         usage: _common_pb2.Usage | None = ...,
+        failure: _trajectory_pb2.PolicyFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "sampled_by", b"sampled_by", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,8 @@ class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason
     STOP_REASON_MAX_TOKENS: _StopReason.ValueType  # 3
     STOP_REASON_DONE: _StopReason.ValueType  # 4
     """the environment ended the episode"""
+    STOP_REASON_FAILED: _StopReason.ValueType  # 5
+    """the policy ended it with a failure: see PolicyFailure"""
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper): ...
 
@@ -67,6 +69,8 @@ STOP_REASON_MAX_TURNS: StopReason.ValueType  # 2
 STOP_REASON_MAX_TOKENS: StopReason.ValueType  # 3
 STOP_REASON_DONE: StopReason.ValueType  # 4
 """the environment ended the episode"""
+STOP_REASON_FAILED: StopReason.ValueType  # 5
+"""the policy ended it with a failure: see PolicyFailure"""
 Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
 
 class _LedgerState:
@@ -317,6 +321,36 @@ class Turn(_message.Message):
 Global___Turn: _TypeAlias = Turn  # noqa: Y015
 
 @_typing.final
+class PolicyFailure(_message.Message):
+    """Why an episode counts as 0 and was not graded: its policy caused the failure. docs/reference/failures.md lists the kinds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """policy_unreadable, tool_timeout, process_ended, answer_error"""
+    rule: _builtins.str
+    """by which the failure is the policy's"""
+    detail: _builtins.str
+    """what happened, with the traceback where there is one"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "kind", b"kind", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFailure: _TypeAlias = PolicyFailure  # noqa: Y015
+
+@_typing.final
 class TrajectoryBody(_message.Message):
     """Immutable; protobuf, zstd, at <tenant>/trajectories/<run_id>/<episode_id>.pb.zst."""
 
@@ -337,6 +371,7 @@ class TrajectoryBody(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     answer: _builtins.str
     temperature: _builtins.float
@@ -365,6 +400,10 @@ class TrajectoryBody(_message.Message):
     def usage(self) -> _common_pb2.Usage:
         """until ended_at"""
 
+    @_builtins.property
+    def failure(self) -> Global___PolicyFailure:
+        """the episode ended by it, before it could be graded"""
+
     def __init__(
         self,
         *,
@@ -383,10 +422,11 @@ class TrajectoryBody(_message.Message):
         lease_id: _builtins.str = ...,
         environment_address: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
+        failure: Global___PolicyFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "episode", b"episode", "failure", b"failure", "sampled_by", b"sampled_by", "started_at", b"started_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended_at", b"ended_at", "engine_id", b"engine_id", "environment_address", b"environment_address", "episode", b"episode", "failure", b"failure", "lease_id", b"lease_id", "prompt", b"prompt", "sampled_by", b"sampled_by", "started_at", b"started_at", "stop_reason", b"stop_reason", "temperature", b"temperature", "tools_json", b"tools_json", "traceparent", b"traceparent", "turns", b"turns", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,6 +536,7 @@ class TrajectorySummary(_message.Message):
     GRADED_AT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -520,6 +561,10 @@ class TrajectorySummary(_message.Message):
     def recorded_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def graded_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def failure(self) -> Global___PolicyFailure:
+        """why its reward is 0, where the policy caused a failure"""
+
     def __init__(
         self,
         *,
@@ -538,10 +583,11 @@ class TrajectorySummary(_message.Message):
         graded_at: _timestamp_pb2.Timestamp | None = ...,
         trace_id: _builtins.str = ...,
         quarantine_reason: _builtins.str = ...,
+        failure: Global___PolicyFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.libs.upcycle_cli.planner import Planner, evaluation, serving
@@ -15,18 +16,18 @@ from upcycle.evaluation import EvalContext, EvaluationFailed, evaluation_of
 from upcycle.results import Coverage, Run, coverage_of
 from upcycle.tasks import EnvironmentRef, Task
 
-GOOD = {"status": ts.EPISODE_STATUS_GRADED, "reward": 1.0, "success": True}
+GOOD: dict[str, Any] = {"status": ts.EPISODE_STATUS_GRADED, "reward": 1.0, "success": True}
 TASK = Task(EnvironmentRef("sums"), "sum", "{}", slug="a")
 
 
-def broken(kind: str) -> dict[str, object]:
+def broken(kind: str) -> dict[str, Any]:
     return {"status": ts.EPISODE_STATUS_FAILED, "failure_kind": kind}
 
 
-def results(*rows: dict[str, object], members: int = 1) -> list[ts.EpisodeResult]:
+def results(*rows: dict[str, Any], members: int = 1) -> list[ts.EpisodeResult]:
     """One result per row; `members` in a row are of one task."""
     return [
-        ts.EpisodeResult(task_slug=f"t{index // members}", member=index % members, **row)  # type: ignore[arg-type]
+        ts.EpisodeResult(task_slug=f"t{index // members}", member=index % members, **row)
         for index, row in enumerate(rows)
     ]
 
@@ -77,6 +78,7 @@ async def test_programs_read_the_coverage(planner: Planner, capsys: pytest.Captu
         "num_graded": 1,
         "num_successes": 1,
         "missing": {"scenario_error": 19},
+        "policy_failures": {},
         "share": 0.05,
     }
 

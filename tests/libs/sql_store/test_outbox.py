@@ -180,7 +180,7 @@ async def test_the_full_queue_of_one_model_does_not_hold_up_the_commands_of_anot
         await eventually(db, unpublished, ids)
         assert bus.ids("command") == ["other"]
         bus.refuses.clear()
-        await eventually(db, unpublished, [])
+        await eventually(db, unpublished, list[str]())
         assert bus.ids("command") == ["other", *ids], "in order within one queue"
         await relay.stop()
 
@@ -197,7 +197,7 @@ async def test_no_command_overtakes_a_fact_that_it_rests_on(sql_url: str) -> Non
         await relay.start()
         await eventually(db, unpublished, ["a", "task"])
         del bus.refuses["a"]
-        await eventually(db, unpublished, [])
+        await eventually(db, unpublished, list[str]())
         await relay.stop()
     assert [event_id for _, _, event_id in bus.published] == ["earlier task", "a", "task"]
 

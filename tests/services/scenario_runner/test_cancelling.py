@@ -156,14 +156,14 @@ async def test_cancelling_a_run_that_stops_shortens_the_wait(planner: PlannerHar
 
 async def test_the_last_step_under_way_ends_a_cancelled_run(planner: PlannerHarness) -> None:
     await planner.begin(train_spec(steps=1), num_tasks=3)
-    members = planner.members(1)
-    await planner.apply(*map(planner.graded, [*members, *planner.members(2)]))
+    members = planner.members(0)
+    await planner.apply(*map(planner.graded, [*members, *planner.members(1)]))
     await planner.cancel()
-    await planner.apply(planner.settled(planner.group_id(1), members), Advanced(planner.run_id, 1, 1))
+    await planner.apply(planner.settled(planner.group_id(0), members), Advanced(planner.run_id, 1, 1))
     assert (await planner.run()).state is RunState.CANCELLED
     found = await states(planner)
     assert found[members[0]] is EpisodeState.TRAINED
-    assert found[planner.members(2)[0]] is EpisodeState.CANCELLED
+    assert found[planner.members(1)[0]] is EpisodeState.CANCELLED
     await check_conservation(planner)
 
 

@@ -25,10 +25,12 @@ from benchmarks.trainer import record
 from blob_store import BlobRef, BlobStore, S3BlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
+from grpo_trainer.adapters.trainers_store import TrainersStore
 from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.holding import ModelHolding
 from grpo_trainer.learner.protocol import BatchGroup, Canary
 from grpo_trainer.learner.torch_learner import LearnerOptions, LearnerThread, TorchLearner
 from grpo_trainer.retrying import RetryUntilAvailable
@@ -236,6 +238,7 @@ async def _deps(store: S3BlobStore, scratch: Path) -> RunDeps:
         policies=_Policies(store, scratch / "policies", head),
         held_out=unused,
         facts=_SilentFacts(),
+        holding=ModelHolding(TrainersStore(store), "benchmark"),
         instruments=cast(TrainerInstruments, _SilentInstruments()),
         now=lambda: datetime.now(UTC),
         work_dir=scratch,

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -108,11 +108,10 @@ def _parsed(message_type: type[Message], payload: bytes) -> Message:
     try:
         return _parsed_strictly(message_type, payload)
     except json_format.ParseError:
-        json_format.Parse(
-            payload, message_type(), ignore_unknown_fields=True
-        )  # raises for what is no message
+        # Raises for what is no message at all.
+        json_format.Parse(payload, message_type(), ignore_unknown_fields=True)
         unknown: set[str] = set()
-        known = _known(json.loads(payload), message_type.DESCRIPTOR, "", unknown)
+        known = _known(json.loads(payload), cast(Descriptor, message_type.DESCRIPTOR), "", unknown)
         # An unknown value of an enum is still in `known`, and is refused here.
         message = json_format.ParseDict(known, message_type())
         _report(message_type.DESCRIPTOR.full_name, unknown)

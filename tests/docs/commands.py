@@ -58,6 +58,8 @@ def _check(root: Path, words: list[str], made: set[str]) -> None:
     program, *arguments = words
     if program in _OF_THE_SHELL:
         return
+    if program.startswith("deploy/images/") and not arguments:
+        return _check_file(root, program)
     if program == "cp":
         _check_file(root, arguments[0], made)
         made.add(arguments[1])
@@ -131,6 +133,8 @@ def _pytest(root: Path, arguments: list[str]) -> None:
 
 def _docker(root: Path, arguments: list[str]) -> None:
     services = yaml.safe_load((root / "docker-compose.yml").read_text())["services"]
+    if arguments[1:2] == ["--env-file"]:  # copied by an earlier line of the page
+        arguments = [arguments[0], *arguments[3:]]
     match arguments:
         case ["compose", "exec", service, *words] if service in services:
             _check(root, words, set())

@@ -125,7 +125,7 @@ async def test_the_database_refuses_a_second_training_run_of_a_model(
 
             return await super().transact(slowly, turn=str(id(self)))
 
-    strangers = [OutOfTurn(plan._database, now=lambda: sources.planner.now) for plan in plans]
+    strangers: list[SqlPlan] = [OutOfTurn(plan._database, now=lambda: sources.planner.now) for plan in plans]
     got = await submitted(sources, strangers, ["one", "two"])
     assert sorted(type(one).__name__ for one in got) == ["Refused", "RunView"], got
 

@@ -106,6 +106,8 @@ class DurableSubscriber(PullStreamSubscriber):
             while self.running and durable in self._wanted:
                 async with self._slots:
                     pass
+                if not self.running:  # a stop freed the slot: nobody would answer what is fetched now
+                    break
                 try:
                     if subscription is None:
                         subscription = await self.jetstream.pull_subscribe_bind(

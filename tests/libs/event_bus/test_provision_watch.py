@@ -13,7 +13,8 @@ from tests.support.waiting import until
 
 from event_bus import UPCYCLE, BusSettings
 from event_bus.connection import filters_of
-from event_bus.provision import main, provision
+from event_bus.provision import provision
+from event_bus.provision_command import main
 from event_bus.provision_watch import build_app
 from event_bus.settings import ProvisionSettings
 from event_bus.topology import CHECKPOINT_REGISTRY, TASKS

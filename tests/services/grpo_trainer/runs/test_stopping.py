@@ -80,7 +80,7 @@ async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settle
     ) < world.recorder.order.index(f"group.settled/{group_id(4)}")
     async with Trainer(world) as trainer:  # a closed run is past: nothing is published about it again
         await refused(world, "run-after")
-        assert views.find(trainer.sessions, RUN).state == training.SESSION_STATE_FINISHED
+        assert (await views.stored(trainer.sessions, RUN)).state == training.SESSION_STATE_FINISHED
 
 
 async def test_a_stop_before_the_first_step_saves_no_checkpoint(world: World) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 
 class EpisodeFailure(StrEnum):
-    """What went wrong in an episode. FAILURES says of each whose failure it was."""
+    """What went wrong in an episode. MISSING and ATTRIBUTABLE say of each whose failure it was."""
 
     SCENARIO_ERROR = "scenario_error"
     CONTEXT_OVERFLOW = "context_overflow"
@@ -23,11 +23,6 @@ class EpisodeFailure(StrEnum):
     TOOL_TIMEOUT = "tool_timeout"
     PROCESS_ENDED = "process_ended"
     ANSWER_ERROR = "answer_error"
-
-    @property
-    def is_attributable(self) -> bool:
-        """The policy caused it: it counts as 0. Any other failure is missing."""
-        return self in ATTRIBUTABLE
 
     @classmethod
     def label(cls, kind: str) -> str:

@@ -99,7 +99,7 @@ def decode(message_type: type[Message], payload: bytes, headers: Mapping[str, st
 
 
 def _parsed_strictly(message_type: type[Message], payload: bytes) -> Message:
-    """What says no type comes from no publisher of ours: a field that nobody knows is a mistake there."""
+    """No publisher of ours leaves the type header out: an unknown field is a mistake there."""
     return json_format.Parse(payload, message_type())
 
 

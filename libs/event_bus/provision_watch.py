@@ -20,6 +20,7 @@ from event_bus.provision import apply_topology, provisioning
 from event_bus.settings import ProvisionSettings
 from grpc_edge import Peer
 from service_kit.background import Worker
+from service_kit.loops import first_of
 from service_kit.main import run_main
 from service_kit.service import Service
 from upcycle.api.registry.v1.service_pb2 import ListModelsRequest
@@ -63,15 +64,9 @@ class ProvisionLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until stopped, at any point: what was begun is done again by the next process."""
-        following, stopping = asyncio.create_task(self._follow()), asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        async with first_of(self._follow(), stop.wait()) as (following, _):
             if following.done():
                 following.result()
-        finally:
-            following.cancel()
-            stopping.cancel()
-            await asyncio.wait({following, stopping})
 
     async def _follow(self) -> None:
         """What NATS or the registry cannot do now is named, and tried again after `poll_s`."""

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 from service_kit.errors import as_errors
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @contextmanager
@@ -24,6 +27,23 @@ def one_piece(what: str) -> Iterator[None]:
     except Exception as error:
         log.exception("work_failed", extra={"work": what})
         raise Unavailable(f"{what}: {error!r}") from error
+
+
+@asynccontextmanager
+async def first_of(
+    one: Coroutine[Any, Any, A], other: Coroutine[Any, Any, B]
+) -> AsyncIterator[tuple[asyncio.Task[A], asyncio.Task[B]]]:
+    """Both as tasks, once at least one of them has ended. After the body the other one is cancelled, and has
+    ended.
+    """
+    tasks = asyncio.create_task(one), asyncio.create_task(other)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def pause(stop: asyncio.Event, seconds: float, wake: asyncio.Event | None = None) -> bool:

@@ -64,8 +64,9 @@ class ToolFailed(UpcycleError):
 
 
 class InfrastructureError(UpcycleError):
-    """Something outside the environment failed, for example a database that it uses: nobody's answer caused
-    it. Raised by a scenario or by a tool, it makes the episode missing: played again, and never a 0.
+    """Something outside the environment failed, for example a database that it uses; no answer of
+    the policy caused it. Raised by a scenario or by a tool, it makes the episode missing: played again, and
+    never a 0.
     """
 
     kind = "external_failure"

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _BEATS: Final = 5
 """Records per `lease_s`."""
 _SURE: Final = 0.75
-"""Share of `lease_s` during which a record that was written counts as proof that nobody else took a lease."""
+"""Share of `lease_s` during which a record that was written proves that no other process took a lease."""
 _TURN: Final = 0.25
 """Share of `lease_s` for which a process leaves a free model to those that hold less."""
 _FORGOTTEN: Final = 20

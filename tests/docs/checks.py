@@ -38,6 +38,7 @@ from typing import Any, Final
 
 from tests.docs.commands import check_commands
 from tests.docs.snippets import Block, SnippetFailed, blocks_of, left_out
+from tests.support.parsing import parsed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _FLAGS: Final = __future__.annotations.compiler_flag
@@ -142,7 +143,7 @@ def _case(names: Any, values: Any) -> dict[str, Any]:
 
 def check_fragment(text: str, modules: Sequence[types.ModuleType]) -> None:
     """What a fragment imports exists; a name that it does not define is in a module; calls fit signatures."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     scope = _Scope(tree, modules)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id[0].isupper():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.parsing import parsed
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = sorted(
@@ -16,7 +17,7 @@ _PACKAGES = sorted(
 def _classes(package: Path) -> Iterator[tuple[str, Path]]:
     for path in package.rglob("*.py"):
         if "api" not in path.relative_to(package).parts:
-            tree = ast.parse(path.read_text())
+            tree = parsed(path.read_text())
             yield from ((node.name, path) for node in tree.body if isinstance(node, ast.ClassDef))
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.support.parsing import parsed
 
 ROOT = Path(__file__).parents[2]
 _TREES = ("services", "libs", "proto", "tests", "examples", "benchmarks", "deploy", "docs")
@@ -95,7 +96,7 @@ def _names_in(path: Path, check: Callable[[str], str | None]) -> Iterator[tuple[
     text = path.read_text(errors="replace")
     # Parsing takes long; a file whose words are all fine, those of its prose included, need not be parsed.
     if path.suffix == ".py" and any(map(check, set(re.findall(r"\w+", text)))):
-        yield from _identifiers(ast.parse(text))
+        yield from _identifiers(parsed(text))
     for number, line in enumerate(text.splitlines(), 1):
         if path.suffix == ".md" and line.startswith("#"):
             yield number, line
@@ -136,7 +137,7 @@ def test_the_check_finds_a_retired_word_in_any_spelling(name: str) -> None:
     ['log.info("keeper_lost", extra={})', 'self._log.error("keepers_lost")', 'G = Gauge("keepers", "Help.")'],
 )
 def test_the_check_finds_log_events_and_metrics(code: str) -> None:
-    names = [name for _, name in _identifiers(ast.parse(code))]
+    names = [name for _, name in _identifiers(parsed(code))]
     assert any(_refused(name, _retired()) for name in names)
 
 

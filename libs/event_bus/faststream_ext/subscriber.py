@@ -106,7 +106,7 @@ class DurableSubscriber(PullStreamSubscriber):
             while self.running and durable in self._wanted:
                 async with self._slots:
                     pass
-                if not self.running:  # a stop freed the slot: nobody would answer what is fetched now
+                if not self.running:  # a stop freed the slot: what is fetched now would stay unanswered
                     break
                 try:
                     if subscription is None:

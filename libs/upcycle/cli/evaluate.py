@@ -76,8 +76,7 @@ async def evaluate(
     report.check()
     arguments = {"taskset": ("TASKS", tasks), "policy.model": ("MODEL", model)}
     given = sources_of(Purpose.EVAL, flags, config, arguments=arguments)
-    missing = [name for path, (name, _) in arguments.items() if not given.value(path)]
-    if missing:
+    if missing := [name for path, (name, _) in arguments.items() if not given.value(path)]:
         raise UnclearEvaluation(
             f"nothing to evaluate: {' and '.join(missing)} missing", "give TASKS MODEL, or a --config"
         )

@@ -23,6 +23,7 @@ from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.group_buffer import Fact
 from grpo_trainer.runs.session import TrainingSession
 from identities.objects import training_run
+from service_kit.loops import first_of
 
 MAX_LOST: Final = 3
 """How often in a row a session is opened again without a durable step of its own in between, although this
@@ -64,15 +65,8 @@ def is_closed(found: SessionState | FailedRun | BrokenRun | None) -> bool:
 
 async def until_lost(held: HeldModel, work: Coroutine[Any, Any, bool]) -> bool:
     """The result of `work`; False, and the work is cancelled, when another trainer took the model."""
-    working = asyncio.create_task(work)
-    lost = asyncio.create_task(held.lost.wait())
-    try:
-        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+    async with first_of(work, held.lost.wait()) as (working, _):
         return working.done() and working.result()
-    finally:
-        lost.cancel()
-        working.cancel()
-        await asyncio.wait({working, lost})
 
 
 async def claimed(run: OpenRun, held: HeldModel, deps: RunDeps) -> None:

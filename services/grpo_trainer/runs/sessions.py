@@ -40,6 +40,7 @@ from grpo_trainer.runs.reopening import (
 from grpo_trainer.runs.session import TrainingSession
 from grpo_trainer.runs.watermark import ReplayWatermark
 from service_kit.errors import as_errors
+from service_kit.loops import first_of
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -184,15 +185,8 @@ class RunSessions(KnownRuns):
     async def _lease_of(self, run: OpenRun) -> HeldModel | None:
         """Wait until this trainer holds the model of a run; None where the trainer that holds it closed the
         run."""
-        holding = asyncio.create_task(self.holding.acquired(run.model))
-        over = asyncio.create_task(self._closed_elsewhere(run))
-        try:
-            await asyncio.wait({holding, over}, return_when=asyncio.FIRST_COMPLETED)
+        async with first_of(self.holding.acquired(run.model), self._closed_elsewhere(run)) as (holding, over):
             return holding.result() if holding.done() else over.result()
-        finally:
-            holding.cancel()
-            over.cancel()
-            await asyncio.wait({holding, over})
 
     async def _closed_elsewhere(self, run: OpenRun) -> None:
         """Wait until another trainer closed a run that the planner ended."""

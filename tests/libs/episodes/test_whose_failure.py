@@ -8,7 +8,7 @@ from episodes import ATTRIBUTABLE, MISSING, EpisodeBroken, EpisodeFailure, polic
 def test_each_kind_is_either_missing_or_attributable() -> None:
     assert set(MISSING) | set(ATTRIBUTABLE) == set(EpisodeFailure)
     assert not set(MISSING) & set(ATTRIBUTABLE)
-    assert [kind.value for kind in EpisodeFailure if kind.is_attributable] == [
+    assert [kind.value for kind in EpisodeFailure if kind in ATTRIBUTABLE] == [
         "policy_unreadable",
         "tool_timeout",
         "process_ended",

@@ -79,7 +79,8 @@ async def test_a_model_with_few_commands_does_not_wait_behind_one_with_many(serv
         worker.queue.follow(["few", "many"])
         await until(lambda: len(worker.began) == 210)
         last_of_few = 209 - worker.began[::-1].index("few")
-        assert worker.began[:last_of_few].count("many") <= 12, "the two take turns: 10 to 10, and a first one"
+        # Turns make it about 10; a queue that serves in order of arrival makes it 200.
+        assert worker.began[:last_of_few].count("many") <= 50
 
 
 async def test_a_slug_with_as_many_dots_as_it_may_have_is_played_and_its_failures_are_counted(

@@ -23,7 +23,7 @@ from tests.libs.event_bus.support import (
 )
 from tests.support.waiting import until
 
-from event_bus import BusSettings, Delivery, EventBus
+from event_bus import BusSettings, ConsumerSpec, Delivery, EventBus
 from event_bus.batches import BatchHandler
 from event_bus.codec import encode, headers_for
 from event_bus.provision import provision
@@ -46,17 +46,23 @@ async def publish_two_versions(eyes: Eyes) -> None:
         )
 
 
-async def test_no_reader_loses_a_fact_that_has_a_field_more(nats_server: NatsFactory) -> None:
-    one, batches = fact_spec("one"), fact_spec("batches")
-    alone, batched, followed, replayed = Seen(), Seen(), Seen(), Seen()
+def read_by(bus: EventBus, one: ConsumerSpec, alone: Seen, batches: ConsumerSpec, batched: Seen) -> None:
+    """`alone` notes what the durable `one` brings, `batched` what the batches of `batches` bring."""
 
     async def handler(deliveries: Sequence[Delivery[Any]]) -> None:
         for delivery in deliveries:
             batched.note(delivery)
 
+    subscribe(bus, one, alone)
+    subscribe_batch(bus, batches, handler)
+
+
+async def test_no_reader_loses_a_fact_that_has_a_field_more(nats_server: NatsFactory) -> None:
+    one, batches = fact_spec("one"), fact_spec("batches")
+    alone, batched, followed, replayed = Seen(), Seen(), Seen(), Seen()
+
     def setup(bus: EventBus) -> None:
-        subscribe(bus, one, alone)
-        subscribe_batch(bus, batches, handler)
+        read_by(bus, one, alone, batches, batched)
         subscribe_ephemeral(bus, [EpisodeFailed], followed)
 
     async def replay(bus: EventBus) -> None:
@@ -85,21 +91,13 @@ async def test_a_type_that_only_the_next_version_knows_waits_for_it(nats_server:
     newer = topology(replace(one, events=both), replace(batches, events=both))
     alone, batched = Seen(), Seen()
 
-    async def handler(deliveries: Sequence[Delivery[Any]]) -> None:
-        for delivery in deliveries:
-            batched.note(delivery)
-
-    def setup(bus: EventBus) -> None:
-        subscribe(bus, one, alone)
-        subscribe_batch(bus, batches, handler)
-
     server = nats_server()
     await provision(server.url, topology=newer)
     cancelled = EpisodeCancelled(episode=EpisodeIdentity(episode_id="e"))
     old = EventBus(
         BusSettings(url=server.url), client_name="old", topology=topology(one, batches), timings=FAST
     )
-    setup(old)
+    read_by(old, one, alone, batches, batched)
     await old.start()  # a restart in the middle of an upgrade
     async with eyes_on(server) as eyes:
         await old.publish(failed("before"), model=MODEL, event_id="before")

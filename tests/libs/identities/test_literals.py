@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.parsing import parsed
 
 ROOT = Path(__file__).parents[3]
 _OWNER = ROOT / "libs/identities"
@@ -49,7 +50,7 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
 def _spelled_in(source: str) -> list[str]:
     found = (
         f"{line}: {text[:60]!r}"
-        for line, text, begins in _texts(ast.parse(source))
+        for line, text, begins in _texts(parsed(source))
         if (begins and _SPELLED.match(text)) or _INSIDE.search(text) or _PARSED.search(text)
     )
     return [one for one in found if not any(shown in one for shown in _EXAMPLES_FOR_PEOPLE)]

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import Link, SpanContext, TraceFlags
+from tests.support.parsing import parsed
 
 from service_kit.telemetry import UnknownExporter, setup_telemetry, span_limits
 
@@ -143,7 +144,7 @@ def test_an_attribute_of_ours_has_one_name() -> None:
 
 def _attribute_names(path: Path) -> Iterator[str]:
     """Keys of dictionaries and arguments of calls on a span or a tracer."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         named: list[ast.expr | None] = []
         match node:
             case ast.Dict():

@@ -1,4 +1,4 @@
-"""What was not graded promotes nobody: breaking an episode pays no more than losing it."""
+"""What was not graded never helps a candidate: breaking an episode pays no more than losing it."""
 
 from dataclasses import replace
 

@@ -66,7 +66,7 @@ async def test_a_run_may_ask_for_failures_to_be_missing(bed: Testbed) -> None:
 
 async def test_nothing_is_the_policys_before_its_first_token(bed: Testbed) -> None:
     bed.environments.refuse = (grpc.StatusCode.ABORTED, "as the test wants")
-    bed.environments.kind = "process_ended"  # as an environment's own word, at its start
+    bed.environments.kind = "process_ended"  # what an environment may say at its start
     fact = await played(bed, calls_once)
     assert isinstance(fact, EpisodeFailed)
     assert fact.kind == "process_ended"

@@ -116,6 +116,10 @@ def _runs() -> None:
         _of_taskset(),
     )
     op.create_index("run_by_state", "run", ["state", "model"])
+    _run_trains_alone()
+
+
+def _run_trains_alone() -> None:
     # Two trainers of one lineage would each continue the other's weights.
     trains = sa.text("purpose = 'train' AND state NOT IN ('completed', 'failed', 'cancelled')")
     op.create_index(

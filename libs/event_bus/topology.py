@@ -187,7 +187,8 @@ OWNERS: Mapping[type[Message], tuple[str, ...]] = {
     taskset.GroupShortened: (_PLANNER,),
     taskset.GroupOffered: (_PLANNER,),
     trajectory.TrajectoryRecorded: (_SAMPLER,),
-    trajectory.TrajectoryGraded: (_GRADER,),
+    # The planner publishes it again when the trainer does not have it.
+    trajectory.TrajectoryGraded: (_GRADER, _PLANNER),
     trajectory.TrajectoryQuarantined: ("trajectory_store",),
     # The planner settles the groups of a trainer that missed its deadline.
     training.GroupSettled: (_TRAINER, _PLANNER),

@@ -6,7 +6,7 @@ from sql_store.columns import UtcDateTime, columns
 from sql_store.database import Database, take_turn
 from sql_store.errors import MigrationFailed, UnsupportedDatabase
 from sql_store.migrations import MigratedDatabase, migrate
-from sql_store.outbox import enqueue, enqueue_command, outbox_table
+from sql_store.outbox import enqueue, enqueue_again, enqueue_command, outbox_table, publish_again
 from sql_store.relay import OutboxRelay
 from sql_store.tenants import owned
 
@@ -19,9 +19,11 @@ __all__ = [
     "UtcDateTime",
     "columns",
     "enqueue",
+    "enqueue_again",
     "enqueue_command",
     "migrate",
     "outbox_table",
     "owned",
+    "publish_again",
     "take_turn",
 ]

@@ -6,11 +6,12 @@ belongs to.
 """
 
 import json
+from collections.abc import Collection
 from typing import Any, Final
 
 from google.protobuf.message import Message
 from opentelemetry import propagate
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, func
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, delete, func, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from event_bus import codec
@@ -63,6 +64,23 @@ def enqueue(
     """
     subject = topology.fact_subject(type(event), model, tenant)
     _store(connection, event, stream=EVENTS, event_id=event_id, subject=subject)
+
+
+def enqueue_again(connection: Connection, event: Message, *, event_id: str, **address: Any) -> None:
+    """Like `enqueue`, of a fact that the stream may have lost: it is published also if it was before.
+
+    While the stream remembers its id, that adds nothing there.
+    """
+    published = (OUTBOX.c.event_id == event_id, OUTBOX.c.published_at.is_not(None))
+    connection.execute(delete(OUTBOX).where(*published))
+    enqueue(connection, event, event_id=event_id, **address)
+
+
+def publish_again(connection: Connection, event_ids: Collection[str]) -> None:
+    """The same of facts that the outbox still has, as they were; of others nothing happens."""
+    known = (OUTBOX.c.event_id.in_(sorted(event_ids)), OUTBOX.c.published_at.is_not(None))
+    connection.execute(update(OUTBOX).where(*known, OUTBOX.c.refusal.is_(None)).values(published_at=None))
+    give_notice(connection, TABLE_NAME)
 
 
 def enqueue_command(

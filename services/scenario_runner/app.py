@@ -107,14 +107,15 @@ def _add_planner(
         eval_episodes_in_flight=settings.eval_episodes_in_flight,
         ending_grace_s=settings.cancel_grace_s,
         stop_grace_s=settings.stop_grace_s,
+        settle_deadline_s=settings.settle_deadline_s,
     )
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
     trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
     training = service.add(Peer("training", settings.peers.training))
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
-    loop = PlannerLoop(plan, gauge, rules)
     peer_facts = PeerFacts(registry, trajectories, training, gauge)
+    loop = PlannerLoop(plan, gauge, peer_facts, rules)
     servicer = TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),

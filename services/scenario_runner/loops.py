@@ -5,12 +5,15 @@ from typing import Final
 
 from episodes import Purpose
 from scenario_runner import telemetry
-from scenario_runner.adapters.peers import BusGauge
+from scenario_runner.adapters.peers import BusGauge, PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
-from scenario_runner.usecases.planning import PlanRules, plan_more, sweep
+from scenario_runner.usecases.planning import PlanRules, has_overdue, plan_more, sweep
+from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
+from service_kit.clock import utc_now
 from service_kit.loops import until_stopped
 
 SWEEP_S: Final = 1.0
@@ -20,9 +23,11 @@ HOUSEKEEPING_S: Final = 1.0
 class PlannerLoop:
     """Plans whenever something changed, and looks for what is overdue once a second."""
 
-    def __init__(self, plan: SqlPlan, gauge: BusGauge, rules: PlanRules) -> None:
+    def __init__(self, plan: SqlPlan, gauge: BusGauge, peer_facts: PeerFacts, rules: PlanRules) -> None:
         self._plan = plan
+        self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
         self._gauge = gauge
+        self._peer_facts = peer_facts
         self._rules = rules
         self._wake = asyncio.Event()
         self._next_sweep = 0.0
@@ -70,14 +75,20 @@ class PlannerLoop:
         runs = await self._plan.read(lambda unit: unit.active_runs())
         for ended in self._swept - {run.run_id for run in runs}:
             telemetry.EPISODES_IN_FLIGHT.remove(ended)
+            self._reconcile.forget(ended)
             self._swept.discard(ended)
         for run in runs:
-            is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
-            await self._sweep(run.run_id, queue_is_idle=is_idle)
+            await self._sweep(run)
+            telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, utc_now()))
 
-    async def _sweep(self, run_id: str, *, queue_is_idle: bool) -> None:
+    async def _sweep(self, run: RunRecord) -> None:
+        run_id = run.run_id
+        queue_is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
+        is_overdue = await self._plan.read(lambda unit: has_overdue(unit, run))
+        at_grader = await self._peer_facts.at_grader(run_id) if is_overdue else frozenset()
+
         def work(unit: PlanUnit) -> int:
-            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle)
+            sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, at_grader=at_grader)
             return unit.counts(run_id).in_flight
 
         with telemetry.PLAN_S.labels("sweep").time():

@@ -61,6 +61,8 @@ class ScenarioRunnerSettings(ServiceSettings):
     """How long graded episodes of a run that ends early wait for its trainer to settle them."""
     cancel_grace_s: float = Field(60.0, gt=0)
     """The same for a run that was cancelled or failed. After it the planner settles these episodes itself."""
+    settle_deadline_s: float = Field(60.0, gt=0)
+    """How long a complete group may be unsettled before it is announced again to a trainer that lacks it."""
     engine_price: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Price of one engine per hour, for the cost of runs (docs/do/size.md); 0 is not counted."""
     trainer_price: float = Field(0.0, ge=0, allow_inf_nan=False)

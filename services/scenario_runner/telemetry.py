@@ -22,5 +22,8 @@ GROUPS_OFFERED = Counter(
     "upcycle_source_groups_looked_at",
     "Groups of evaluations that were offered to training runs, or left out.",
 )
+ANNOUNCED_AGAIN = Counter(
+    "upcycle_groups_announced_again", "Groups and offers that a trainer should have had and did not have."
+)
 PLAN_S = Histogram("upcycle_plan_seconds", "Planner transactions.", ["kind"], buckets=_FAST_S)
 EPISODES_IN_FLIGHT = Gauge("upcycle_episodes_in_flight", "Planned or graded, not settled.", ["run_id"])

@@ -181,6 +181,9 @@ class Training:
     no_step_groups: Annotated[Whole, Limit(0, why="0 is max(8 * prompts_per_step, 64)")] = 0
     """groups in a row that may end without a step; then a run with a limit of steps ends, because its tasks
     teach it nothing. 0: max(8 * prompts_per_step, 64)."""
+    max_infra_failures: Annotated[Number, Limit(0, 1, why="1 never pauses the run")] = 0.5
+    """share of the last 64 episodes that may fail without the policy's doing; above it the run pauses
+    itself."""
 
     score_failures: Flag = True
     """failures that the policy caused have reward 0 and train; false: such an episode is missing and played

@@ -17,7 +17,7 @@ from upcycle.run_config.model import CONFIG
 
 _HYPERPARAMETERS: Final = tuple(one.name for one in fields(Training))
 
-_OF_PLANNER: Final = ("epochs", "no_step_groups", "score_failures")
+_OF_PLANNER: Final = ("epochs", "no_step_groups", "score_failures", "max_infra_failures")
 """Hyperparameters that the planner alone acts on: no weights depend on them."""
 
 

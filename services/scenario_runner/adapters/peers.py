@@ -22,7 +22,7 @@ from event_bus.topology import (
     ConsumerSpec,
 )
 from grpc_edge import Peer
-from scenario_runner.domain.explain import DurableFact, EngineFact, SessionFact
+from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import NotFound, Refused
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
@@ -31,6 +31,7 @@ from upcycle.api.training.v1 import service_pb2 as training_pb2
 from upcycle.api.training.v1 import training_pb2 as training_messages
 from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
 from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
+from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory_messages
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
 from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
@@ -109,6 +110,19 @@ class PeerFacts:
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else dict(reply.by_state)
 
+    async def at_grader(self, run_id: str) -> frozenset[str]:
+        """Unsettled episodes whose trajectory is recorded, while the grader's queue holds work; none when the
+        ledger or the bus does not answer."""
+        grader = await self._bus.read(REWARD_GRADER)
+        if grader is None or not (grader.num_pending or grader.num_unacknowledged):
+            return frozenset()
+        request = trajectory_pb2.GetLedgerRequest(run_id=run_id, include_unsettled=True)
+        reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
+        if reply is None:
+            return frozenset()
+        recorded = trajectory_messages.LEDGER_STATE_RECORDED
+        return frozenset(entry.episode_id for entry in reply.unsettled if entry.state == recorded)
+
     async def session(self, run_id: str) -> SessionFact | None:
         """See PeerFacts."""
         request = training_pb2.GetSessionRequest(run_id=run_id)
@@ -122,7 +136,14 @@ class PeerFacts:
         state = training_messages.SessionState.Name(session.state).removeprefix("SESSION_STATE_").lower()
         alarms = tuple(alarm.text for alarm in session.alarms)
         return SessionFact(
-            state, session.failure, session.waiting_s, session.groups_ready, alarms, session.holder
+            state,
+            session.failure,
+            session.waiting_s,
+            session.groups_ready,
+            alarms,
+            session.holder,
+            session.step,
+            session.version,
         )
 
     async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:

@@ -103,6 +103,15 @@ STAGES = (
     .where(_OF_RUN, _IS_UNSETTLED)
     .group_by(_STAGE)
 )
+# Groups of which every unsettled member is graded, and since when.
+_COMPLETE_SINCE = sa.func.max(EPISODE.c.graded_at, type_=UtcDateTime())
+COMPLETE_GROUPS = (
+    sa.select(EPISODE.c.group_id, _COMPLETE_SINCE)
+    .where(_OF_RUN, _IS_UNSETTLED)
+    .group_by(EPISODE.c.group_id)
+    .having(sa.func.max(sa.case((_PLANNED, 1), else_=0)) == 0)
+    .order_by(EPISODE.c.group_id)
+)
 _FAILED = (_OF_RUN, EPISODE.c.state == EpisodeState.FAILED.value)
 FAILURES = sa.select(EPISODE.c.reason, sa.func.count()).where(*_FAILED).group_by(EPISODE.c.reason)
 LAST_FAILURE = sa.select(EPISODE.c.detail).where(*_FAILED).order_by(EPISODE.c.settled_at.desc()).limit(1)

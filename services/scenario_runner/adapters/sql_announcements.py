@@ -15,7 +15,7 @@ from scenario_runner.domain.runs import Counts, EpisodeRow, GroupRow, RunRecord
 from scenario_runner.domain.sources import Offer
 from scenario_runner.domain.tasksets import RunnableTask
 from scenario_runner.wire import published
-from sql_store import enqueue, enqueue_command
+from sql_store import enqueue, enqueue_again, enqueue_command, publish_again
 from upcycle.api.common.v1.common_pb2 import EpisodeIdentity
 
 
@@ -56,6 +56,17 @@ class SqlAnnouncements(SqlTasksets):
             self._identity(run, episode), failure, detail, reported_by="scenario_runner", at=self.now
         )
         self._announce(run, fact, event_ids.episode_outcome(episode.episode_id))
+
+    def announce_graded_again(self, run: RunRecord, episode: EpisodeRow) -> None:
+        """The grader's fact once more, from the row of the episode."""
+        fact = published.trajectory_graded(episode, self._identity(run, episode))
+        event_id = event_ids.episode_outcome(episode.episode_id)
+        with self._trace_of(run):
+            enqueue_again(self._sql, fact, model=run.spec.policy.model, event_id=event_id)
+
+    def announce_again(self, known: Collection[str]) -> None:
+        """What this service announced before under these ids; of what it did not, nothing."""
+        publish_again(self._sql, known)
 
     def announce_cancelled(self, run: RunRecord, episode: EpisodeRow, reason: str) -> None:
         fact = published.episode_cancelled(self._identity(run, episode), reason, self.now)

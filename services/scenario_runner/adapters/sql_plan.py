@@ -225,6 +225,11 @@ class PlanUnit(SqlAnnouncements):
     def unsettled(self, run_id: str) -> list[EpisodeRow]:
         return self._episodes(statements.UNSETTLED_OF_RUN, {"run_id_": run_id})
 
+    def complete_groups(self, run_id: str) -> dict[str, datetime]:
+        """Groups that wait for the trainer alone: every unsettled member is graded. Since when."""
+        rows = self._read(statements.COMPLETE_GROUPS, run_id_=run_id)
+        return {group_id: since for group_id, since in rows}
+
     def results(self, run_id: str) -> list[EpisodeRow]:
         """The newest attempt at each member of each group, in order."""
         rows = self._episodes(statements.EPISODES_OF_RUN, {"run_id_": run_id})
@@ -238,6 +243,9 @@ class PlanUnit(SqlAnnouncements):
             found |= {name: count, f"{name}_s": (self.now - oldest).total_seconds()}
         failures = {kind: count for kind, count in self._read(statements.FAILURES, run_id_=run_id)}
         last = self._read(statements.LAST_FAILURE, run_id_=run_id).scalar() or ""
+        complete = self.complete_groups(run_id)
+        complete_s = (self.now - min(complete.values())).total_seconds() if complete else 0.0
+        found |= {"complete_groups": len(complete), "complete_s": complete_s}
         return PlanWaits(**found, failures=failures, last_failure=last)
 
     def outbox_waiting(self, model: str) -> int:

@@ -15,6 +15,7 @@ from scenario_runner.domain.learning import (
     remedies,
     remedy_of_left_out,
 )
+from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, RunState, RunView
 from scenario_runner.domain.sources import in_words
 
@@ -30,6 +31,10 @@ _OF_ENVIRONMENT = frozenset(
 
 SILENCE_S = 10.0
 """Seconds after which a consumer that asks for nothing is worth naming."""
+
+
+UNSETTLED_S = 60.0
+"""Seconds after which a complete group that the trainer does not have is announced again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,64 +58,16 @@ class PlanWaits:
     opened_s: float = 0.0
     graded: int = 0
     graded_s: float = 0.0
+    num_in_step: int = 0
+    """Groups that trained in a step whose `step.completed` was not delivered yet."""
+    complete_groups: int = 0
+    """Groups that wait for the trainer alone."""
+    complete_s: float = 0.0
     failures: Mapping[str, int] = field(default_factory=dict)
     last_failure: str = ""
     """"<scenario>: <detail>" of the newest failure."""
     without_step: WithoutStep = field(default_factory=WithoutStep)
     """Of a training run: what became of its groups since its last step."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFact:
-    """A live engine lease of the run's model."""
-
-    engine_id: str
-    channel: str
-    version: int
-    held_versions: Sequence[int]
-    is_serving: bool
-    state: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DurableFact:
-    """A consumer on the bus. num_pulling: pull requests that wait at the server."""
-
-    num_pending: int
-    num_unacknowledged: int
-    num_pulling: int
-    is_missing: bool = False
-    """The bus answers and has no such consumer."""
-
-    @property
-    def is_abandoned(self) -> bool:
-        """No process pulls, and none works on anything of it."""
-        return self.num_pulling == 0 and self.num_unacknowledged == 0
-
-    @property
-    def is_unasked(self) -> bool:
-        """It exists, and no process asks for more of it."""
-        return not self.is_missing and self.num_pulling == 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing waits in it, and nothing of it is worked on."""
-        return not self.is_missing and self.num_pending == 0 and self.num_unacknowledged == 0
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFact:
-    """What the trainer says about the run."""
-
-    state: str
-    failure: str
-    waiting_s: float
-    groups_ready: int
-    alarms: Sequence[str] = ()
-    """What its measurements warn of, one sentence each."""
-    holder: str = ""
-    """The trainer process that holds the run; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +128,9 @@ def _reasons(facts: RunFacts) -> Iterator[WaitReason]:
 def _paused(facts: RunFacts) -> Iterator[WaitReason]:
     run = facts.view.run
     if run.state is RunState.PAUSED:
-        what = f"run {run.run_id} is paused: nothing new is dispatched"
-        yield WaitReason("you", what, 0, 0.0, f"resume it: upcycle runs resume {run.run_id}")
+        what = run.failure or f"run {run.run_id} is paused: nothing new is dispatched"
+        first = "mend what fails, then " if run.failure else ""
+        yield WaitReason("you", what, 0, 0.0, f"{first}resume it: upcycle runs resume {run.run_id}")
 
 
 def _learning_nothing(facts: RunFacts) -> Iterator[WaitReason]:
@@ -305,9 +263,15 @@ def _grading(facts: RunFacts) -> Iterator[WaitReason]:
 
 def _training(facts: RunFacts) -> Iterator[WaitReason]:
     run, waits = facts.view.run, facts.waits
+    session = facts.session
+    if run.spec.purpose is Purpose.TRAIN and waits.num_in_step and not facts.view.counts.in_flight:
+        said = "does not answer" if session is None else f"is at step {session.step}, {session.state}"
+        what = (
+            f"nothing is in flight: step.completed of step {run.step + 1} is awaited, and the trainer {said}"
+        )
+        yield WaitReason("grpo_trainer", what, 0, 0.0, "none: the planner asks the trainer for its step")
     if run.spec.purpose is not Purpose.TRAIN or not waits.graded:
         return
-    session = facts.session
     if session is None:
         what = "the trainer does not answer, and graded groups wait for it"
         yield WaitReason("grpo_trainer", what, waits.graded, waits.graded_s, "start grpo_trainer")
@@ -318,6 +282,13 @@ def _training(facts: RunFacts) -> Iterator[WaitReason]:
         yield WaitReason(
             "grpo_trainer", what, waits.graded, waits.graded_s, "see readyz of each grpo_trainer"
         )
+    elif session.groups_ready < waits.complete_groups and waits.complete_s > 2 * UNSETTLED_S:
+        what = (
+            f"{waits.complete_groups} groups are complete and not settled, and the trainer has "
+            f"{session.groups_ready} of them: it is {session.state}"
+        )
+        remedy = "none: the planner announces them again; if they stay, see the trainer's log"
+        yield WaitReason("grpo_trainer", what, waits.graded, waits.complete_s, remedy)
     elif session.groups_ready > 0 and session.waiting_s > 60 and not waits.queued and not waits.opened:
         by = f" ({session.holder})" if session.holder else ""
         what = f"the trainer{by} has {session.groups_ready} groups ready and is {session.state}"

@@ -1,9 +1,10 @@
 """Runs, groups and episodes: what was asked for, and where each part of it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from episodes import Split
 from identities.tenants import DEFAULT_TENANT
@@ -41,6 +42,10 @@ class EpisodeState(StrEnum):
 
 OPEN_RUN_STATES = frozenset({RunState.RUNNING, RunState.PAUSED})
 """States of a run that takes the results of its groups."""
+
+NUM_RECENT: Final = 64
+FAILED: Final = "x"
+ENDED: Final = "."
 
 UNSETTLED = frozenset({EpisodeState.PLANNED, EpisodeState.GRADED})
 
@@ -98,6 +103,9 @@ class RunRecord:
     policy_version: int = 0
     next_position: int = 0
     """Groups planned so far."""
+    recent_ends: str = ""
+    """How its last 64 episodes that were graded or failed ended, newest last: FAILED for a failure that was
+    not the policy's doing. Empty again when it is resumed."""
     num_graded: int = 0
     num_successes: int = 0
     reward_sum: float = 0.0
@@ -111,6 +119,11 @@ class RunRecord:
     def __post_init__(self) -> None:
         if not self.taskset:
             object.__setattr__(self, "taskset", self.spec.taskset)
+
+    def ended(self, *, is_failure: bool) -> "RunRecord":
+        """With one more episode among the recent ones."""
+        recent = self.recent_ends + (FAILED if is_failure else ENDED)
+        return replace(self, recent_ends=recent[-NUM_RECENT:])
 
     @property
     def taskset_name(self) -> str:
@@ -194,7 +207,7 @@ class EpisodeRow:
     graded_at: datetime | None = None
     settled_at: datetime | None = None
     body_key: str = ""
-    """Claim check of the stored trajectory; evaluations only, empty where it is not known."""
+    """Claim check of the stored trajectory; empty where it is not known."""
     body_sha256: str = ""
     body_size: int = 0
     stop_reason: int = 0

@@ -68,7 +68,7 @@ def stop_early(unit: PlanUnit, run: RunRecord, reason: str, *, kept: bool = Fals
         state=RunState.DRAINING,
         ending=RunState.COMPLETED,
         ending_since=unit.now,
-        failure=reason if kept else run.failure,
+        failure=reason if kept else "",
     )
     unit.update_run(stopping)
     unit.announce_stopping(stopping, reason)

@@ -1,14 +1,25 @@
 """Training runs that end by themselves, because every episode fails or no group has a gradient."""
 
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from episodes import GroupOutcome
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.facts import Fact, GroupSettled
 from scenario_runner.domain.learning import nothing_to_learn
-from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeRow, EpisodeState, RunState
+from scenario_runner.domain.runs import (
+    FAILED,
+    NUM_RECENT,
+    OPEN_RUN_STATES,
+    EpisodeRow,
+    EpisodeState,
+    RunState,
+)
 from scenario_runner.usecases.ending import end_run, stop_early, why_all_failed
+
+log = logging.getLogger(__name__)
 
 
 def end_if_only_failures(unit: PlanUnit, run_id: str) -> None:
@@ -20,6 +31,25 @@ def end_if_only_failures(unit: PlanUnit, run_id: str) -> None:
     if plan.has_only_failures(unit.recent_outcomes(run_id, enough), enough):
         failure = f"the last {enough} groups had no graded episode: {why_all_failed(unit, run)}"
         end_run(unit, run, RunState.FAILED, "run_failed", failure=failure)
+
+
+def pause_if_failing(unit: PlanUnit, run_id: str) -> None:
+    """Pause a training run of which too many recent episodes failed, and say of what."""
+    run = unit.run(run_id)
+    if run is None or run.spec.training is None or run.state is not RunState.RUNNING:
+        return
+    num_failed = run.recent_ends.count(FAILED)
+    if num_failed <= run.spec.training.max_infra_failures * NUM_RECENT:
+        return
+    waits = unit.waits(run_id)
+    causes = sorted(waits.failures.items(), key=lambda item: (-item[1], item[0]))
+    text = (
+        f"paused itself: {num_failed} of the last {len(run.recent_ends)} episodes failed without the "
+        f"policy's doing; failures until now: {', '.join(f'{count} {kind}' for kind, count in causes)}; "
+        f"the newest: {waits.last_failure[:300]}"
+    )
+    log.warning("run_paused_itself", extra={"run_id": run_id, "reason": text})
+    unit.update_run(replace(run, state=RunState.PAUSED, failure=text))
 
 
 def settled_without_step(facts: Iterable[Fact]) -> set[str]:

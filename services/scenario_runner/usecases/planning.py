@@ -5,15 +5,16 @@ requested = settled + in flight.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
-from episodes import EpisodeFailure, GroupOutcome, GroupReason, Purpose
+from episodes import ATTRIBUTABLE, EpisodeFailure, GroupOutcome, GroupReason, Purpose
 from identities.entities import episode_id, group_id, group_of_episode
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
+from scenario_runner.domain.explain import UNSETTLED_S
 from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
@@ -40,6 +41,7 @@ from scenario_runner.usecases.ending import (
 from scenario_runner.usecases.futile_runs import (
     end_if_nothing_to_learn,
     end_if_only_failures,
+    pause_if_failing,
     settled_without_step,
 )
 from scenario_runner.usecases.offering import add_waiting, announce_released, settle_offer
@@ -56,12 +58,14 @@ OVERDUE = EpisodeFailure.TIMEOUT
 class PlanRules:
     """eval_episodes_in_flight: limit of one evaluation. groups_per_transaction: bounds a transaction's
     length. ending_grace_s: how long graded episodes of a cancelled or failed run wait for the trainer, which
-    finishes a step; stop_grace_s: the same for a run that ends early, whose trainer also saves it."""
+    finishes a step; stop_grace_s: the same for a run that ends early, whose trainer also saves it.
+    settle_deadline_s: how long a complete group may be unsettled before it is announced again."""
 
     eval_episodes_in_flight: int = 256
     groups_per_transaction: int = 8
     ending_grace_s: float = 60.0
     stop_grace_s: float = 600.0
+    settle_deadline_s: float = UNSETTLED_S
 
 
 def plan_more(unit: PlanUnit, run_id: str, rules: PlanRules) -> int:
@@ -103,6 +107,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     for run_id in sorted(settled_without_step(facts)):
         end_if_nothing_to_learn(unit, run_id)
     for run_id in sorted(touched):
+        pause_if_failing(unit, run_id)
         conclude(unit, run_id)
     return touched
 
@@ -136,20 +141,32 @@ def resume(unit: PlanUnit, run: RunRecord) -> None:
     """Go on where `pause` left off."""
     if run.state is not RunState.PAUSED:
         return
-    running = replace(run, state=RunState.RUNNING)
+    running = replace(run, state=RunState.RUNNING, recent_ends="", failure="")
     unit.update_run(running)
     for episode in unit.unsettled(run.run_id):
         if episode.num_dispatches == 0:
             unit.dispatch_again(running, episode)
 
 
-def sweep(unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool) -> None:
-    """Handle what is overdue: fail episodes by name, dispatch lost ones again, end the grace period."""
+def has_overdue(unit: PlanUnit, run: RunRecord) -> bool:
+    """Whether an episode was opened too long ago."""
+    return bool(unit.overdue(run.run_id, unit.now - timedelta(seconds=run.spec.episode_deadline_s)))
+
+
+def sweep(
+    unit: PlanUnit, run_id: str, rules: PlanRules, *, queue_is_idle: bool, at_grader: Collection[str] = ()
+) -> None:
+    """Handle what is overdue: fail episodes by name, dispatch lost ones again, end the grace period.
+
+    at_grader: episodes that were played and wait to be graded; their deadline waits for the grader.
+    """
     run = unit.run(run_id)
     if run is None:
         return
     _close_left_open(unit, run_id)
-    run = _fail_overdue(unit, unit.run(run_id) or run)
+    run = _fail_overdue(unit, unit.run(run_id) or run, at_grader)
+    pause_if_failing(unit, run_id)
+    run = unit.run(run_id) or run
     if queue_is_idle and run.state in OPEN_RUN_STATES:
         _dispatch_lost(unit, run)
     grace = timedelta(seconds=rules.stop_grace_s if run.ends_early else rules.ending_grace_s)
@@ -165,10 +182,12 @@ def _close_left_open(unit: PlanUnit, run_id: str) -> None:
         _close_if_empty(unit, run_id, left_open)
 
 
-def _fail_overdue(unit: PlanUnit, run: RunRecord) -> RunRecord:
+def _fail_overdue(unit: PlanUnit, run: RunRecord, at_grader: Collection[str]) -> RunRecord:
     """Returns the run as it is then: one more failure may have ended it, and an ended run is not refilled."""
     deadline = timedelta(seconds=run.spec.episode_deadline_s)
     for episode in unit.overdue(run.run_id, unit.now - deadline):
+        if episode.episode_id in at_grader:
+            continue
         detail = f"not graded within {run.spec.episode_deadline_s} s after its environment was opened"
         unit.announce_failed(run, episode, OVERDUE, detail)
         alive_s = (unit.now - (episode.opened_at or unit.now)).total_seconds()
@@ -257,12 +276,12 @@ def _grade(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, fact: Graded) ->
         graded_at=unit.now,
         settled_at=unit.now if is_final else None,
     )
-    if is_final and fact.body is not None:
+    if fact.body is not None:
         graded = with_body(graded, fact.body, fact.stop_reason)
     unit.update_episode(graded)
     unit.update_run(
         replace(
-            run,
+            run.ended(is_failure=False),
             num_graded=run.num_graded + 1,
             num_successes=run.num_successes + fact.success,
             reward_sum=run.reward_sum + fact.reward,
@@ -299,6 +318,8 @@ def _on_failed(unit: PlanUnit, run: RunRecord, fact: Failed) -> None:
 
 def _fail(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, failure: str, detail: str) -> None:
     settle(unit, episode, EpisodeState.FAILED, failure, detail)
+    run = (unit.run(run.run_id) or run).ended(is_failure=failure not in ATTRIBUTABLE)
+    unit.update_run(run)
     group = unit.group(episode.group_id)
     if group is None:
         return

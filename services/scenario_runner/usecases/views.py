@@ -44,6 +44,8 @@ def _notice(unit: PlanUnit, run: RunRecord, training: Training, known: NoticeCac
     """What a person should know of a training run that goes on; empty where there is nothing."""
     if run.state not in OPEN_RUN_STATES:
         return ""
+    if run.failure:
+        return run.failure  # it paused itself
     num_groups = unit.num_without_step(run.run_id, run.step)
     if not is_worth_an_alarm(num_groups, training):
         return ""

@@ -5,7 +5,14 @@ from datetime import datetime, timedelta
 
 from blob_store import BlobRef
 from blob_store import ref as blob_ref
-from episodes import EpisodeIdentity, GroupOutcome, GroupReason, identity_to_wire
+from episodes import (
+    ATTRIBUTABLE,
+    EpisodeIdentity,
+    GroupOutcome,
+    GroupReason,
+    identity_to_wire,
+    policy_failure,
+)
 from episodes.identity import PURPOSE_NUMBERS, SPLIT_NUMBERS
 from identities.entities import trajectory_id
 from scenario_runner.domain.plan import episode_seed
@@ -17,6 +24,7 @@ from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.training.v1 import events_pb2 as training_events
+from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.moments import timestamp
 from upcycle.run_config import wire as run_config
@@ -50,6 +58,25 @@ def run_submitted(run: RunRecord) -> taskset_events.RunSubmitted:
         taskset_digest=run.taskset_digest,
         split=SPLIT_NUMBERS[run.split],
         submitted_at=timestamp(run.submitted_at),
+    )
+
+
+def trajectory_graded(
+    episode: EpisodeRow, identity: common_pb2.EpisodeIdentity
+) -> trajectory_events.TrajectoryGraded:
+    """Fact trajectory.graded of a graded episode, as far as its row knows it: without the subscores and the
+    number of sampled tokens, which the body has."""
+    return trajectory_events.TrajectoryGraded(
+        episode=identity,
+        body=blob_ref.to_wire(BlobRef(episode.body_key, episode.body_sha256, episode.body_size)),
+        sampled_by=common_pb2.VersionSpan(oldest=episode.oldest_version, newest=episode.newest_version),
+        reward=episode.reward,
+        success=episode.success,
+        num_turns=episode.num_turns,
+        stop_reason=trajectory_pb2.StopReason.ValueType(episode.stop_reason),
+        usage=common_pb2.Usage(engine_s=episode.engine_s, environment_s=episode.environment_s),
+        failure=policy_failure(episode.reason, episode.detail) if episode.reason in ATTRIBUTABLE else None,
+        graded_at=timestamp(episode.graded_at) if episode.graded_at is not None else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -69,8 +69,10 @@ class PlannerHarness:
     async def apply(self, *facts: Fact) -> None:
         await self.do(lambda unit: apply_facts(unit, facts))
 
-    async def sweep(self, *, queue_is_idle: bool = False) -> None:
-        await self.do(lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle))
+    async def sweep(self, *, queue_is_idle: bool = False, at_grader: Collection[str] = ()) -> None:
+        await self.do(
+            lambda unit: sweep(unit, self.run_id, RULES, queue_is_idle=queue_is_idle, at_grader=at_grader)
+        )
 
     async def cancel(self, *, is_delivered: bool = True) -> None:
         """is_delivered: `run.stopping` came back through the stream."""

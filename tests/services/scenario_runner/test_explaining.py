@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from episodes import Channel, Purpose, Split
-from scenario_runner.domain.explain import DurableFact, EngineFact, PlanWaits, RunFacts, SessionFact, explain
+from scenario_runner.domain.explain import PlanWaits, RunFacts, explain
 from scenario_runner.domain.learning import WithoutStep
+from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
 from scenario_runner.domain.runs import Counts, EpisodeState, RunRecord, RunState, RunView
 from upcycle.run_config import PolicyChoice, RunSpec, Training
 
@@ -90,6 +91,26 @@ def test_a_healthy_run_waits_for_nothing() -> None:
             "grpo_trainer",
             "unknown loss 'pppo'",
             20,
+        ),
+        (
+            {
+                "waits": PlanWaits(graded=20, graded_s=150, complete_groups=5, complete_s=150),
+                "session": SessionFact("waiting", "", 150, 2),
+            },
+            "grpo_trainer",
+            "5 groups are complete and not settled, and the trainer has 2 of them",
+            20,
+        ),
+        (
+            {
+                "waits": PlanWaits(num_in_step=4),
+                "view": RunView(run_facts().view.run, Counts({EpisodeState.TRAINED: 8})),
+                "session": SessionFact("publishing", "", 100, 0, step=0),
+                "ledger": {},
+            },
+            "grpo_trainer",
+            "step.completed of step 1 is awaited, and the trainer is at step 0, publishing",
+            0,
         ),
         ({"sampler": None, "grader": None, "planner": None}, "nats", "the bus cannot be reached", 80),
         ({"outbox_waiting": 500}, "scenario_runner", "500 announcements are not published", 20),

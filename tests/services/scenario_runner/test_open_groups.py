@@ -10,7 +10,7 @@ from tests.services.scenario_runner.planning import PlannerHarness, check_conser
 
 from scenario_runner.domain.facts import GroupSettled
 from scenario_runner.domain.plan import MAX_ATTEMPTS
-from scenario_runner.domain.runs import Counts, RunState
+from scenario_runner.domain.runs import Counts, EpisodeState, RunState
 from upcycle.run_config import RunSpec
 
 DEADLINE_S = 10
@@ -218,3 +218,27 @@ async def test_a_group_that_an_older_version_left_open_is_ended_by_the_sweep(pla
     await planner.sweep()
     assert dict((await counts_of(planner)).groups_by_outcome) == {"failed": 1}
     assert await planner.plan_all() == 1
+
+
+async def test_an_episode_that_waits_for_the_grader_is_charged_no_attempt(planner: PlannerHarness) -> None:
+    """The grader is away for three deadlines: what was played is graded then, and the run goes on."""
+    await planner.begin(quick(train_spec(prompts=1, staleness=0)), num_tasks=3)
+    members = planner.members(0)
+    await planner.do(lambda unit: unit.note_opened(members))
+    for _ in range(MAX_ATTEMPTS):
+        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        await planner.sweep(at_grader=members)
+    assert await left_in(planner, 0) == members
+    await planner.apply(*map(planner.graded, members))
+    assert (await counts_of(planner)).by_state == {EpisodeState.GRADED: 2}
+    await check_conservation(planner)
+
+
+async def test_what_the_grader_does_not_have_times_out_beside_what_it_has(planner: PlannerHarness) -> None:
+    await planner.begin(quick(train_spec(prompts=1, staleness=0)), num_tasks=3)
+    first, second = planner.members(0)
+    await planner.do(lambda unit: unit.note_opened([first, second]))
+    planner.now += timedelta(seconds=DEADLINE_S + 1)
+    await planner.sweep(at_grader=[first])
+    assert await left_in(planner, 0) == [first, f"{second[:-1]}1"]
+    await check_conservation(planner)

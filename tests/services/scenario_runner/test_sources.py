@@ -7,7 +7,14 @@ from datetime import UTC, datetime
 import pytest
 import sqlalchemy as sa
 from pydantic import ValidationError
-from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, graded, settled, train_spec
+from tests.services.scenario_runner.source_runs import (
+    BODY,
+    SourcesHarness,
+    eval_spec,
+    graded,
+    settled,
+    train_spec,
+)
 
 from blob_store import BlobRef
 from episodes import Purpose, Split
@@ -15,7 +22,15 @@ from event_bus import codec
 from event_bus.topology import MAX_EVENT_BYTES
 from scenario_runner.domain.environments import RunnerError
 from scenario_runner.domain.facts import Advanced, Failed
-from scenario_runner.domain.runs import EpisodeRow, GroupRow, NotFound, Refused, RunRecord, RunState
+from scenario_runner.domain.runs import (
+    EpisodeRow,
+    EpisodeState,
+    GroupRow,
+    NotFound,
+    Refused,
+    RunRecord,
+    RunState,
+)
 from scenario_runner.domain.source_groups import EndedGroup, SourceReport
 from scenario_runner.domain.sources import DrawRules, Offer, why_unfit
 from scenario_runner.usecases.ending import end_run
@@ -252,12 +267,13 @@ async def test_an_evaluation_of_before_this_version_has_no_tokens(sources: Sourc
     assert "6 no_tokens" in str(await _refused(sources, train_spec(evaluation)))
 
 
-async def test_only_evaluations_keep_where_their_bodies_are(sources: SourcesHarness) -> None:
+async def test_every_graded_episode_keeps_where_its_body_is(sources: SourcesHarness) -> None:
     run_id = await sources.submit(train_spec())
     await sources.plan(run_id)
     group = await sources.next_group(run_id)
     await sources.planner.apply(graded(run_id, f"{group}-e000-a0"))
-    assert {row.body_key for row in await sources.episodes(run_id)} == {""}
+    keys = [row.body_key for row in await sources.episodes(run_id) if row.state is EpisodeState.GRADED]
+    assert keys == [BODY.key]
     assert (await sources.view(run_id)).sources == ()
     assert (await sources.run(run_id)).spec.purpose is Purpose.TRAIN
 

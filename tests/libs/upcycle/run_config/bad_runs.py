@@ -37,5 +37,6 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"lora_alpha": 4}, "spec.training.lora_alpha is set but spec.training.lora_rank is 0"),
     ({"lora_rank": 4, "lora_targets": "q_proj,,v_proj"}, "holds an empty name"),
     ({"no_step_groups": -1}, "spec.training.no_step_groups must be >= 0"),
+    ({"max_infra_failures": 1.5}, "spec.training.max_infra_failures must be >= 0 and <= 1"),
 ]
 """A training (and its group_size), and what its refusal says."""

@@ -16,7 +16,7 @@ FLAGS_OF_TRAIN = """
 adam-beta1 0.9, adam-beta2 0.95, advantage dr_grpo, aggregation, checkpoint-every 10, episode-deadline-s 120, epochs, from, gate,
 gate-attempts 4, gate-confidence 0.95, gate-min-gain 0, gate-regression-margin 0.05, group 8, kl-estimator k3, kl-placement loss,
 label, learning-rate 1e-05, lora-alpha 0, lora-rank 0, lora-targets all-linear, loss ppo, lr-schedule constant, max-grad-norm 1,
-max-staleness 4, max-tokens-per-episode 2048, max-tokens-per-turn 128, max-turns 8, min-lr-fraction 0, no-sampling,
+max-infra-failures 0.5, max-staleness 4, max-tokens-per-episode 2048, max-tokens-per-turn 128, max-turns 8, min-lr-fraction 0, no-sampling,
 no-step-groups 0, prompts 16, sampling-seed 0,
 score-failures True, seed 0, steps 100, taskset, taskset-name, temperature 1, thinking, top-p 1,
 warmup-steps 0, weight-decay 0

@@ -54,6 +54,7 @@ TRAININGS = st.builds(
     lora_rank=st.integers(0, 65536),
     no_step_groups=st.integers(0, 10**6),
     score_failures=st.booleans(),
+    max_infra_failures=st.floats(0, 1),
 )
 GATES = st.builds(Gate, taskset=NAMES, attempts=st.integers(1, 1024), min_gain=st.floats(-1, 1))
 TRAIN_RUNS = st.builds(

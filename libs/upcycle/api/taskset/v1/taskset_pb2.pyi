@@ -353,6 +353,7 @@ class TrainingConfig(_message.Message):
     NO_STEP_GROUPS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     SCORE_FAILURES_FIELD_NUMBER: _builtins.int
+    MAX_INFRA_FAILURES_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """optimizer steps, default 100; 0: until the run is stopped"""
     prompts_per_step: _builtins.int
@@ -406,6 +407,10 @@ class TrainingConfig(_message.Message):
     """
     score_failures: _builtins.bool
     """a failure that the policy caused has reward 0; false: it is missing. Default true"""
+    max_infra_failures: _builtins.float
+    """Of 64 episodes, the share that may fail without the policy's doing; above it among the last 64 the run pauses
+    itself. Default 0.5; 1: never.
+    """
     @_builtins.property
     def loss_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """e.g. clip_low 0.2, clip_high 0.28"""
@@ -438,10 +443,11 @@ class TrainingConfig(_message.Message):
         no_step_groups: _builtins.int | None = ...,
         epochs: _builtins.int | None = ...,
         score_failures: _builtins.bool | None = ...,
+        max_infra_failures: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1", "_adam_beta2", b"_adam_beta2", "_advantage", b"_advantage", "_aggregation", b"_aggregation", "_checkpoint_every_steps", b"_checkpoint_every_steps", "_epochs", b"_epochs", "_kl_estimator", b"_kl_estimator", "_kl_placement", b"_kl_placement", "_learning_rate", b"_learning_rate", "_lora_alpha", b"_lora_alpha", "_lora_rank", b"_lora_rank", "_lora_targets", b"_lora_targets", "_loss", b"_loss", "_lr_schedule", b"_lr_schedule", "_max_grad_norm", b"_max_grad_norm", "_max_infra_failures", b"_max_infra_failures", "_max_staleness", b"_max_staleness", "_min_lr_fraction", b"_min_lr_fraction", "_no_step_groups", b"_no_step_groups", "_prompts_per_step", b"_prompts_per_step", "_score_failures", b"_score_failures", "_seed", b"_seed", "_steps", b"_steps", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "adam_beta1", b"adam_beta1", "adam_beta2", b"adam_beta2", "advantage", b"advantage", "aggregation", b"aggregation", "checkpoint_every_steps", b"checkpoint_every_steps", "epochs", b"epochs", "kl_estimator", b"kl_estimator", "kl_placement", b"kl_placement", "learning_rate", b"learning_rate", "lora_alpha", b"lora_alpha", "lora_rank", b"lora_rank", "lora_targets", b"lora_targets", "loss", b"loss", "loss_config", b"loss_config", "lr_schedule", b"lr_schedule", "max_grad_norm", b"max_grad_norm", "max_infra_failures", b"max_infra_failures", "max_staleness", b"max_staleness", "min_lr_fraction", b"min_lr_fraction", "no_step_groups", b"no_step_groups", "prompts_per_step", b"prompts_per_step", "score_failures", b"score_failures", "seed", b"seed", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adam_beta1: _TypeAlias = _typing.Literal["adam_beta1"]  # noqa: Y015
     _WhichOneofArgType__adam_beta1: _TypeAlias = _typing.Literal["_adam_beta1", b"_adam_beta1"]  # noqa: Y015
@@ -473,6 +479,8 @@ class TrainingConfig(_message.Message):
     _WhichOneofArgType__lr_schedule: _TypeAlias = _typing.Literal["_lr_schedule", b"_lr_schedule"]  # noqa: Y015
     _WhichOneofReturnType__max_grad_norm: _TypeAlias = _typing.Literal["max_grad_norm"]  # noqa: Y015
     _WhichOneofArgType__max_grad_norm: _TypeAlias = _typing.Literal["_max_grad_norm", b"_max_grad_norm"]  # noqa: Y015
+    _WhichOneofReturnType__max_infra_failures: _TypeAlias = _typing.Literal["max_infra_failures"]  # noqa: Y015
+    _WhichOneofArgType__max_infra_failures: _TypeAlias = _typing.Literal["_max_infra_failures", b"_max_infra_failures"]  # noqa: Y015
     _WhichOneofReturnType__max_staleness: _TypeAlias = _typing.Literal["max_staleness"]  # noqa: Y015
     _WhichOneofArgType__max_staleness: _TypeAlias = _typing.Literal["_max_staleness", b"_max_staleness"]  # noqa: Y015
     _WhichOneofReturnType__min_lr_fraction: _TypeAlias = _typing.Literal["min_lr_fraction"]  # noqa: Y015
@@ -521,6 +529,8 @@ class TrainingConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lr_schedule) -> _WhichOneofReturnType__lr_schedule | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_grad_norm) -> _WhichOneofReturnType__max_grad_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_infra_failures) -> _WhichOneofReturnType__max_infra_failures | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_staleness) -> _WhichOneofReturnType__max_staleness | None: ...
     @_typing.overload

@@ -103,6 +103,7 @@ def _runs() -> None:
         _count("step"),
         _count("policy_version"),
         _count("next_position"),
+        sa.Column("recent_ends", sa.String(64), nullable=False, server_default=""),
         _count("num_graded"),
         _count("num_successes"),
         _number("reward_sum"),

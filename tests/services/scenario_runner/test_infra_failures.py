@@ -1,0 +1,90 @@
+"""A training run of which too many episodes fail pauses itself, and says of what."""
+
+from dataclasses import replace
+
+import pytest
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, eval_spec, train_spec
+
+from scenario_runner.domain.runs import EpisodeState, RunState
+from scenario_runner.usecases.views import view_of
+from upcycle.run_config import RunSpec
+
+
+def big(max_infra_failures: float = 0.5) -> RunSpec:
+    """40 open groups of two; it would fail after 40 groups without a grade."""
+    spec = train_spec(prompts=20)
+    assert spec.training is not None
+    return replace(spec, training=replace(spec.training, max_infra_failures=max_infra_failures))
+
+
+async def fail(
+    planner: PlannerHarness, num_failed: int, num_graded: int, kind: str = "scenario_error"
+) -> None:
+    """So many of its planned episodes, the failures first."""
+    planned = [row.episode_id for row in await planner.episodes() if row.state is EpisodeState.PLANNED]
+    for episode in planned[:num_failed]:
+        await planner.apply(planner.failed(episode, kind))
+    await planner.apply(*map(planner.graded, planned[num_failed : num_failed + num_graded]))
+
+
+async def test_the_33rd_failure_of_64_pauses_the_run_and_the_32nd_does_not(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await fail(planner, 32, 0)
+    assert (await planner.run()).state is RunState.RUNNING
+    await fail(planner, 1, 0, kind="environment_lost")
+    run = await planner.run()
+    assert run.state is RunState.PAUSED
+    assert run.failure == (
+        "paused itself: 33 of the last 33 episodes failed without the policy's doing; failures until now: "
+        "32 scenario_error, 1 environment_lost; the newest: detail"
+    )
+    view = await planner.do(lambda unit: view_of(unit, run))
+    assert view.notice == run.failure
+    await check_conservation(planner)
+
+
+async def test_half_of_the_episodes_may_fail(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    for _ in range(3):
+        await fail(planner, 8, 8)
+    assert (await planner.run()).state is RunState.RUNNING
+
+
+async def test_a_run_that_is_resumed_begins_to_count_again(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await fail(planner, 33, 0)
+    await planner.resume()
+    run = await planner.run()
+    assert (run.state, run.failure, run.recent_ends) == (RunState.RUNNING, "", "")
+    await fail(planner, 5, 5)
+    assert (await planner.run()).state is RunState.RUNNING
+    await check_conservation(planner)
+
+
+@pytest.mark.parametrize(("limit", "num_failed"), [(0.0, 1), (0.25, 17)])
+async def test_the_share_may_be_chosen(planner: PlannerHarness, limit: float, num_failed: int) -> None:
+    await planner.begin(big(limit), num_tasks=50)
+    await fail(planner, num_failed - 1, 0)
+    assert (await planner.run()).state is RunState.RUNNING
+    await fail(planner, 1, 0)
+    assert (await planner.run()).state is RunState.PAUSED
+
+
+async def test_a_share_of_one_pauses_never(planner: PlannerHarness) -> None:
+    await planner.begin(big(1.0), num_tasks=50)
+    await fail(planner, 70, 0)
+    assert (await planner.run()).state is RunState.RUNNING
+
+
+async def test_what_the_policy_did_pauses_nothing(planner: PlannerHarness) -> None:
+    await planner.begin(big(), num_tasks=50)
+    await fail(planner, 40, 0, kind="policy_unreadable")
+    assert (await planner.run()).state is RunState.RUNNING
+
+
+async def test_an_evaluation_plays_on(planner: PlannerHarness) -> None:
+    await planner.begin(eval_spec(group_size=1), num_tasks=50)
+    for _ in range(12):
+        await fail(planner, 6, 0)
+        await planner.plan_all()
+    assert (await planner.run()).state is RunState.RUNNING

@@ -17,14 +17,18 @@ def message_options(max_message_bytes: int) -> ChannelOptions:
 
 
 def client_options(max_message_bytes: int) -> ChannelOptions:
-    """A client notices a dead server within 40 s during a stream, and a restarted one within a second."""
+    """A client notices a dead server within 40 s during a stream, and a restarted one within a second.
+
+    To connect it gives a server 5 s, which is what gRPC reads out of its shortest backoff: one that is far
+    away, or at work, takes more than a moment to greet.
+    """
     return [
         *message_options(max_message_bytes),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_retries", 0),
     ]

@@ -85,7 +85,7 @@ def test_a_delay_that_the_server_would_not_keep_is_not_asked_of_it(
 async def test_a_handler_that_swallows_its_cancellation_loses_its_message_and_is_named(
     server: NatsServer,
 ) -> None:
-    spec, seen, release = fact_spec(handler_timeout_s=0.2), Seen(), asyncio.Event()
+    spec, seen, release = fact_spec(handler_timeout_s=0.2, ack_wait_s=2.0), Seen(), asyncio.Event()
 
     async def handler(delivery: Delivery[Any]) -> None:
         seen.note(delivery)

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,12 +61,19 @@ async def test_a_bus_without_a_server_says_so_within_its_bound() -> None:
         await in_time(bus.start())
 
 
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that waits for provisioning finds that its time is over; it had all of it to connect."""
+    clock = SimpleNamespace(monotonic=itertools.count(step=2 * FAST.connect_s).__next__)
+    monkeypatch.setattr("event_bus.connection.time", clock)
+
+
+@pytest.mark.usefixtures("no_patience")
 async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsServer) -> None:
     spec = fact_spec()
-    timings = replace(FAST, connect_s=0.5)
 
     def make() -> EventBus:
-        bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
+        bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
         subscribe(bus, spec, Seen())
         return bus
 
@@ -88,16 +96,16 @@ async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer
     async with eyes_on(server) as eyes:
         config = (await eyes.jetstream.consumer_info(EVENTS, spec.durable)).config
         assert config is not None
-        assert (config.max_ack_pending, config.ack_wait) == (7, 1)
+        assert (config.max_ack_pending, config.ack_wait) == (7, spec.ack_wait_s)
     await bus.stop()
 
 
+@pytest.mark.usefixtures("no_patience")
 async def test_a_durable_that_reads_other_facts_is_named_with_the_way_out(server: NatsServer) -> None:
     spec = fact_spec()
     older = replace(spec, events=(EpisodeCancelled,))
     await provision(server.url, topology=topology(older))
-    timings = replace(FAST, connect_s=0.5)
-    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=timings)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", topology=topology(spec), timings=FAST)
     subscribe(bus, spec, Seen())
     with pytest.raises(OutdatedDurable) as caught:
         await bus.start()
@@ -266,7 +274,7 @@ async def test_sigterm_finishes_the_message_in_hand_and_exits_0(server: NatsServ
             await bus.publish(failed("a"), model=MODEL, event_id="a")
             await worker.says("start a 1")
             worker.process.send_signal(signal.SIGTERM)
-            assert await worker.exit_status(within_s=20) == 0
+            assert await worker.exit_status(within_s=30) == 0
             assert worker.lines[-2:] == ["done a 1", "down"]
         await eyes.settled(SPEC)
 
@@ -282,7 +290,7 @@ async def test_sigterm_while_nats_is_down_still_exits(server: NatsServer) -> Non
 async def test_a_wrong_password_is_said_in_time(tmp_path: Path) -> None:
     with NatsServer(tmp_path, login=NatsLogin("upcycle", "right")) as server:
         settings = BusSettings.model_validate({"url": server.url, "user": "upcycle", "password": "wrong"})
-        bus = EventBus(settings, client_name="t", timings=replace(FAST, connect_s=3))
+        bus = EventBus(settings, client_name="t", timings=replace(FAST, connect_s=10))
         with pytest.raises(Unavailable, match=r"(?i)authorization"):
             await in_time(bus.start())
         await bus.stop()

@@ -17,7 +17,7 @@ from event_bus.provision import provision, provisioning
 from event_bus.topology import ATTEMPTS, COMMAND_SUBJECTS, EVENT_SUBJECTS, STREAMS, TASKS, Topology
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
 
-QUEUE = command_spec("train")
+QUEUE = command_spec("train", ack_wait_s=5.0)
 TOPOLOGY = Topology(STREAMS, (), EVENT_SUBJECTS, COMMAND_SUBJECTS, queues=(QUEUE,))
 
 
@@ -123,7 +123,7 @@ async def test_slots_bound_what_all_models_together_have_in_work(server: NatsSer
         async with eyes_on(server) as eyes:
             infos = [await eyes.jetstream.consumer_info(TASKS, QUEUE.of_model(one).durable) for one in models]
             # Each durable hands out one message at most that has no slot yet; with heartbeats it stays there.
-            await asyncio.sleep(2 * QUEUE.ack_wait_s)
+            await asyncio.sleep(1.5 * QUEUE.ack_wait_s)
             infos = [await eyes.jetstream.consumer_info(TASKS, QUEUE.of_model(one).durable) for one in models]
         assert len(worker.began) == 2
         assert sum(info.num_ack_pending or 0 for info in infos) <= 2 + len(models) - 1

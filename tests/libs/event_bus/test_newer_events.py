@@ -86,7 +86,8 @@ async def test_no_reader_loses_a_fact_that_has_a_field_more(nats_server: NatsFac
 
 async def test_a_type_that_only_the_next_version_knows_waits_for_it(nats_server: NatsFactory) -> None:
     """The durables read a second type already: the next version was provisioned, this one still runs."""
-    one, batches = fact_spec("one"), fact_spec("batches")
+    # Short: a projection waits for what its predecessor left unanswered. So a message may come twice.
+    one, batches = fact_spec("one", ack_wait_s=2.0), fact_spec("batches", ack_wait_s=2.0)
     both = (EpisodeFailed, EpisodeCancelled)
     newer = topology(replace(one, events=both), replace(batches, events=both))
     alone, batched = Seen(), Seen()
@@ -105,8 +106,8 @@ async def test_a_type_that_only_the_next_version_knows_waits_for_it(nats_server:
         await new.start()
         await new.publish(cancelled, model=MODEL, event_id="cancelled")
         await old.publish(failed("after"), model=MODEL, event_id="after")
-        await until(lambda: sorted(alone.details) == ["after", "before"] and "upgrade it" in str(old.ready()))
-        assert batched.details == ["before"]  # a projection lets nothing pass
+        await until(lambda: set(alone.details) == {"after", "before"} and "upgrade it" in str(old.ready()))
+        assert set(batched.details) == {"before"}  # a projection lets nothing pass
         assert await eyes.dead_letters() == []
     await old.stop()
     await new.stop()
@@ -115,11 +116,11 @@ async def test_a_type_that_only_the_next_version_knows_waits_for_it(nats_server:
     subscribe(upgraded, replace(one, events=both), kept(took, "one"))
     subscribe_batch(upgraded, replace(batches, events=both), kept_batch(took, "batches"))
     await upgraded.start()
-    await until(lambda: sorted(took) == TAKEN)
+    await until(lambda: set(took) == TAKEN)
     await upgraded.stop()
 
 
-TAKEN = ["batches EpisodeCancelled", "batches EpisodeFailed", "one EpisodeCancelled"]
+TAKEN = {"batches EpisodeCancelled", "batches EpisodeFailed", "one EpisodeCancelled"}
 
 
 def kept(took: list[str], name: str) -> Callable[[Delivery[Any]], Awaitable[None]]:

@@ -141,7 +141,7 @@ async def test_a_registry_that_lost_its_models_costs_no_command(watched: Watched
         watched.registry.models = []
         await until(lambda: _is_only(watched, train.durable))
         assert (await eyes.jetstream.stream_info(TASKS)).state.messages == 1
-    assert process.readiness().reasons == {}
+    await until(lambda: process.readiness().reasons == {})
 
 
 async def _is_only(watched: Watched, durable: str) -> bool:

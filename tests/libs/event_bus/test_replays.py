@@ -48,7 +48,7 @@ async def take(
 ) -> list[Delivery[Any]]:
     """The next facts; `found` gets each as it comes."""
     found = [] if found is None else found
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         async for delivery in bus.replay([EpisodeFailed, RunFinished], after_sequence=after, model=model):
             found.append(delivery)
             if len(found) == count:

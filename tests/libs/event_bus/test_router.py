@@ -1,7 +1,5 @@
 """Handlers on a router: which function gets which event, and what is refused before anything is read."""
 
-import asyncio
-
 import pytest
 from tests.conftest import NatsFactory
 from tests.libs.event_bus.support import MODEL, eyes_on, fact_spec, failed, running, topology
@@ -66,8 +64,7 @@ async def test_an_event_that_no_function_takes_becomes_a_dead_letter(server: Nat
         eyes_on(server) as eyes,
     ):
         await bus.publish(failed("a"), model=MODEL, event_id="a")
-        while not await eyes.dead_letters():
-            await asyncio.sleep(0.02)
+        await until(eyes.dead_letters)
         await eyes.settled(fact_spec())
 
 

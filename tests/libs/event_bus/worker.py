@@ -17,7 +17,7 @@ from tests.libs.event_bus.support import FAST, fact_spec, subscribe, topology
 from event_bus import Delivery, EventBus
 from service_kit.groups import BusSettings
 
-SPEC = fact_spec("worker", ack_wait_s=1.0)
+SPEC = fact_spec("worker", ack_wait_s=5.0)
 
 
 def say(*words: object) -> None:

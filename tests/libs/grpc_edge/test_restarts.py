@@ -39,6 +39,29 @@ async def test_a_call_that_is_not_idempotent_fails_at_once(tasksets: Tasksets) -
         assert not isinstance(failed.value, CallTimedOut)
 
 
+async def test_a_server_that_is_slow_to_greet_is_waited_for(server: GrpcServer) -> None:
+    """Also by a call that is sent once only: a machine at work is late to answer a connection."""
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        host, _, port = server.address.rpartition(":")
+        upstream, onward = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(_pass_on(reader, onward), _pass_on(upstream, writer))
+
+    relay = await asyncio.start_server(slowly, "127.0.0.1", 0)
+    address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+    async with connect(address) as channel:
+        assert await get(rpc.TasksetServiceStub(channel), "one") == "one"
+    relay.close()
+    await relay.wait_closed()
+
+
+async def _pass_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    while data := await source.read(4096):
+        to.write(data)
+    to.close()
+
+
 async def test_retries_end_with_the_deadline(tasksets: Tasksets) -> None:
     gone = await _serve(tasksets, 0)
     await gone.stop()

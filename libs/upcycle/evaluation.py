@@ -16,6 +16,7 @@ from upcycle.platform import connected
 from upcycle.results import MIN_COVERAGE, Coverage, Run, coverage_of
 from upcycle.run_client import completed, follow_run, register_taskset, state_word, submit_run
 from upcycle.tasks import Task, Taskset
+from upcycle.trained_models import is_ahead_of_head
 from upcycle.transcripts import ToolUse, Transcript, Turn
 from upcycle.wire import usage_of
 
@@ -218,13 +219,17 @@ async def evaluate(
 
 def spec_of(agent: "Agent", taskset: str, group: int, **options: Unpack[EvalOptions]) -> "RunSpec":
     """The evaluation run of an agent over a registered taskset. Raises RunConfigInvalid."""
+    from upcycle.api.common.v1 import common_pb2
     from upcycle.run_config.flags import evaluation_run
     from upcycle.run_config.wire import spec_to_wire
 
     spec = evaluation_run(
         agent.model, taskset, group=group, version=agent.version, sampling=agent.sampling, **options
     )
-    return spec_to_wire(spec)
+    wire = spec_to_wire(spec)
+    if is_ahead_of_head(agent.model):
+        wire.policy.channel = common_pb2.CHANNEL_LATEST
+    return wire
 
 
 async def _wait(platform: "Platform", run_id: str, timeout_s: float) -> "GetRunResponse":

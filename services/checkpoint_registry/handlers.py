@@ -36,7 +36,8 @@ def registry_router(
     async def on_checkpoint_saved(event: CheckpointSaved) -> None:
         """Record a candidate for the gate, then wake the gate."""
         try:
-            await gate.record(wire.candidate_from_wire(event), _traceparent())
+            candidate = wire.candidate_from_wire(event)
+            await gate.record(candidate, _traceparent(), keeps_head=event.keeps_head)
         except (InvalidRequest, UnknownModel, VersionConflict) as error:
             raise PoisonMessage(str(error)) from error
         wake_gate([event.model])

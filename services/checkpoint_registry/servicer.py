@@ -10,6 +10,7 @@ from checkpoint_registry import wire
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.domain.errors import (
+    GateDecides,
     HeadMoved,
     ModelExists,
     PeerRefused,
@@ -20,7 +21,7 @@ from checkpoint_registry.domain.errors import (
     VersionRemoved,
 )
 from checkpoint_registry.usecases.leases import EngineLeases
-from checkpoint_registry.usecases.models import FilePart, ManageModels
+from checkpoint_registry.usecases.models import FilePart, HeadOrder, ManageModels
 from service_kit.errors import InvalidRequest
 from upcycle.api.registry.v1 import service_pb2 as pb
 from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceServicer
@@ -34,6 +35,7 @@ STATUS_OF = {
     ModelExists: grpc.StatusCode.ALREADY_EXISTS,
     VersionConflict: grpc.StatusCode.FAILED_PRECONDITION,
     HeadMoved: grpc.StatusCode.ABORTED,
+    GateDecides: grpc.StatusCode.FAILED_PRECONDITION,
     PeerRefused: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
@@ -121,11 +123,9 @@ class RegistryServicer(RegistryServiceServicer):
         """A manual move of head: compare-and-set."""
         expected = request.expected_revision if request.HasField("expected_revision") else None
         model, move = await self._models.set_head(
-            request.model,
-            request.checkpoint_id,
+            HeadOrder(request.model, request.checkpoint_id, request.actor, request.reason),
             expected_revision=expected,
-            actor=request.actor,
-            reason=request.reason,
+            unless_gated=request.unless_gated,
         )
         return pb.SetHeadResponse(model=wire.model_to_wire(model), move=wire.move_to_wire(move))
 

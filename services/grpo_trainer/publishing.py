@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from blob_store import BlobRef
@@ -39,12 +40,18 @@ async def announce_version(
     sources: Mapping[str, int],
     facts: BusFacts,
     retry: RetryUntilAvailable,
+    *,
+    keeps_head: bool = False,
 ) -> None:
     """Publish policy.published, then checkpoint.saved where the step saves one. Safe to repeat.
 
     marker: claim check of the durable state. sources: groups in the weights, by the run that they are of.
+    keeps_head: no gate is to judge the checkpoint.
     """
     spec, record, at = session.spec, session.last_step, session.completed_at
     await retry.until_available(lambda: facts.publish_policy(spec, policy, step=session.step, at=at))
     if record is not None and record.saves_checkpoint:
-        await retry.until_available(lambda: facts.publish_checkpoint(spec, record, policy, marker, sources))
+        saved = partial(
+            facts.publish_checkpoint, spec, record, policy, marker, sources, keeps_head=keeps_head
+        )
+        await retry.until_available(saved)

@@ -230,6 +230,7 @@ def checkpoint_saved(
     manifest: BlobRef,
     state: BlobRef,
     sources: Mapping[str, int],
+    keeps_head: bool,
 ) -> tuple[events.CheckpointSaved, str]:
     """The fact, and its event id."""
     identity = checkpoint_id(spec.model, record.version)
@@ -247,6 +248,7 @@ def checkpoint_saved(
         metrics=metrics_to_wire(record.metrics, record.staleness),
         saved_at=timestamp(record.completed_at),
         sources=sources,
+        keeps_head=keeps_head,
     )
     return event, event_ids.of_checkpoint("saved", identity)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.e2e.test_loop import assert_conserved, balanced
-from tests.platform_recipes import MODEL, TRAIN_TASKSET, evaluation, small_training
+from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET, evaluation, small_training
 
+from identities.entities import interactive_run_id
 from local_stack.stack import Stack
 from upcycle.api.common.v1.common_pb2 import CHANNEL_HEAD, PolicySelector
 from upcycle.api.registry.v1.registry_pb2 import CHECKPOINT_STATE_HELD, CHECKPOINT_STATE_PROMOTED, Checkpoint
@@ -112,7 +113,7 @@ async def stopped(platform: Platform, run_id: str) -> Run:
     return done
 
 
-async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> None:
+async def test_what_succeeded_is_cloned_and_judged_by_the_gate_of_the_model(platform: Platform) -> None:
     spec = evaluation(taskset=TRAIN_TASKSET)
     spec.policy.CopyFrom(PolicySelector(model=MODEL, channel=CHANNEL_HEAD))
     sampled = await submit_run(platform, spec)
@@ -135,4 +136,7 @@ async def test_what_succeeded_is_cloned_and_becomes_head(platform: Platform) -> 
     assert len(losses) == 3
     assert losses[-1] < max(losses[:2])
     model = (await platform.registry.GetModel(GetModelRequest(model=MODEL), timeout=10)).model
-    assert (last.is_head, model.head_version) == (True, last.version)
+    assert model.gate_taskset.partition("@")[0] == HELD_OUT_TASKSET  # a run before asked for it
+    assert not last.is_head
+    judged = await verdict(platform, interactive_run_id(MODEL))
+    assert (judged.version, judged.HasField("gate")) == (last.version, True)

@@ -88,7 +88,7 @@ async def train_sft(model: str, options: SftOptions, call: SftCall) -> int:
         with shown(plan, model, as_json=call.as_json) as show:
             last = await run_plan(client, plan, call.learning_rate, show)
     if not call.as_json:
-        moved = "head serves it" if last.is_head else "head did not move"
+        moved = "head serves it" if last.is_head else "head did not move: the model's gate judges it first"
         print(f"{model}: v{last.version}, {last.checkpoint_id}, loss {loss_of(last):.4f}; {moved}")
     return Exit.OK
 

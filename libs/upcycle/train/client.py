@@ -27,6 +27,7 @@ from upcycle.train.results import (
     step_of,
 )
 from upcycle.train.running import TrainedRun, run_ids_of, submit, wait_until_finished
+from upcycle.trained_models import head_was_set, stepped
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.registry_pb2 import Checkpoint
@@ -59,6 +60,9 @@ class StepOptions(AdamOptions, total=False):
 class TrainingClient:
     """Trains one model slug. A step moves the model's head, so that the gateway serves the new version and
     the next rollouts sample from it.
+
+    Head of a model for which a run asked for a gate is moved by that gate alone, or by a person (`set_head`):
+    a step is published and judged, and agents of this process play the newest weights until then.
 
     inputs of every pass: Runs, ids of stored trajectories, Trajectory, Conversation and TokenRow objects.
     Raises upcycle.rpc.RemoteError for what the trainer refuses, with its reason; UpcycleError for what is
@@ -111,6 +115,8 @@ class TrainingClient:
             lora=_lora(self._lora),
         )
         reply = await self._call("step", lambda stub: stub.Step, request)
+        if promote:
+            stepped(self.model, is_head=reply.result.is_head)
         return step_of(reply.result, dict(reply.metrics), reply.num_datums)
 
     async def forward_backward(
@@ -205,8 +211,8 @@ class TrainingClient:
     async def optim_step(
         self, learning_rate: float, *, promote: bool = True, **adam: Unpack[AdamOptions]
     ) -> OptimStepResult:
-        """One update with all accumulated gradients. The new version is saved, published and, if `promote`,
-        made head.
+        """One update with all accumulated gradients. The new version is saved, published and, if `promote`
+        and the model has no gate, made head.
 
         adam: beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0, max_grad_norm=1 (0: no bound). Refused if the
         trainer has lost a gradient that this client accumulated.
@@ -230,6 +236,8 @@ class TrainingClient:
                 self._accumulated = []
             raise
         self._accumulated = []
+        if promote:
+            stepped(self.model, is_head=reply.result.is_head)
         return optim_step_of(reply.result)
 
     async def train_on(
@@ -288,6 +296,7 @@ class TrainingClient:
         checkpoint_id = checkpoint if isinstance(checkpoint, str) else checkpoint.checkpoint_id
         request = SetHeadRequest(model=self.model, checkpoint_id=checkpoint_id, actor=_ACTOR, reason=reason)
         await self._ask("set_head", lambda at: at.registry.SetHead, request)
+        head_was_set(self.model)
         return await self.head()
 
     async def _call(self, what: str, method: Callable[[Any], Any], request: Any) -> Any:

@@ -22,9 +22,10 @@ def _columns(row: RowMapping, kind: type[Any]) -> dict[str, Any]:
     return {name: row[name] for name in kind.__slots__ if name in row}
 
 
-def model_of(row: RowMapping, latest: PublishedVersion) -> Model:
-    """A row of `model` with its newest checkpoint and the time of its last move of head."""
-    return Model(**_columns(row, Model), latest=latest)
+def model_of(row: RowMapping, latest: PublishedVersion, gate: GateJob | None) -> Model:
+    """A row of `model` with its newest checkpoint and last move of head. gate: its newest job with one."""
+    taskset = gate.gate.taskset if gate is not None and gate.gate is not None else ""
+    return Model(**_columns(row, Model), latest=latest, gate_taskset=taskset)
 
 
 def checkpoint_of(row: RowMapping) -> Checkpoint:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from google.protobuf import json_format
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from checkpoint_registry import telemetry, wire
@@ -60,6 +60,10 @@ class SqlGateStore:
     async def job(self, checkpoint_id: str) -> GateJob | None:
         """None for a base or a checkpoint recorded without one."""
         return await self._db.run(lambda connection: _job(connection, checkpoint_id))
+
+    async def newest_gate(self, model: str) -> GateJob | None:
+        """The job of the newest checkpoint that a gate judged, or is to judge; None: there is none."""
+        return (await self._db.run(lambda connection: newest_gates(connection, model))).get(model)
 
     async def save_job(self, job: GateJob, *, was: JobPhase) -> bool:
         """Move a job on; False: another replica did it first."""
@@ -197,6 +201,22 @@ class SqlGateStore:
     async def close_request(self, run_id: str, state: RequestState, detail: str, at: datetime) -> None:
         """No-op for a run that the gate did not ask for."""
         await self._db.run(lambda connection: _close_request(connection, run_id, state, detail, at))
+
+
+def newest_gates(connection: Connection, model: str | None) -> dict[str, GateJob]:
+    """By model (None: of all), the job of the newest checkpoint that a gate judged, or is to judge."""
+    jobs = tables.gate_job
+    one = {} if model is None else {"model": model}
+    gated = owned(jobs, **one) & (jobs.c.taskset_digest != "")
+    newest = (
+        select(jobs.c.model, func.max(jobs.c.version).label("version"))
+        .where(gated)
+        .group_by(jobs.c.model)
+        .subquery()
+    )
+    is_newest = (newest.c.model == jobs.c.model) & (newest.c.version == jobs.c.version)
+    query = select(jobs).join(newest, is_newest).where(gated)
+    return {row["model"]: job_of(row) for row in connection.execute(query).mappings()}
 
 
 def _job(connection: Connection, checkpoint_id: str) -> GateJob | None:

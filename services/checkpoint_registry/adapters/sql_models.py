@@ -16,10 +16,11 @@ from checkpoint_registry.adapters.rows import (
     model_of,
     move_of,
 )
+from checkpoint_registry.adapters.sql_gate import newest_gates
 from checkpoint_registry.adapters.sql_heads import first_move, move_head, read_checkpoint
 from checkpoint_registry.adapters.sql_versions import latest_versions, record_version
 from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
-from checkpoint_registry.domain.jobs import GateJob
+from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
 from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
 from sql_store import Database, owned
 
@@ -200,14 +201,20 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
     of_model = tables.model.c
     is_last = owned(tables.head_move, model=of_model.model, revision=of_model.head_revision)
     query = (
-        select(tables.model, newest.c.newest_version, tables.head_move.c.moved_at.label("promoted_at"))
+        select(
+            tables.model,
+            newest.c.newest_version,
+            tables.head_move.c.moved_at.label("promoted_at"),
+            (tables.head_move.c.actor == GATE_ACTOR).label("head_moved_by_gate"),
+        )
         .join(newest, newest.c.model == tables.model.c.model)
         .join(tables.head_move, is_last)
         .where(owned(tables.model) if model is None else owned(tables.model, model=model))
     )
     rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
     latest = latest_versions(connection, [row["model"] for row in rows])
-    return [model_of(row, latest[row["model"]]) for row in rows]
+    gates = newest_gates(connection, model)
+    return [model_of(row, latest[row["model"]], gates.get(row["model"])) for row in rows]
 
 
 def _versions(connection: Connection, model: str, version: int | None) -> list[Checkpoint]:

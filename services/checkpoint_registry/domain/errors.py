@@ -62,5 +62,15 @@ class HeadMoved(RegistryError):
         self.model, self.expected, self.actual = model, expected, actual
 
 
+class GateDecides(RegistryError):
+    """Training asked to move the head of a model that has a gate."""
+
+    def __init__(self, model: str, taskset: str) -> None:
+        super().__init__(
+            f"head of {model!r} is moved by its gate on {taskset!r}, not by a training step; "
+            "`upcycle models head --set` moves it by hand"
+        )
+
+
 class PeerRefused(RegistryError):
     """Another service refused our request for good; the message carries its reason."""

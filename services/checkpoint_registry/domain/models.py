@@ -39,6 +39,9 @@ class Model:
     promoted_at: datetime
     """When head moved to where it is."""
     created_at: datetime
+    head_moved_by_gate: bool
+    gate_taskset: str
+    """Held-out taskset of the newest gate that a run of the model asked for; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlModelStore
 from checkpoint_registry.domain.errors import HeadMoved, PeerRefused
-from checkpoint_registry.domain.evidence import Evidence
+from checkpoint_registry.domain.evidence import Evidence, SamplingProfile
 from checkpoint_registry.domain.gate import GateRule, Verdict, judge
 from checkpoint_registry.domain.jobs import GateJob, GateSpec, JobPhase, Judgement
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, Model
@@ -49,17 +49,20 @@ class RunGate:
         self._policy = policy
         self._now = now
 
-    async def record(self, checkpoint: Checkpoint, traceparent: str) -> bool:
-        """Takes a saved checkpoint in. Safe to repeat. Raises UnknownModel, VersionConflict."""
+    async def record(self, checkpoint: Checkpoint, traceparent: str, *, keeps_head: bool = False) -> bool:
+        """Takes a saved checkpoint in; keeps_head: without judging it. Safe to repeat. Raises UnknownModel,
+        VersionConflict."""
         job = GateJob(
             checkpoint_id=checkpoint.checkpoint_id,
             model=checkpoint.model,
             version=checkpoint.version,
             run_id=checkpoint.run_id,
-            phase=JobPhase.NEW,
+            phase=JobPhase.DONE if keeps_head else JobPhase.NEW,
             created_at=self._now(),
             traceparent=traceparent,
         )
+        if keeps_head:
+            checkpoint = replace(checkpoint, reason="its client keeps head where it is, so no gate judges it")
         return await self._models.record_candidate(checkpoint, job)
 
     async def advance(self, model: str) -> bool:
@@ -80,10 +83,10 @@ class RunGate:
         return await self._store.start_job(queued[-1].checkpoint_id) if queued else bool(fresh)
 
     async def _read_spec(self, job: GateJob) -> None:
-        """NEW to QUEUED with the gate that the run asks for, or done when it asks for none."""
+        """NEW to QUEUED with the gate that the run asks for, or done when it asks for none. What interactive
+        training saves is judged by the gate that the model's runs asked for last."""
         if job.run_id == interactive_run_id(job.model):
-            reason = "interactive training has no gate; its client moves head"
-            await self._store.close_ungated(job.checkpoint_id, reason)
+            await self._read_interactive(job)
             return
         run = await self._tasksets.run(job.run_id)
         if run is None:
@@ -95,20 +98,31 @@ class RunGate:
             reason = f"run {job.run_id} asks for no gate; promote it manually with SetHead"
             await self._store.close_ungated(job.checkpoint_id, reason)
             return
-        taskset = await self._tasksets.taskset(run.gate.taskset)
+        await self._queue(job, run.gate, run.profile)
+
+    async def _queue(self, job: GateJob, gate: GateSpec, profile: SamplingProfile | None) -> None:
+        taskset = await self._tasksets.taskset(gate.taskset)
         if taskset is None or not taskset.is_held_out:
             why = "is not registered" if taskset is None else "is not held out"
-            await self._store.hold(job.checkpoint_id, f"gate taskset {run.gate.taskset!r} {why}", self._now())
+            await self._store.hold(job.checkpoint_id, f"gate taskset {gate.taskset!r} {why}", self._now())
             return
         queued = replace(
             job,
             phase=JobPhase.QUEUED,
-            gate=run.gate,
-            profile=run.profile,
+            gate=gate,
+            profile=profile,
             taskset_digest=taskset.digest,
             taskset_revision=taskset.revision,
         )
         await self._store.save_job(queued, was=JobPhase.NEW)
+
+    async def _read_interactive(self, job: GateJob) -> None:
+        newest = await self._store.newest_gate(job.model)
+        if newest is None or newest.gate is None:
+            reason = "no run of the model asked for a gate, so interactive training moves head itself"
+            await self._store.close_ungated(job.checkpoint_id, reason)
+            return
+        await self._queue(job, newest.gate, newest.profile)
 
     async def _advance_running(self, job: GateJob) -> bool:
         if job.gate is None:

@@ -2,15 +2,18 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from blob_store import BlobRef
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_models import SqlModelStore
-from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
+from checkpoint_registry.domain.errors import GateDecides, ModelExists, UnknownCheckpoint, UnknownModel
 from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadMove, Model, validate_slug
 from checkpoint_registry.ports import Clock
 from identities import entities
 from service_kit.errors import InvalidRequest
+
+MAX_ACTOR: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,28 @@ class Imported:
     model: Model
     base: Checkpoint
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """Which checkpoint becomes head, who says so and why. Nobody checks who `actor` is."""
+
+    model: str
+    checkpoint_id: str
+    actor: str
+    reason: str
+
+    def validate(self) -> None:
+        """Raises InvalidRequest."""
+        if not self.actor.strip() or not self.reason.strip():
+            raise InvalidRequest("actor and reason must say who moves head and why; the audit keeps both")
+        if len(self.actor) > MAX_ACTOR:
+            raise InvalidRequest(f"actor has {len(self.actor)} characters; at most {MAX_ACTOR} are kept")
+
+    @property
+    def recorded_actor(self) -> str:
+        """As the audit keeps it."""
+        return f"{self.actor} (unauthenticated)"
 
 
 class ManageModels:
@@ -77,19 +102,29 @@ class ManageModels:
         return await self._imported(model, created)
 
     async def set_head(
-        self, model: str, checkpoint_id: str, *, expected_revision: int | None, actor: str, reason: str
+        self, order: HeadOrder, *, expected_revision: int | None = None, unless_gated: bool = False
     ) -> tuple[Model, HeadMove]:
-        """Moves head to any checkpoint of the model. Raises HeadMoved, UnknownCheckpoint, InvalidRequest."""
-        if not actor.strip() or not reason.strip():
-            raise InvalidRequest("actor and reason must say who moves head and why; the audit keeps both")
-        target = await self._store.checkpoint(checkpoint_id)
-        if target.model != model:
-            raise UnknownCheckpoint(f"checkpoint {checkpoint_id!r} is not one of {model!r}")
+        """Moves head to any checkpoint of the model.
+
+        unless_gated: training asks; only a person moves the head of a model that has a gate. Raises
+        HeadMoved, UnknownCheckpoint, InvalidRequest, GateDecides.
+        """
+        order.validate()
+        target = await self._store.checkpoint(order.checkpoint_id)
+        before = await self._store.model(order.model)
+        if target.model != order.model:
+            raise UnknownCheckpoint(f"checkpoint {order.checkpoint_id!r} is not one of {order.model!r}")
+        if unless_gated and before.gate_taskset and before.head_checkpoint_id != order.checkpoint_id:
+            raise GateDecides(order.model, before.gate_taskset)
         move = await self._store.move_head(
-            target, expected_revision=expected_revision, actor=actor, reason=reason, at=self._now()
+            target,
+            expected_revision=expected_revision,
+            actor=order.recorded_actor,
+            reason=order.reason,
+            at=self._now(),
         )
-        self._wake_gate([model])
-        return await self._store.model(model), move
+        self._wake_gate([order.model])
+        return await self._store.model(order.model), move
 
     def _base(self, model: str, manifest: BlobRef, digest: str, parent: str) -> Checkpoint:
         return Checkpoint(

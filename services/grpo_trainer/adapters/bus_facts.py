@@ -89,10 +89,19 @@ class BusFacts:
         policy: PublishedPolicy,
         state: BlobRef,
         sources: Mapping[str, int],
+        *,
+        keeps_head: bool = False,
     ) -> None:
-        """A version asks to be judged. sources: groups of evaluations in its weights, by evaluation."""
+        """A version asks to be judged, unless keeps_head. sources: groups of evaluations in its weights, by
+        evaluation."""
         fact = wire.checkpoint_saved(
-            spec, record, digest=policy.digest, manifest=policy.manifest, state=state, sources=sources
+            spec,
+            record,
+            digest=policy.digest,
+            manifest=policy.manifest,
+            state=state,
+            sources=sources,
+            keeps_head=keeps_head,
         )
         await self._publish(spec.model, fact)
 

@@ -232,7 +232,7 @@ class InteractiveSession:
         at = self._at
         if at is None or self._policy is None:
             return await self._open(head, spec)
-        if head.revision != at.revision and head.checkpoint_id != at.checkpoint_id:
+        if head.revision != at.revision and not head.leaves(at.base):
             await self._refuse_pending(head, at)
             return await self._open(head, spec)
         self._at = at = replace(at, revision=head.revision)

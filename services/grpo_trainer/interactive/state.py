@@ -26,14 +26,23 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The promoted checkpoint of a model; revision: +1 at each move."""
+    """The promoted checkpoint of a model; revision: +1 at each move. moved_by_gate: by evidence, forward or
+    back; otherwise a person or a step set it there."""
 
     base: BasePolicy
     revision: int
+    moved_by_gate: bool = False
 
     @property
     def checkpoint_id(self) -> str:
         return self.base.checkpoint_id
+
+    def leaves(self, trained: BasePolicy) -> bool:
+        """True if training goes on from `trained` although head moved: head is the same, or the gate moved it
+        to an older version. What the gate promotes while later steps are taken does not undo these; a person
+        who sets head, or a newer version that a run trained, does."""
+        is_older = self.moved_by_gate and self.base.version < trained.version
+        return self.checkpoint_id == trained.checkpoint_id or is_older
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,9 @@ class InteractiveState:
         return checkpoint_id(self.session.spec.model, self.session.version)
 
     def is_current(self, head: Head) -> bool:
-        """True if the next step continues this state: head points to it, or head has not moved since the step
-        began (keep_head, or the process ended before it promoted the step)."""
-        return head.checkpoint_id == self.checkpoint_id or head.revision == self.head_revision
+        """True if the next step continues this state: head points to it, has not moved since the step began
+        (keep_head, or the process ended before it promoted the step), or was moved by the gate alone."""
+        return head.revision == self.head_revision or head.leaves(self.published)
 
     def is_unpromoted(self, head: Head) -> bool:
         """True if the step should have moved head, and head has not moved since the step began."""

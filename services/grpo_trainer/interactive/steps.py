@@ -83,7 +83,9 @@ async def announce_step(
         raise RuntimeError(f"{state.checkpoint_id} has no step")
     spec, policy = session.spec, PublishedPolicy(session.version, state.digest, state.manifest)
     marker = deps.states.marker_of(state)
-    await announce_version(session, policy, marker, state.sources, deps.facts, retry)
+    await announce_version(
+        session, policy, marker, state.sources, deps.facts, retry, keeps_head=state.keep_head
+    )
     promote = partial(
         deps.heads.promote,
         spec.model,

@@ -18,6 +18,7 @@ from upcycle.run_config import PolicyChoice, Purpose, RunConfigInvalid, RunSpec
 from upcycle.run_config.flags import flags_of, training_run
 from upcycle.tasks import EnvironmentRef, Task, Taskset
 from upcycle.train import Source, TrainedRun, TrainingFailed
+from upcycle.trained_models import head_was_set, stepped
 from upcycle.usage import Usage
 
 COUNTS = ts.RunCounts(groups_by_outcome={"trained": 8, "released(zero_spread)": 2})
@@ -143,9 +144,14 @@ def test_an_option_has_the_type_of_its_flag() -> None:
 
 
 def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
-    spec = spec_of(create_agent("m"), "sums", 8, trainable=True)
+    spec = spec_of(create_agent("sums"), "sums", 8, trainable=True)
     assert (spec.trainable, spec.policy.channel) == (True, common.CHANNEL_LATEST)
-    assert spec_of(create_agent("m"), "sums", 8).policy.channel == common.CHANNEL_HEAD
-    assert spec_of(create_agent("m@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
+    assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_HEAD
+    assert spec_of(create_agent("sums@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
+    stepped("sums", is_head=False)  # a gate decides about what this process trained
+    assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_LATEST
+    assert spec_of(create_agent("other"), "sums", 8).policy.channel == common.CHANNEL_HEAD
+    head_was_set("sums")
+    assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_HEAD
     with pytest.raises(UpcycleError, match="needs group of 2 to 512, it is 1"):
-        spec_of(create_agent("m"), "sums", 1, trainable=True)
+        spec_of(create_agent("sums"), "sums", 1, trainable=True)

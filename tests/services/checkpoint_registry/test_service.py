@@ -162,11 +162,37 @@ async def test_head_moves_by_compare_and_set_with_an_audit(stack: Stack) -> None
         moved = await stub.SetHead(request)
         assert (moved.model.head_version, moved.move.revision) == (0, 3)
         rolled_back = await stack.fact(events_pb2.CheckpointRolledBack, "manual")
-        assert (rolled_back.version, rolled_back.actor) == (0, "ada")
+        assert (rolled_back.version, rolled_back.actor) == (0, "ada (unauthenticated)")
         moves = (await stub.ListHeadMoves(pb.ListHeadMovesRequest(model="manual"))).moves
-        assert [(move.revision, move.actor) for move in moves] == [(1, "import"), (2, "gate"), (3, "ada")]
+        actors = [(move.revision, move.actor) for move in moves]
+        assert actors == [(1, "import"), (2, "gate"), (3, "ada (unauthenticated)")]
         with pytest.raises(RemoteRefused, match="actor and reason"), remote_errors("set head"):
             await stub.SetHead(pb.SetHeadRequest(model="manual", checkpoint_id=base.checkpoint_id))
+        request.actor = "a" * 65
+        with pytest.raises(RemoteRefused, match="65 characters; at most 64"), remote_errors("set head"):
+            await stub.SetHead(request)
+
+
+async def test_training_does_not_move_the_head_of_a_model_with_a_gate_and_a_person_does(stack: Stack) -> None:
+    async with stack.registry() as stub:
+        base = (await upload(stub, "gated", policy())).base
+        request = pb.SetHeadRequest(
+            model="gated", checkpoint_id=base.checkpoint_id, actor="gate", reason="a step", unless_gated=True
+        )
+        assert (await stub.SetHead(request)).move.revision == 1  # no gate yet, and head is there already
+        await stack.save("gated", 1, base.manifest)
+        await stack.fact(events_pb2.CheckpointPromoted, "gated")
+        found = (await stub.GetModel(pb.GetModelRequest(model="gated"))).model
+        assert (found.gate_taskset, found.head_moved_by_gate) == ("held-out", True)
+        with pytest.raises(RemoteRefused, match="GATE_DECIDES") as refused, remote_errors("set head"):
+            await stub.SetHead(request)
+        assert "its gate on 'held-out'" in refused.value.message
+        request.checkpoint_id = found.head_checkpoint_id  # where the gate put it
+        assert (await stub.SetHead(request)).move.revision == 2
+        request.checkpoint_id, request.unless_gated = base.checkpoint_id, False
+        moved = await stub.SetHead(request)
+        assert (moved.model.head_version, moved.model.head_moved_by_gate) == (0, False)
+        assert moved.move.actor == "gate (unauthenticated)"
 
 
 def lease(**changes: Any) -> registry_pb2.EngineLease:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tests.services.grpo_trainer.bench import MODEL, World
-from tests.services.grpo_trainer.interactive.trainers import SGD_LIKE, inline, passing, sft_row, trainer_on
+from tests.services.grpo_trainer.interactive.trainers import (
+    SGD_LIKE,
+    InteractiveTrainer,
+    inline,
+    passing,
+    sft_row,
+    trainer_on,
+)
 from tests.services.grpo_trainer.learners import distance
 
 from episodes.identity import Split
@@ -261,6 +268,42 @@ async def test_training_continues_from_a_head_that_was_set_elsewhere(world: Worl
         assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 0)  # type: ignore[attr-defined]
+
+
+async def step_while_the_gate_judges(trainer: InteractiveTrainer, number: int) -> None:
+    """A step of a model whose head the gate moves to v1 while the third is taken."""
+    trainer.registry.has_gate = True
+    if number == 3:
+        await trainer.registry.set_head(MODEL, 1, by_gate=True)
+    await trainer.forward_backward(f"f{number}", batch())
+    done = await trainer.optim_step(f"o{number}")
+    assert (done.version, done.is_head) == (number, False)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_what_the_gate_promotes_does_not_undo_later_steps(world: World, *, restarts: bool) -> None:
+    async with trainer_on(world) as trainer:
+        for number in (1, 2) if restarts else (1, 2, 3):
+            await step_while_the_gate_judges(trainer, number)
+    if restarts:
+        async with trainer_on(world, registry=trainer.registry) as another:
+            await step_while_the_gate_judges(another, 3)
+    assert world.heads[MODEL].version == 1
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
+
+
+async def test_training_follows_a_newer_version_that_the_gate_promoted(world: World) -> None:
+    async with trainer_on(world) as trainer:
+        trainer.registry.has_gate = True
+        for step in (1, 2):
+            await trainer.forward_backward(f"f{step}", batch())
+            await trainer.optim_step(f"o{step}")
+        await trainer.registry.set_head(MODEL, 1)
+        await trainer.forward_backward("f3", batch())  # goes on from v1, where a person put head
+        await trainer.registry.set_head(MODEL, 2, by_gate=True)
+        with pytest.raises(HeadMoved):
+            await trainer.optim_step("o3")
 
 
 async def test_models_train_side_by_side(world: World) -> None:

@@ -54,11 +54,13 @@ class Registry(RegistryHeads):
     world: World
     revisions: dict[str, int] = field(default_factory=dict)
     moves: list[str] = field(default_factory=list)
+    has_gate: bool = False
+    moved_by_gate: bool = False
 
     async def head(self, model: str) -> Head:
         if model not in self.world.heads:
             raise UnknownModel(f"model {model!r} is not registered")
-        return Head(self.world.heads[model], self.revisions.get(model, 1))
+        return Head(self.world.heads[model], self.revisions.get(model, 1), self.moved_by_gate)
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         return f"checkpoint.saved/default/{checkpoint_id}" in self.world.recorder.events
@@ -69,7 +71,7 @@ class Registry(RegistryHeads):
         head = await self.head(model)
         if head.checkpoint_id == checkpoint_id:
             return head.revision
-        if head.revision != expected_revision:
+        if head.revision != expected_revision or self.has_gate:
             return None
         await self.set_head(
             model, ((named := entities.parse_checkpoint_id(checkpoint_id)) and named.version) or 0
@@ -77,12 +79,13 @@ class Registry(RegistryHeads):
         self.moves.append(checkpoint_id)
         return self.revisions[model]
 
-    async def set_head(self, model: str, version: int) -> None:
-        """As a person would."""
+    async def set_head(self, model: str, version: int, *, by_gate: bool = False) -> None:
+        """As a person would, or the gate."""
         ref: BlobRef = manifest_ref(await load(self.world.store, model, version))
 
         self.world.heads[model] = BasePolicy(version, entities.checkpoint_id(model, version), ref)
         self.revisions[model] = self.revisions.get(model, 1) + 1
+        self.moved_by_gate = by_gate
 
 
 @dataclass

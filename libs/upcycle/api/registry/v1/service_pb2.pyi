@@ -399,12 +399,16 @@ class SetHeadRequest(_message.Message):
     EXPECTED_REVISION_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    UNLESS_GATED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     checkpoint_id: _builtins.str
     expected_revision: _builtins.int
     """absent: whatever it is now"""
     actor: _builtins.str
+    """recorded as given, followed by "(unauthenticated)"; at most 64 characters"""
     reason: _builtins.str
+    unless_gated: _builtins.bool
+    """refuse with FAILED_PRECONDITION if the model has a gate: only the gate, or a person, may"""
     def __init__(
         self,
         *,
@@ -413,10 +417,11 @@ class SetHeadRequest(_message.Message):
         expected_revision: _builtins.int | None = ...,
         actor: _builtins.str = ...,
         reason: _builtins.str = ...,
+        unless_gated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision", "expected_revision", b"expected_revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision", "actor", b"actor", "checkpoint_id", b"checkpoint_id", "expected_revision", b"expected_revision", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision", "actor", b"actor", "checkpoint_id", b"checkpoint_id", "expected_revision", b"expected_revision", "model", b"model", "reason", b"reason", "unless_gated", b"unless_gated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_revision: _TypeAlias = _typing.Literal["expected_revision"]  # noqa: Y015
     _WhichOneofArgType__expected_revision: _TypeAlias = _typing.Literal["_expected_revision", b"_expected_revision"]  # noqa: Y015

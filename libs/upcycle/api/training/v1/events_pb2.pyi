@@ -104,6 +104,7 @@ class CheckpointSaved(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     SAVED_AT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    KEEPS_HEAD_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.str
     model: _builtins.str
     version: _builtins.int
@@ -113,6 +114,8 @@ class CheckpointSaved(_message.Message):
     step: _builtins.int
     is_final: _builtins.bool
     """the run's last"""
+    keeps_head: _builtins.bool
+    """interactive training asked that head stays where it is: no gate judges the checkpoint"""
     @_builtins.property
     def manifest(self) -> _common_pb2.BlobRef: ...
     @_builtins.property
@@ -141,10 +144,11 @@ class CheckpointSaved(_message.Message):
         metrics: _training_pb2.TrainingMetrics | None = ...,
         saved_at: _timestamp_pb2.Timestamp | None = ...,
         sources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        keeps_head: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "metrics", b"metrics", "saved_at", b"saved_at", "training_state", b"training_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "digest", b"digest", "is_final", b"is_final", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "run_id", b"run_id", "saved_at", b"saved_at", "sources", b"sources", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "digest", b"digest", "is_final", b"is_final", "keeps_head", b"keeps_head", "manifest", b"manifest", "metrics", b"metrics", "model", b"model", "parent_checkpoint_id", b"parent_checkpoint_id", "run_id", b"run_id", "saved_at", b"saved_at", "sources", b"sources", "step", b"step", "training_state", b"training_state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

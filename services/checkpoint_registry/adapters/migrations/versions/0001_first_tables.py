@@ -136,6 +136,7 @@ def _gate() -> None:
         _of_checkpoint(),
     )
     op.create_index("gate_job_by_phase", "gate_job", ["phase", "model", "version"])
+    op.create_index("gate_job_by_model", "gate_job", ["model", "version"])
 
 
 def _evidence() -> None:

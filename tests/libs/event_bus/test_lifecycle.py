@@ -62,13 +62,13 @@ async def test_a_bus_without_a_server_says_so_within_its_bound() -> None:
 
 
 @pytest.fixture
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that waits for provisioning finds that its time is over; it had all of it to connect."""
     clock = SimpleNamespace(monotonic=itertools.count(step=2 * FAST.connect_s).__next__)
     monkeypatch.setattr("event_bus.connection.time", clock)
 
 
-@pytest.mark.usefixtures("no_patience")
+@pytest.mark.usefixtures("never_waits")
 async def test_a_start_creates_nothing_and_names_what_is_missing(server: NatsServer) -> None:
     spec = fact_spec()
 
@@ -100,7 +100,7 @@ async def test_a_service_does_not_change_what_was_provisioned(server: NatsServer
     await bus.stop()
 
 
-@pytest.mark.usefixtures("no_patience")
+@pytest.mark.usefixtures("never_waits")
 async def test_a_durable_that_reads_other_facts_is_named_with_the_way_out(server: NatsServer) -> None:
     spec = fact_spec()
     older = replace(spec, events=(EpisodeCancelled,))

@@ -16,6 +16,7 @@ from upcycle.api.registry.v1.service_pb2 import GetModelRequest, ListCheckpoints
 from upcycle.api.taskset.v1 import service_pb2 as pb
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED, RUN_STATE_PAUSED, RUN_STATE_RUNNING, Run
 from upcycle.api.training.v1.service_pb2 import GetSessionRequest
+from upcycle.api.training.v1.training_pb2 import SESSION_STATE_WAITING
 from upcycle.api.trajectory.v1.service_pb2 import ListTrajectoriesRequest, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectorySummary
 from upcycle.cli.run_follower import Event, Stepped, TrainingProgress, follow_training
@@ -31,7 +32,9 @@ async def run_of(platform: Platform, run_id: str) -> Run:
     return (await platform.tasksets.GetRun(pb.GetRunRequest(run_id=run_id), timeout=10)).run
 
 
-async def until(platform: Platform, run_id: str, holds: Callable[[Run], bool], *, limit_s: float = 90) -> Run:
+async def until(
+    platform: Platform, run_id: str, holds: Callable[[Run], bool], *, limit_s: float = 180
+) -> Run:
     async with asyncio.timeout(limit_s):
         while not holds(run := await run_of(platform, run_id)):
             await asyncio.sleep(0.2)
@@ -39,13 +42,17 @@ async def until(platform: Platform, run_id: str, holds: Callable[[Run], bool], *
 
 
 async def quiet(platform: Platform, run_id: str) -> Run:
-    """Once nothing is being played, and neither a step nor an episode has moved for a few seconds."""
+    """Once nothing is being played, the trainer waits, and neither a step nor an episode has moved for a few
+    seconds."""
     last, still = None, 0
     async with asyncio.timeout(180):
         while still < 15:
             run = await run_of(platform, run_id)
+            asked = GetSessionRequest(run_id=run_id)
+            session = (await platform.training.GetSession(asked, timeout=10)).session
+            is_idle = session.state == SESSION_STATE_WAITING and session.step == run.step
             now = (run.step, run.counts.requested, run.counts.settled, run.counts.by_state["planned"])
-            last, still = now, still + 1 if now == last and not now[-1] else 0
+            last, still = now, still + 1 if now == last and is_idle and not now[-1] else 0
             await asyncio.sleep(0.2)
     return run
 

@@ -1,13 +1,13 @@
 """One trace from SubmitRun to each grade; a training step links to every trajectory it learnt from."""
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from tests.e2e.otlp_sink import OtlpSink, Span
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, addresses, register_incident, small_training
+from tests.support.waiting import until
 
 from local_stack.stack import Stack, StackSettings
 from upcycle.api.taskset.v1.taskset_pb2 import RUN_STATE_COMPLETED
@@ -45,12 +45,15 @@ async def traced(sink: OtlpSink, tmp_path_factory: pytest.TempPathFactory) -> As
         yield running
 
 
-async def eventually(sink: OtlpSink, part: str, service: str) -> list[Span]:
-    """Spans of a name once at least one arrived: exporters batch."""
-    async with asyncio.timeout(20):
-        while not (found := [span for span in sink.named(part) if span.service == service]):
-            await asyncio.sleep(0.2)
-    return found
+async def eventually(sink: OtlpSink, part: str, service: str, traces: Collection[str]) -> list[Span]:
+    """Spans of a name once at least one of these traces arrived: exporters batch, and not by trace."""
+
+    def arrived() -> list[Span]:
+        found = [span for span in sink.named(part) if span.service == service]
+        return found if any(span.trace_id in traces for span in found) else []
+
+    spans: list[Span] = await until(arrived, f"{part} of {service} in the trace", timeout_s=60)
+    return spans
 
 
 async def test_the_whole_path_is_one_trace_and_the_step_links_all_trajectories(
@@ -71,15 +74,16 @@ async def test_the_whole_path_is_one_trace_and_the_step_links_all_trajectories(
         ("execute_tool", "rollout_sampler"),
         ("process", "reward_grader"),
     ):
-        spans = await eventually(sink, part, service)
-        assert run.trace_id in {span.trace_id for span in spans}, f"{part} of {service} is in another trace"
+        await eventually(sink, part, service, {run.trace_id})
 
-    steps = await eventually(sink, "train_step", "grpo_trainer")
+    def stepped() -> list[Span]:
+        return [span for span in sink.named("train_step") if span.service == "grpo_trainer"]
+
+    steps: list[Span] = await until(stepped, "the span of the step", timeout_s=60)
     widest = max(steps, key=lambda span: len(span.links))
     assert len(widest.links) > OTEL_DEFAULT_LINK_LIMIT
     assert run.trace_id in widest.linked_traces
-    reloads = await eventually(sink, "reload", "policy_engine")
-    assert {span.trace_id for span in reloads} & {span.trace_id for span in steps}
+    await eventually(sink, "reload", "policy_engine", {span.trace_id for span in steps})
 
 
 async def test_no_content_is_exported_unless_asked_for(sink: OtlpSink, traced: Stack) -> None:

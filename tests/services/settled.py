@@ -7,7 +7,7 @@ import nats
 from event_bus.topology import ConsumerSpec
 
 
-async def until_handled(url: str, spec: ConsumerSpec, *, at_least: int, timeout_s: float = 20.0) -> None:
+async def until_handled(url: str, spec: ConsumerSpec, *, at_least: int, timeout_s: float = 60.0) -> None:
     """Returns when the durable has acknowledged `at_least` messages and has no other one to work on."""
     connection = await nats.connect(url)
     try:

@@ -18,9 +18,13 @@ PROMPT = [1, 90, 91, 92, 40, 41, 42, 7]
 ENDLESS = SamplingParams(max_tokens=400, temperature=1.0, ignore_eos=True)
 
 
-async def _long(engine: EngineUnderTest, prompt: list[int]) -> Completion:
-    """A generation that does not stop by itself soon."""
-    return await engine.client.generate(MODEL, prompt, ENDLESS)
+async def _long(engine: EngineUnderTest, prompt: list[int], enough: asyncio.Event) -> Completion:
+    """Long generations, one after the other, until there are enough; the last one. An engine that goes on
+    while this process is paused would end a single one."""
+    while True:
+        made = await engine.client.generate(MODEL, prompt, ENDLESS)
+        if enough.is_set():
+            return made
 
 
 async def _running(engine: EngineUnderTest, count: int) -> None:
@@ -31,33 +35,40 @@ async def _running(engine: EngineUnderTest, count: int) -> None:
 
 
 async def test_a_paused_engine_answers_nothing_and_then_everything(engine: EngineUnderTest) -> None:
-    in_flight = asyncio.create_task(_long(engine, PROMPT))
+    enough = asyncio.Event()
+    in_flight = asyncio.create_task(_long(engine, PROMPT, enough))
     await _running(engine, 1)
     await engine.client.pause("keep")
     assert await engine.is_paused()
+    enough.set()
     late = asyncio.create_task(engine.client.generate(MODEL, PROMPT, SamplingParams(max_tokens=3)))
     await asyncio.sleep(0.4)  # no event: a paused vLLM counts no request that arrives
     assert not late.done()
     assert not in_flight.done()
     await engine.client.resume()
     assert not await engine.is_paused()
-    assert len((await asyncio.wait_for(late, 30)).token_ids) <= 3
+    assert len((await asyncio.wait_for(late, 60)).token_ids) <= 3
     made = await asyncio.wait_for(in_flight, 60)
     expected = reference_logprobs(engine.directory(0), [*PROMPT, *made.token_ids])
     assert made.logprobs == pytest.approx(expected[len(PROMPT) - 1 :], abs=2e-3)
 
 
 async def test_an_aborting_pause_ends_requests_as_aborted_never_as_length(engine: EngineUnderTest) -> None:
-    in_flight = asyncio.create_task(_long(engine, PROMPT))
+    in_flight = asyncio.create_task(_long(engine, PROMPT, asyncio.Event()))
+
+    async def is_aborted() -> bool:
+        await engine.client.pause("abort")  # it may meet the moment between two generations
+        await engine.client.resume()
+        return in_flight.done()
+
     await _running(engine, 1)
-    await engine.client.pause("abort")
+    await until(is_aborted, "a generation to be aborted")
     with pytest.raises(GenerationAborted):
-        await asyncio.wait_for(in_flight, 30)
-    await engine.client.resume()
+        await in_flight
 
 
 async def test_a_client_that_leaves_frees_its_place(engine: EngineUnderTest) -> None:
-    in_flight = asyncio.create_task(_long(engine, PROMPT))
+    in_flight = asyncio.create_task(_long(engine, PROMPT, asyncio.Event()))
     await _running(engine, 1)
     in_flight.cancel()
 

@@ -1,12 +1,12 @@
 """Shapes of requests and replies, as vLLM 0.32 has them."""
 
-import asyncio
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 from tests.contract.engines.conftest import MODEL, EngineUnderTest
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -175,12 +175,12 @@ async def test_generate_wants_ids_and_sampling_params(engine: EngineUnderTest) -
 async def test_requests_are_counted(engine: EngineUnderTest) -> None:
     before = await engine.metric("vllm:generation_tokens_total")
     await engine.post("/v1/completions", {"model": MODEL, "prompt": PROMPT, "max_tokens": 7})
-    for _ in range(100):
-        if await engine.metric("vllm:generation_tokens_total") == before + 7:
-            break
-        await asyncio.sleep(0.05)
-    assert await engine.metric("vllm:generation_tokens_total") == before + 7
-    assert await engine.metric("vllm:num_requests_running") == 0
+
+    async def is_counted() -> bool:
+        made = await engine.metric("vllm:generation_tokens_total") - before
+        return (made, await engine.metric("vllm:num_requests_running")) == (7, 0)
+
+    await until(is_counted, "7 more tokens and no request")
 
 
 async def stream_of(engine: EngineUnderTest, path: str, body: Any) -> list[Any]:

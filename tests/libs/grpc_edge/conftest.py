@@ -96,7 +96,7 @@ async def tasksets() -> Tasksets:
 
 @pytest.fixture
 async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
-    made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=2.0)
+    made = GrpcServer("127.0.0.1", 0, default_deadline_s=0.2, grace_s=30.0)
     made.add(rpc.add_TasksetServiceServicer_to_server, tasksets, STATUS_OF)
     await made.start()
     yield made
@@ -105,7 +105,7 @@ async def server(tasksets: Tasksets) -> AsyncIterator[GrpcServer]:
 
 @pytest.fixture
 async def stub(server: GrpcServer) -> "AsyncIterator[rpc.TasksetServiceAsyncStub]":
-    async with connect(server.address, default_timeout_s=5, idempotent=["GetRun"]) as channel:
+    async with connect(server.address, default_timeout_s=30, idempotent=["GetRun"]) as channel:
         yield rpc.TasksetServiceStub(channel)
 
 

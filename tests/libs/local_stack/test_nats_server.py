@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 from tests.local_servers import NatsServer
+from tests.support.waiting import until
 
 from local_stack.nats import NatsLogin, NatsServerError, nats_command
 
@@ -27,8 +28,7 @@ async def test_data_and_addresses_survive_kill_9(tmp_path: Path) -> None:
             await asyncio.to_thread(end)
             await asyncio.to_thread(server.start)
             assert (server.url, server.monitor_url) == address
-        while not client.is_connected:
-            await asyncio.sleep(0.01)
+        await until(lambda: client.is_connected)
         assert (await stream.get_msg("S", 1)).data == b"kept"
         await client.close()
 
@@ -52,7 +52,7 @@ async def test_a_login_is_asked_for(tmp_path: Path) -> None:
         assert client.is_connected
         await client.close()
         with pytest.raises(nats.errors.Error):
-            await nats.connect(server.url, allow_reconnect=False, connect_timeout=2)
+            await nats.connect(server.url, allow_reconnect=False, connect_timeout=30)
 
 
 def test_a_taken_port_is_refused_with_what_the_server_printed(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_taken_port_is_refused_with_what_the_server_printed(tmp_path: Path) ->
         taken.listen()
         server = NatsServer(tmp_path, port=taken.getsockname()[1])
         with pytest.raises(NatsServerError, match=r"(?s)nats-server ended with 1 .*address already in use"):
-            server.start(timeout_s=10)
+            server.start(timeout_s=30)
 
 
 def test_a_server_that_is_used_before_its_start_or_started_twice_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_server_that_cannot_start_says_what_its_log_says(tmp_path: Path) -> No
     server = S3Server(tmp_path, extra_args=["-no.such.flag"])
 
     with pytest.raises(S3ServerError, match=r"weed ended with 2 before listening:\n"):
-        server.start(timeout_s=10)
+        server.start(timeout_s=30)
 
 
 def test_the_container_script_starts_a_durable_store_with_the_given_key(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_the_container_script_starts_a_durable_store_with_the_given_key(tmp_path
         start_new_session=True,
     )
     try:
-        assert provision_bucket(settings, wait_s=20)
-        assert _within(5, lambda: takes_a_write(settings))
+        assert provision_bucket(settings, wait_s=60)
+        assert _within(30, lambda: takes_a_write(settings))
         assert not takes_a_write(settings.model_copy(update={"secret_key": SecretStr("another-secret")}))
-        assert _within(20, lambda: _synced_prefixes(ports) == {"/buckets/upcycle/"})
+        assert _within(60, lambda: _synced_prefixes(ports) == {"/buckets/upcycle/"})
     finally:
         os.killpg(process.pid, 9)
         process.wait()

@@ -37,7 +37,7 @@ async def test_the_stack_comes_up_survives_its_infrastructure_and_leaves_nothing
 
         for name in ("nats", "s3"):
             await stack.kill(name)
-            await stack.wait_ready(name)
+            await stack.wait_ready(name, timeout_s=60)
         for process in stack.processes:
             await stack.wait_ready(process.name, timeout_s=60)
         assert {process.name: process.restarts for process in stack.processes if process.restarts} == {
@@ -56,7 +56,7 @@ def _status_of_models(stack: Stack, key: str) -> int:
         f"http://{stack.peers['gateway']}/v1/models", headers={"Authorization": f"Bearer {key}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - the loopback URL above
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - the loopback URL above
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -26,7 +26,7 @@ def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
     parent.kill()
     parent.wait()
 
-    give_up_at = time.monotonic() + 5
+    give_up_at = time.monotonic() + 30
     while _runs(child) and time.monotonic() < give_up_at:
         time.sleep(0.01)
     assert not _runs(child)
@@ -47,7 +47,7 @@ def test_a_child_that_was_orphaned_before_it_could_ask_gives_up() -> None:
     argv = list(leashed(["sleep", "600"]))
     argv[argv.index(str(os.getpid()))] = "1"
 
-    assert subprocess.run(argv, timeout=10, check=False).returncode == 125
+    assert subprocess.run(argv, timeout=60, check=False).returncode == 125
 
 
 def _runs(pid: int) -> bool:

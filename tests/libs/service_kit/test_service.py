@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from tests.support.waiting import until
 
 from service_kit.background import BackgroundTasks, Worker
 from service_kit.component import TaskDied
@@ -43,9 +44,15 @@ def log() -> list[str]:
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
-    made = Service("toy", ServiceSettings(drain_s=0.3), start_s=0.3)
+    made = Service("toy", ServiceSettings())
     yield made
     await made.stop()
+
+
+@pytest.fixture
+def hasty() -> Service:
+    """For what never starts or never ends."""
+    return Service("toy", ServiceSettings(drain_s=2.0), start_s=2.0)
 
 
 async def answer(service: Service, path: str) -> tuple[int, str]:
@@ -102,32 +109,31 @@ async def test_a_failed_start_names_the_component_and_stops_the_others(
     assert log == ["+sql", "-bus", "-sql"]
 
 
-async def test_a_start_has_a_deadline(service: Service, log: list[str]) -> None:
+async def test_a_start_has_a_deadline(hasty: Service, log: list[str]) -> None:
     class Stuck(Part):
         async def start(self) -> None:
             await asyncio.sleep(60)
 
-    service.add(Stuck("stuck", log))
+    hasty.add(Stuck("stuck", log))
 
-    with pytest.raises(ComponentFailed, match=r"stuck: DeadlineExceeded: .* stuck to start after 0.3 s"):
-        await service.start()
+    with pytest.raises(ComponentFailed, match=r"stuck: DeadlineExceeded: .* stuck to start after 2 s"):
+        await hasty.start()
+    await hasty.stop()
 
 
-async def test_a_stop_has_a_deadline_and_the_others_still_stop(service: Service, log: list[str]) -> None:
-    service.add(Part("sql", log))
-    service.add(Part("stuck", log, stop_takes_s=60))
-    await service.start()
+async def test_a_stop_has_a_deadline_and_the_others_still_stop(hasty: Service, log: list[str]) -> None:
+    hasty.add(Part("sql", log))
+    hasty.add(Part("stuck", log, stop_takes_s=60))
+    await hasty.start()
 
-    assert await service.stop() is False
+    assert await hasty.stop() is False
     assert log == ["+sql", "+stuck", "-sql"]
 
 
 async def test_a_request_to_stop_ends_a_run_clean(service: Service, log: list[str]) -> None:
     service.add(Part("sql", log))
     run = asyncio.create_task(service.run())
-    async with asyncio.timeout(10):
-        while not service.readiness().ready:
-            await asyncio.sleep(0.005)
+    await until(lambda: service.readiness().ready)
     service.request_stop()
 
     assert await run == 0
@@ -138,7 +144,6 @@ async def test_a_loop_that_dies_ends_the_process_and_is_named(
     service: Service, log: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def loop(stop: asyncio.Event) -> None:
-        await asyncio.sleep(0.05)
         raise ZeroDivisionError("planner divides")
 
     service.add(Part("sql", log))

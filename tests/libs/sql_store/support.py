@@ -64,7 +64,7 @@ class Remembering:
 
 
 async def eventually(
-    db: Database, read: Callable[[Connection], T], expected: T, *, timeout_s: float = 10.0
+    db: Database, read: Callable[[Connection], T], expected: T, *, timeout_s: float = 60.0
 ) -> None:
     """Wait until a query answers what is expected."""
 

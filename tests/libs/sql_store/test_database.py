@@ -279,7 +279,7 @@ if PROGRAMS:
         async with opened(url) as db:
             await db.run(write("a"))
             await db.run(write("b"))
-            barrier, tries = threading.Barrier(2, timeout=10), []
+            barrier, tries = threading.Barrier(2, timeout=60), []
 
             def both(connection: Connection, first: str, second: str) -> None:
                 tries.append(first)

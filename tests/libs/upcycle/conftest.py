@@ -50,6 +50,13 @@ async def slow(seconds: float):
 
 
 @env.scenario()
+async def slow_to_grade(seconds: float):
+    yield "awake"
+    await asyncio.sleep(seconds)
+    yield 1.0
+
+
+@env.scenario()
 async def raises():
     raise ValueError("no database")
     yield ""

@@ -52,14 +52,14 @@ async def raw_exchange(address: tuple[str, int], *lines: bytes) -> list[dict[str
     replies = []
     for line in lines:
         writer.write(line)
-        replies.append(json.loads(await asyncio.wait_for(reader.readline(), 10)))
+        replies.append(json.loads(await asyncio.wait_for(reader.readline(), 30)))
     writer.close()
     return replies
 
 
 async def refused(channel: ControlChannel, method: str, params: dict[str, Any]) -> ChannelError:
     with pytest.raises(ChannelError) as caught:
-        await channel.call(method, params, timeout_s=10)
+        await channel.call(method, params, timeout_s=30)
     return caught.value
 
 
@@ -203,9 +203,10 @@ async def test_a_plain_grade_resumes_the_only_parked_task(address: tuple[str, in
 async def test_a_hang_up_during_grade_aborts_it(address: tuple[str, int]) -> None:
     async with connected(address) as first:
         session_id = (await first.hello()).session_id
-        await first.start("slow", {"seconds": 0.1})
+        await first.start("slow_to_grade", {"seconds": 600})
         grading = asyncio.create_task(first.grade("x"))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0)  # it is sent
+        await first.hello()  # and what was sent before is at work once this is answered
     with pytest.raises(ChannelClosed):
         await grading
     async with connected(address) as second:
@@ -221,9 +222,9 @@ async def test_a_hang_up_during_grade_aborts_it(address: tuple[str, int]) -> Non
 async def test_bye_says_goodbye_and_closes(address: tuple[str, int]) -> None:
     async with connected(address) as channel:
         await channel.hello()
-        assert await channel.call("bye", {}, timeout_s=5) == {"goodbye": True}
+        assert await channel.call("bye", {}, timeout_s=30) == {"goodbye": True}
         with pytest.raises(ChannelClosed):
-            await channel.list_tasks(timeout_s=5)
+            await channel.list_tasks(timeout_s=30)
 
 
 async def test_replies_echo_the_id_whatever_it_is(address: tuple[str, int]) -> None:
@@ -243,7 +244,7 @@ async def test_an_oversize_frame_is_refused_with_a_null_id_and_ends_the_connecti
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b'{"id":1,"method":"hello","params":{"x":"' + b"a" * (MAX_FRAME_BYTES + 70_000))
-    reply = json.loads(await asyncio.wait_for(reader.readline(), 20))
+    reply = json.loads(await asyncio.wait_for(reader.readline(), 30))
     assert (reply["id"], reply["error"]["code"]) == (None, -32000)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(1)
@@ -276,7 +277,7 @@ async def test_a_tunnel_splices_bytes_to_the_capability(
     writer.write(b'{"jsonrpc":"2.0","id":1,"method":"tunnel.open","params":{"capability":"shout"}}\n')
     assert json.loads(await reader.readline())["result"] == {"capability": "shout"}
     writer.write(b"hello\n")
-    assert await asyncio.wait_for(reader.read(), 5) == b"HELLO\n"
+    assert await asyncio.wait_for(reader.read(), 30) == b"HELLO\n"
     writer.close()
     server.close()
     request = b'{"jsonrpc":"2.0","id":1,"method":"tunnel.open","params":{"capability":"nope"}}\n'

@@ -65,21 +65,18 @@ def test_a_file_in_a_package_is_imported_by_its_dotted_name(tmp_path: Path) -> N
 
 
 def test_importing_the_sdk_is_light() -> None:
+    """Counted in modules, 75 today, because their time is the machine's."""
     program = (
-        "import sys, time\n"
-        "started = time.process_time()\n"
+        "import sys\n"
+        "before = set(sys.modules)\n"
         "from upcycle import Environment, Taskset, EvaluationResult\n"
-        "cost = time.process_time() - started\n"
         "heavy = {'torch', 'grpc', 'google.protobuf', 'pydantic', 'mcp', 'aiohttp', 'opentelemetry'}\n"
-        "print(cost, sorted(heavy & set(sys.modules)))\n"
+        "print(len(set(sys.modules) - before), sorted(heavy & set(sys.modules)))\n"
     )
-    costs = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        cost, heavy = done.stdout.split(maxsplit=1)
-        assert heavy.strip() == "[]"
-        costs.append(float(cost))
-    assert min(costs) < 0.15
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    number, heavy = done.stdout.split(maxsplit=1)
+    assert heavy.strip() == "[]"
+    assert int(number) < 120
 
 
 def test_unknown_names_of_the_package_list_the_known_ones() -> None:
@@ -99,7 +96,7 @@ def test_serving_prints_its_port_and_ends_on_sigterm(environment_file: Path) -> 
         assert line.startswith("UPCYCLE_SERVE_PORT=")
         assert 0 < int(line.partition("=")[2]) < 65536
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

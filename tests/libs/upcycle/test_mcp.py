@@ -39,7 +39,7 @@ def weather_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
 
 
 async def use_weather(env: Environment) -> None:
@@ -128,12 +128,12 @@ async def test_a_served_environment_offers_its_tools_through_the_tunnel(
         assert "web: line 0" in str(result.content)
     await channel.close()
     stop.set()
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 30)
 
 
 async def _port(capfd: pytest.CaptureFixture[str]) -> int:
     printed = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while "\n" not in printed:
             await asyncio.sleep(0.02)
             printed += capfd.readouterr().out

@@ -248,7 +248,7 @@ def test_addresses_come_from_the_nearest_running_stack(tmp_path: Path) -> None:
 
 def test_a_stack_that_is_gone_is_not_found(tmp_path: Path) -> None:
     gone = subprocess.Popen(["/bin/true"])
-    gone.wait(timeout=10)
+    gone.wait(timeout=60)
     state(tmp_path, gone.pid)
     with pytest.raises(PlatformNotFound, match="no running platform"):
         find_addresses(tmp_path, environ={})

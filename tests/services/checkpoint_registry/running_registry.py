@@ -1,6 +1,5 @@
 """A whole registry with what surrounds it: a planner behind gRPC, a bus, policies to import."""
 
-import asyncio
 import hashlib
 import json
 import struct
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import Message
 from tests.facts import newest
+from tests.support.waiting import until
 
 from checkpoint_registry.app import build_app
 from checkpoint_registry.settings import CheckpointRegistrySettings
@@ -102,11 +102,7 @@ class PlannerStub(TasksetServiceServicer):
 
     async def ordered(self, number: int) -> None:
         """Waits until so many evaluations were ordered."""
-        for _ in range(500):
-            if len(self.requests) >= number:
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"{len(self.requests)} of {number} evaluations were ordered within 10 s")
+        await until(lambda: len(self.requests) >= number, f"{number} evaluations to be ordered")
 
     async def _announce(self, run_id: str, spec: taskset_pb2.RunSpec) -> None:
         assert self.bus is not None
@@ -138,11 +134,8 @@ class Stack:
 
     async def fact(self, kind: type[Message], model: str) -> Any:
         """The newest fact of a kind about a model, waited for."""
-        for _ in range(400):
-            if (found := await newest(self.bus, kind, model=model)) is not None:
-                return found.message
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"no {kind.__name__} about {model} within 20 s")
+        found = await until(lambda: newest(self.bus, kind, model=model), f"{kind.__name__} about {model}")
+        return found.message
 
     async def save(
         self, model: str, version: int, manifest: common_pb2.BlobRef, sources: Mapping[str, int] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness
 from tests.services.checkpoint_registry.planner_double import PROFILE, evaluation_run
 from tests.services.checkpoint_registry.running_registry import Stack, policy, upload, weights
+from tests.support.waiting import until
 
 import policy_files
 from blob_store import BlobRef, BlobStore, MemoryBlobStore, S3BlobStore
@@ -302,10 +302,11 @@ async def test_the_service_sweeps_by_the_clock(stack: Stack, tmp_path: Path) -> 
         parent = await policy_files.load(store, MODEL, 0)
         for number in range(1, 6):
             parent = await publish(store, tmp_path / "policy", number, parent)
-        async with asyncio.timeout(20):
-            while await store.read(policy_manifest(MODEL, 3)) is not None:
-                await asyncio.sleep(0.05)
-        kept = {parse_policy_version(key) for key in await store.list(policies()) if "manifest" in key}
-        assert kept == {(MODEL, 0), (MODEL, 4), (MODEL, 5)}
+
+        async def is_swept() -> bool:
+            kept = {parse_policy_version(key) for key in await store.list(policies()) if "manifest" in key}
+            return kept == {(MODEL, 0), (MODEL, 4), (MODEL, 5)}
+
+        await until(is_swept, "the versions 1 to 3 to go")
         assert (await stub.GetModel(pb.GetModelRequest(model=MODEL))).head.manifest == base.manifest
     await store.stop()

@@ -104,7 +104,7 @@ async def test_versions_that_were_published_while_the_registry_was_down_are_reco
         await announce(stack, "absent", version, base.manifest)
     async with stack.registry() as stub:
         found: registry_pb2.Model | None = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while found is None or found.latest.version != 2:
                 found = (await stub.GetModel(pb.GetModelRequest(model="absent"))).model
                 await asyncio.sleep(0.05)

@@ -110,11 +110,11 @@ class World:
         directory = await fetch(self.store, await load(self.store, model, version), self.folder / "cache")
         return load_file(directory / "model.safetensors")
 
-    async def settled(self, group_id: str, *, timeout_s: float = 20.0) -> Any:
+    async def settled(self, group_id: str, *, timeout_s: float = 60.0) -> Any:
         """Wait until a group is settled; returns the fact."""
         return await self.published(f"group.settled/{group_id}", timeout_s=timeout_s)
 
-    async def published(self, event_id: str, *, timeout_s: float = 20.0) -> Any:
+    async def published(self, event_id: str, *, timeout_s: float = 60.0) -> Any:
         """Wait for a fact of the trainer."""
         async with asyncio.timeout(timeout_s):
             while event_id not in self.recorder.events:

@@ -1,6 +1,5 @@
 """A gateway as a process would run it: real NATS, real HTTP, real gRPC to a registry the test dictates."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.services.model_gateway.engine_double import EngineDouble
+from tests.support.waiting import until
 
 from event_bus import EventBus
 from grpc_edge import GrpcServer
@@ -111,7 +111,7 @@ class Gateway:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = KEY, **settings: Any) -> openai.AsyncOpenAI:
-        values: dict[str, Any] = {"max_retries": 0, "timeout": 20.0, **settings}
+        values: dict[str, Any] = {"max_retries": 0, "timeout": 60.0, **settings}
         client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, **values)
         self.clients.append(client)
         return client
@@ -131,7 +131,8 @@ class Gateway:
 
         database = Database(self.settings.sql.url_for("model_gateway"))
         try:
-            for _ in range(100):
+
+            async def enough() -> list[dict[str, Any]] | None:
                 rows = await database.run(
                     lambda connection: [
                         dict(row)
@@ -140,12 +141,12 @@ class Gateway:
                         ).mappings()
                     ]
                 )
-                if len(rows) >= number:
-                    return rows
-                await asyncio.sleep(0.05)
+                return rows if len(rows) >= number else None
+
+            found: list[dict[str, Any]] = await until(enough, f"{number} usage rows")
+            return found
         finally:
             await database.stop()
-        raise AssertionError(f"{len(rows)} of {number} usage rows after 5 s")
 
 
 @pytest.fixture(scope="session")

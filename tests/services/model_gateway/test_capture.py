@@ -10,6 +10,7 @@ import zstandard
 from tests.facts import newest
 from tests.services.model_gateway.conftest import Gateway, digest
 from tests.services.model_gateway.engine_double import EngineDouble, engine
+from tests.support.waiting import until
 
 from blob_store import BlobRef, S3BlobStore
 from service_kit.groups import S3Settings
@@ -28,11 +29,9 @@ async def served(gateway: Gateway) -> AsyncIterator[EngineDouble]:
 
 
 async def sampled(gateway: Gateway) -> GatewaySampled:
-    for _ in range(100):
-        if (found := await newest(gateway.bus, GatewaySampled, model=MODEL)) is not None:
-            return found.message
-        await asyncio.sleep(0.05)
-    raise AssertionError("nothing was captured within 5 s")
+    found = await until(lambda: newest(gateway.bus, GatewaySampled, model=MODEL), "a capture")
+    message: GatewaySampled = found.message
+    return message
 
 
 @pytest.mark.parametrize("changes", [{"capture_fraction": 1.0}])

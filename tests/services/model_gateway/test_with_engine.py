@@ -55,7 +55,7 @@ class Serving:
     url: str
 
     def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=30)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=60)
 
     async def import_base(self) -> PolicyManifest:
         async def parts() -> AsyncIterator[pb.ImportModelRequest]:
@@ -116,7 +116,7 @@ async def serving(nats_url: str, s3_settings: S3Settings, tmp_path: Path) -> Asy
             channel=Channel.HEAD,
             cache_dir=tmp_path / "cache",
             lease_renew_s=0.3,
-            lease_ttl_s=3.0,
+            lease_ttl_s=30.0,
             s3=s3_settings,
             **shared,
         )
@@ -163,7 +163,7 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
         await client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
 
         async def answered(version: int) -> None:
-            await until(lambda: any(one == str(version) for one, _ in seen), timeout_s=30)
+            await until(lambda: any(one == str(version) for one, _ in seen), timeout_s=60)
 
         users = [asyncio.create_task(user(client, seen, stop, stream=index % 2 == 0)) for index in range(8)]
         for version in (1, 2, 3):
@@ -193,4 +193,4 @@ async def test_promotions_under_load_fail_no_request_and_each_is_served(serving:
             return await served() == ([1, 2, 3], 3, 3)
 
         # The gateway reads the leases of engines every two seconds.
-        await until(is_served, "the engine's lease to name v3", timeout_s=10)
+        await until(is_served, "the engine's lease to name v3", timeout_s=60)

@@ -46,7 +46,7 @@ class SupervisorBench:
 
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
-        await asyncio.wait_for(self._task, 5)
+        await asyncio.wait_for(self._task, 60)
 
     async def until(self, fact: str) -> None:
         await until(lambda: fact in self.platform.facts, f"{fact!r} to be published")

@@ -116,7 +116,7 @@ class Platform:
         return reply.engines[0] if reply.engines else None
 
     async def serving(
-        self, version: int, seconds: float = 30.0, *, refusing: bool = False
+        self, version: int, seconds: float = 60.0, *, refusing: bool = False
     ) -> registry_pb2.EngineLease:
         """The lease of the engine once it serves the version; refusing: while another one is refused."""
         wanted = registry_pb2.ENGINE_STATE_FAILED if refusing else registry_pb2.ENGINE_STATE_READY
@@ -128,7 +128,7 @@ class Platform:
         found: registry_pb2.EngineLease = await until(check, f"v{version} to be served", timeout_s=seconds)
         return found
 
-    async def published_fact(self, kind: type[Message], seconds: float = 15.0) -> Any:
+    async def published_fact(self, kind: type[Message], seconds: float = 60.0) -> Any:
         async def check() -> Message | None:
             return next((fact for fact in self.facts if isinstance(fact, kind)), None)
 
@@ -142,7 +142,7 @@ class Platform:
             cache_dir=self.folder / "cache",
             poll_s=0.5,
             lease_renew_s=0.3,
-            lease_ttl_s=3.0,
+            lease_ttl_s=30.0,
             drain_s=15.0,
             **{**self.settings, **changes},
         )
@@ -344,7 +344,7 @@ async def test_an_engine_does_not_outlive_a_supervisor_that_is_killed(platform: 
             async def gone() -> bool:
                 return not await client.health()
 
-            await until(gone, "the engine to end", timeout_s=10.0)
+            await until(gone, "the engine to end", timeout_s=60)
     finally:
         if supervisor.returncode is None:
             supervisor.kill()

@@ -136,7 +136,7 @@ async def bed(nats_server: NatsFactory, s3_settings: S3Settings) -> AsyncIterato
             bus=BusSettings(url=server.url),
             s3=s3_settings,
         )
-        timings = BusTimings(connect_s=5, drain_s=1, close_s=1)
+        timings = BusTimings(connect_s=30, drain_s=1, close_s=1)
         blobs, environments = S3BlobStore(s3_settings), EnvironmentDouble()
         bus = EventBus(settings.bus, client_name="test", timings=timings)
         for part in (blobs, environments, bus):

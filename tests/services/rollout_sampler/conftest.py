@@ -54,7 +54,7 @@ class Part(Protocol):
 
 
 S = TypeVar("S", bound=Part)
-FAST = BusTimings(connect_s=5, drain_s=1, pull_s=0.5, first_retry_s=0.05)
+FAST = BusTimings(connect_s=30, drain_s=1, pull_s=0.5, first_retry_s=0.05)
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Testbed:
             event_id = events.episode_requested(request.episode.episode_id, dispatch)
             await self.bus.command(request, pool=pool, model=model, event_id=event_id)
 
-    async def outcomes(self, count: int, timeout_s: float = 20.0) -> list[Any]:
+    async def outcomes(self, count: int, timeout_s: float = 60.0) -> list[Any]:
         """The first `count` facts that samplers published."""
         await until(lambda: len(self.events) >= count, timeout_s=timeout_s)
         return [delivery.message for delivery in self.events]
@@ -166,7 +166,7 @@ def _settings(
         late_start_s=5,
         retry_s=5,
         turn_timeout_s=5,
-        environment_retry_s=1,
+        environment_retry_s=10,
         engine_lease_age_s=0.2,
         cache_dir=folder / "formats",
         bus=BusSettings(url=nats_url),

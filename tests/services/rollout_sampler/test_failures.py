@@ -83,7 +83,7 @@ async def test_two_samplers_of_one_episode_publish_one_body(bed: Testbed) -> Non
         answer = next(answers)
         if answer == "two":
             gate.set()
-        await asyncio.wait_for(gate.wait(), 10)
+        await asyncio.wait_for(gate.wait(), 60)
         return answer
 
     await bed.engine(slow)
@@ -249,7 +249,7 @@ async def test_a_tool_call_is_repeated_while_its_replica_is_away_and_has_one_eff
 
 async def test_an_episode_that_takes_too_long_times_out_and_lets_its_environment_go(bed: Testbed) -> None:
     await bed.engine(never)
-    await bed.sampler(episode_timeout_s=1.0, late_start_s=0.5)
+    await bed.sampler(episode_timeout_s=4.0, late_start_s=0.5)  # enough for its environment to open
     await bed.ask(bed.request())
     (fact,) = await bed.outcomes(1)
     assert isinstance(fact, EpisodeFailed)

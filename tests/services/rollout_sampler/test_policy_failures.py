@@ -14,11 +14,11 @@ from upcycle.api.trajectory.v1.events_pb2 import TrajectoryRecorded
 from upcycle.api.trajectory.v1.trajectory_pb2 import STOP_REASON_FAILED
 
 
-async def played(bed: Testbed, script: Any, **changes: Any) -> Any:
+async def played(bed: Testbed, script: Any, *, episode_timeout_s: float = 20.0, **changes: Any) -> Any:
     """The outcome of one episode whose tool answers."""
     bed.environments.tools = {"search_logs": lambda _: "a page"}
     await bed.engine(script)
-    await bed.sampler(episode_timeout_s=2.0, late_start_s=0.5)
+    await bed.sampler(episode_timeout_s=episode_timeout_s, late_start_s=0.5)
     await bed.ask(bed.request(**changes))
     (fact,) = await bed.outcomes(1)
     return fact
@@ -75,7 +75,7 @@ async def test_nothing_is_the_policys_before_its_first_token(bed: Testbed) -> No
 @pytest.mark.parametrize(("tool_s", "is_policys"), [(100.0, True), (0.01, False)])
 async def test_a_deadline_is_whose_that_spent_the_time(bed: Testbed, tool_s: float, is_policys: bool) -> None:
     bed.environments.tool_s = tool_s  # as the environment measured it
-    fact = await played(bed, calls_once)
+    fact = await played(bed, calls_once, episode_timeout_s=4.0)  # enough for its first turn
     assert isinstance(fact, TrajectoryRecorded if is_policys else EpisodeFailed)
     kind = fact.failure.kind if isinstance(fact, TrajectoryRecorded) else fact.kind
     assert kind == ("tool_timeout" if is_policys else "timeout")

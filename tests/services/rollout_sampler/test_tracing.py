@@ -37,7 +37,8 @@ async def test_an_episode_is_one_trace(bed: Testbed, exporter: InMemorySpanExpor
     request = bed.request()
     await bed.ask(request)
     (fact,) = await bed.outcomes(1)
-    await until(lambda: any(s.name.startswith("process") for s in exporter.get_finished_spans()))
+    wanted = {f"invoke_agent {MODEL}", "execute_tool search_logs"}  # a span ends after its reply
+    await until(lambda: wanted <= {s.name for s in exporter.get_finished_spans()})
     named = [s for s in exporter.get_finished_spans() if s.context is not None]
     (agent,) = [s for s in named if s.name == f"invoke_agent {MODEL}"]
     chats = [s for s in named if s.name == f"chat {MODEL}"]

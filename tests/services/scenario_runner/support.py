@@ -69,7 +69,7 @@ async def get(runner: Runner, run_id: str) -> service_pb2.GetRunResponse:
     return response
 
 
-async def until(runner: Runner, run_id: str, reached: Callable[[Any], bool], timeout_s: float = 20) -> None:
+async def until(runner: Runner, run_id: str, reached: Callable[[Any], bool], timeout_s: float = 60) -> None:
     """Wait until the counts of a run are such."""
     async with asyncio.timeout(timeout_s):
         while not reached((await get(runner, run_id)).run.counts):
@@ -165,7 +165,7 @@ async def _publish_outcome(runner: Runner, request: Any, event: Any) -> None:
     await runner.bus.publish(event, model=request.episode.model, event_id=event_id)
 
 
-async def finished(runner: Runner, run_id: str, timeout_s: float = 30) -> service_pb2.GetRunResponse:
+async def finished(runner: Runner, run_id: str, timeout_s: float = 60) -> service_pb2.GetRunResponse:
     """Watch a run to its end; the equation of its counts must hold in every message."""
     async with asyncio.timeout(timeout_s):
         async for update in runner.tasksets.WatchRun(service_pb2.WatchRunRequest(run_id=run_id)):

@@ -81,7 +81,7 @@ async def test_a_scenario_that_fails_before_its_prompt(
 
 @pytest.mark.parametrize("scenario", ["hangs_first", "spins_first"])
 async def test_a_scenario_that_hangs_before_its_prompt(fleet: Fleet, scenario: str) -> None:
-    with pytest.raises(EpisodeTimeout, match=r"within 1 s"):
+    with pytest.raises(EpisodeTimeout, match=r"within 1 s"), fleet.hasty(start_s=1.0):
         async with asyncio.timeout(60):
             await fleet.open(scenario, '{"seconds": 600}' if scenario == "hangs_first" else "{}")
     assert await fleet.works()
@@ -120,7 +120,8 @@ async def test_a_scenario_that_never_has_a_usable_reward_is_broken(
 
 
 async def test_a_scenario_that_hangs_at_its_reward(fleet: Fleet) -> None:
-    opened = await fleet.open("hangs_last", '{"seconds": 600}')
+    with fleet.hasty(grade_s=1.0):
+        opened = await fleet.open("hangs_last", '{"seconds": 600}')
     with pytest.raises(EnvironmentBroken, match="grade"):
         await fleet.grade(opened)
     assert await fleet.works()
@@ -135,6 +136,9 @@ async def test_tools_that_fail_leave_the_episode_alive(fleet: Fleet) -> None:
     assert (await fleet.call(opened, "sleepy", '{"seconds": "x"}')).is_error
     assert (await fleet.call(opened, "sleepy", "not json")).is_error
     assert (await fleet.call(opened, "sleepy", "[1]")).is_error
+    assert (await fleet.grade(opened)).reward == 1.0
+    with fleet.hasty(tool_s=0.5):
+        opened = await fleet.open()
     slow = await fleet.call(opened, "sleepy", '{"seconds": 600}')
     assert slow.is_error
     assert "no result within 0.5 s" in slow.content
@@ -152,7 +156,8 @@ async def test_a_tool_result_of_50_mb_is_cut(fleet: Fleet) -> None:
 
 
 async def test_a_tool_that_blocks_the_process_ends_the_episode(fleet: Fleet) -> None:
-    opened = await fleet.open()
+    with fleet.hasty(tool_s=0.5):
+        opened = await fleet.open()
     with pytest.raises(PolicyFault, match="tool stuck"):
         await fleet.call(opened, "stuck", '{"seconds": 600}')
     with pytest.raises(UnknownLease):
@@ -170,13 +175,11 @@ async def test_a_tool_that_ends_the_process_is_the_policys_fault(fleet: Fleet) -
 async def test_a_scenario_that_forks_leaves_no_process_behind(fleet: Fleet, tmp_path: Path) -> None:
     noted = tmp_path / "pids"
     opened = await fleet.open("forks", f'{{"pid_file": "{noted}"}}')
-    async with asyncio.timeout(5):
-        while not noted.exists() or len(noted.read_text().split()) < 3:
-            await asyncio.sleep(0.02)
+    await until(lambda: noted.exists() and len(noted.read_text().split()) == 3)
     pids = [int(word) for word in noted.read_text().split()]
     assert all(map(_is_alive, pids))
     assert (await fleet.grade(opened)).reward == 1.0
-    await until(lambda: not any(map(_is_alive, pids)), timeout_s=5)
+    await until(lambda: not any(map(_is_alive, pids)))
     assert await fleet.works()
 
 

@@ -64,7 +64,7 @@ async def _offers(runner: Runner, count: int) -> list[Any]:
     await bus.start()
     offers: list[Any] = []
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(offers) < count:
                 found = await bus.stored([events_pb2.GroupOffered], after_sequence=0)
                 offers = [one.message for one in found]

@@ -160,7 +160,7 @@ async def _waits_for_a_lock(planner: PlannerHarness) -> None:
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await planner.database.run(lambda sql: sql.execute(waiting).scalar_one()):
             await asyncio.sleep(0.02)
 
@@ -174,12 +174,12 @@ async def test_two_planners_never_both_accept_a_task(
     def slow(unit: Any) -> None:
         store(unit, taskset("one", TRAIN, 1, 2))
         inserted.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         if not winner_commits:
             raise RuntimeError("changed its mind")
 
     first = asyncio.create_task(planner.plan.transact(slow, turn="taskset one"))
-    assert await asyncio.to_thread(inserted.wait, 20)
+    assert await asyncio.to_thread(inserted.wait, 60)
     second = asyncio.create_task(
         rival.transact(lambda unit: store(unit, taskset("two", HELD_OUT, 2, 3)), turn="taskset two")
     )
@@ -246,7 +246,7 @@ async def test_an_unassigned_taskset_is_evaluated_and_says_so(runner: Runner) ->
     run = await submit(runner, run_spec(taskset="loose", group_size=1))
     assert run.taskset_revision == 1
     fact = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while fact is None:
             fact = await newest(runner.bus, events_pb2.EpisodeRequested, model="incident")
     assert fact.message.episode.split == common_pb2.SPLIT_UNASSIGNED

@@ -25,7 +25,7 @@ from scenario_runner.domain.environments import (
 )
 from upcycle.environment.channel import client as channel_client
 
-TIMEOUTS = EpisodeTimeouts(start_s=5, tool_s=5, grade_s=5, tool_result_bytes=64)
+TIMEOUTS = EpisodeTimeouts(start_s=30, tool_s=30, grade_s=30, tool_result_bytes=64)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def served() -> Iterator[str]:
         yield f"tcp://127.0.0.1:{int(process.stdout.readline().partition('=')[2])}"
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
 
 
 def episode(url: str, scenario: str = "sum", args: Any = None) -> EpisodeToPlay:
@@ -103,7 +103,7 @@ class ForeignServer:
 
     async def __aexit__(self, *_: object) -> None:
         """Every client has hung up, or this does not return."""
-        await asyncio.wait_for(self._idle.wait(), 10)
+        await asyncio.wait_for(self._idle.wait(), 30)
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

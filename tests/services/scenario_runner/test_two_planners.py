@@ -143,18 +143,18 @@ async def test_a_reader_waits_for_no_writer_and_sees_one_instant(
         unit.update_run(replace(run, step=7))
         unit.flush()
         is_written.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     def read(unit: PlanUnit) -> tuple[int, int]:
         before = unit.active_runs()[0].step
         go_on.set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not writing.done() and time.monotonic() < deadline:
             time.sleep(0.01)
         return before, unit.active_runs()[0].step
 
     writing = asyncio.create_task(plans[0].transact(write))
-    assert await asyncio.to_thread(is_written.wait, 20)
+    assert await asyncio.to_thread(is_written.wait, 60)
     assert await plans[1].read(read) == (0, 0)
     assert (await plans[1].read(lambda unit: unit.active_runs()))[0].step == 7
 
@@ -185,12 +185,15 @@ async def test_a_group_that_turns_out_trained_while_it_is_offered_again_is_left_
     )
     second = await sources.submit(train_spec(evaluation, steps=1, sampling=False))
 
+    is_settling = threading.Event()
+
     def settles_late(unit: PlanUnit) -> None:
         apply_facts(unit, [settled(first, group, source=evaluation)])
+        is_settling.set()
         time.sleep(0.5)  # the other planner offers meanwhile
 
     async def offers() -> int:
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(is_settling.wait, 60)
         return await plans[1].transact(lambda unit: offer_more(unit, second, RULES))
 
     await asyncio.gather(plans[0].transact(settles_late), offers())

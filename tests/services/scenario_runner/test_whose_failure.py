@@ -5,11 +5,13 @@ in an environment. Those of the sampler: tests/services/rollout_sampler/test_pol
 import asyncio
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.services.scenario_runner.fleets import ENVIRONMENTS, Fleet
+from tests.support.waiting import until
 
 from scenario_runner.domain.environments import (
     EnvironmentBroken,
@@ -51,7 +53,8 @@ async def process_of(fleet: Fleet, environment: Opened) -> int:
 async def test_an_answer_that_breaks_the_scenario_is_graded_0(
     fleet: Fleet, scenario: str, answer: str, said: str
 ) -> None:
-    environment = await opened(fleet, scenario)
+    with fleet.hasty(grade_s=1.0) if answer == "hang" else nullcontext():
+        environment = await opened(fleet, scenario)
     grade = await fleet.grade(environment, answer)
     assert (grade.reward, grade.success) == (0.0, False)
     assert grade.failure.failure_kind == "answer_error"
@@ -138,8 +141,10 @@ async def test_an_outage_during_the_check_blames_neither(fleet: Fleet, tmp_path:
 async def test_a_call_that_ends_its_environment_is_the_policys(
     fleet: Fleet, tool: str, kind: str, said: str
 ) -> None:
+    with fleet.hasty(tool_s=0.5) if tool == "blocks" else nullcontext():
+        environment = await opened(fleet)
     with pytest.raises(PolicyFault, match=said) as caught:
-        await fleet.call(await opened(fleet), tool)
+        await fleet.call(environment, tool)
     assert caught.value.failure_kind == kind
     assert await fleet.works()
 
@@ -148,7 +153,7 @@ async def test_a_process_that_a_call_ends_later_is_the_policys(fleet: Fleet) -> 
     environment = await opened(fleet)
     pid = await process_of(fleet, environment)
     await fleet.call(environment, "exits_later")
-    await _gone(pid)
+    await _gone(fleet, pid)
     grade = await fleet.grade(environment, '{"score": 1}')
     assert (grade.reward, grade.failure.failure_kind) == (0.0, "process_ended")
 
@@ -161,7 +166,7 @@ async def test_a_process_that_is_killed_between_calls_is_lost(fleet: Fleet) -> N
         environment = await opened(fleet)
         pid = await process_of(fleet, environment)
         os.kill(pid, signal.SIGKILL)
-        await _gone(pid)
+        await _gone(fleet, pid)
         with pytest.raises(EnvironmentLost) as caught:
             await (fleet.grade(environment, "not json") if is_graded else fleet.call(environment, "process"))
         assert caught.value.failure_kind == "environment_lost"
@@ -177,9 +182,7 @@ async def test_a_call_whose_zygote_dies_is_lost(fleet: Fleet) -> None:
         await call
 
 
-async def _gone(pid: int) -> None:
+async def _gone(fleet: Fleet, pid: int) -> None:
     """Until the process is reaped, and the runner was told."""
-    async with asyncio.timeout(10):
-        while await asyncio.to_thread(Path(f"/proc/{pid}").exists):
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    zygote = await fleet.hosts.forked.zygote(BLAME)
+    await until(lambda: pid not in zygote._episodes)

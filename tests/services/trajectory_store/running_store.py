@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
 
 
-FAST = BusTimings(connect_s=5, drain_s=1, close_s=1, first_retry_s=0.05)
+FAST = BusTimings(connect_s=30, drain_s=1, close_s=1, first_retry_s=0.05)
 
 
 def body_of(number: int, run: str = "run-1") -> trajectory_pb2.TrajectoryBody:
@@ -87,7 +87,7 @@ async def running(
         sql=SqlSettings(data_dir=folder),
     )
     service = build_app(settings)
-    bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=5, drain_s=1))
+    bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=30, drain_s=1))
     blobs = S3BlobStore(s3)
     await service.start()
     await bus.start()

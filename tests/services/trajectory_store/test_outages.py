@@ -103,7 +103,7 @@ async def test_a_full_disk_holds_facts_back_until_there_is_room(
     await bus.start()
     for number in range(200):
         await bus.publish(events.requested(number), model=events.MODEL, event_id=f"requested/{number}")
-    await asyncio.wait_for(is_full.wait(), 20)
+    await asyncio.wait_for(is_full.wait(), 60)
     assert (await index.ledger("", 0)).requested < 200
     await pragma("PRAGMA max_page_count=1000000")
 

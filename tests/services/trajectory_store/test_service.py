@@ -155,7 +155,7 @@ async def test_export_streams_triples_and_whole_records(store: Store) -> None:
 async def test_a_watcher_sees_changes_and_resumes_where_it_stopped(store: Store) -> None:
     watch = store.api.WatchTrajectories(pb.WatchTrajectoriesRequest(after_position=0))
     await store.publish(events.recorded(0), events.recorded(1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         seen = [await watch.read(), await watch.read()]
     names = [
         one.trajectory.episode.episode_id for one in seen if isinstance(one, pb.WatchTrajectoriesResponse)
@@ -166,7 +166,7 @@ async def test_a_watcher_sees_changes_and_resumes_where_it_stopped(store: Store)
     last = seen[-1]
     assert isinstance(last, pb.WatchTrajectoriesResponse)
     resumed = store.api.WatchTrajectories(pb.WatchTrajectoriesRequest(after_position=last.position))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         change = await resumed.read()
     assert isinstance(change, pb.WatchTrajectoriesResponse)
     assert change.trajectory.graded

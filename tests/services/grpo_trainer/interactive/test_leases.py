@@ -48,7 +48,7 @@ async def one_step(world: World, run_id: str = RUN) -> None:
 
 
 async def phase_of(trainer: Trainer, run_id: str) -> SessionPhase:
-    await until(lambda: any(one.spec.run_id == run_id for one in trainer.sessions.all), timeout_s=20)
+    await until(lambda: any(one.spec.run_id == run_id for one in trainer.sessions.all), timeout_s=60)
     return trainer.sessions.get(run_id).phase
 
 
@@ -58,7 +58,7 @@ async def test_a_run_submitted_during_an_interactive_step_begins_with_its_versio
         await interactive.forward_backward("a", batch())
         gate = Gate(interactive.deps.policies, "upload")
         stepping = asyncio.create_task(interactive.optim_step("b"))
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         await one_step(world)
         late = asyncio.create_task(interactive.forward_backward("c", batch()))
         await until(
@@ -84,7 +84,7 @@ async def test_a_step_that_began_before_a_run_was_submitted_is_completed(world: 
         stepping = asyncio.create_task(
             interactive.sessions.once(MODEL, "a", b"", lambda one: one.step("a", asked, update))
         )
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         leases.queue_run(MODEL, RUN)
         gate.open.set()
         _, done = await stepping
@@ -96,7 +96,7 @@ async def test_an_interactive_call_waits_until_the_unfinished_runs_are_known(wor
     leases = ModelLeases()
     async with trainer_on(world, leases=leases) as interactive:
         asking = asyncio.create_task(interactive.forward_backward("a", batch()))
-        await until(lambda: "unfinished runs" in (interactive.sessions.waiting_for() or ""), timeout_s=20)
+        await until(lambda: "unfinished runs" in (interactive.sessions.waiting_for() or ""), timeout_s=60)
         async with Trainer(world, leases=leases):
             assert (await asking).num_datums > 0
 
@@ -106,7 +106,7 @@ async def test_a_run_waits_for_the_one_before_it(world: World) -> None:
     await one_step(world, SECOND)
     async with Trainer(world) as trainer:
         await world.published(event_ids.policy_published(MODEL, 1))
-        await until(lambda: trainer.sessions.get(SECOND).phase is SessionPhase.FINISHED, timeout_s=20)
+        await until(lambda: trainer.sessions.get(SECOND).phase is SessionPhase.FINISHED, timeout_s=60)
         world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     versions = {one.run_id: one.version for one in world.recorder.of(events.StepCompleted)}
     assert versions == {RUN: 1, SECOND: 3}

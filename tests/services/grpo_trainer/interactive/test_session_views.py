@@ -61,7 +61,7 @@ async def one_step(trainer: InteractiveTrainer, number: int) -> None:
 
 async def listed(stub: TrainingServiceAsyncStub) -> training.TrainingSession:
     """The only session there is, as soon as there is one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = (await stub.ListSessions(service.ListSessionsRequest())).sessions
             if found:
@@ -118,7 +118,7 @@ async def test_watch_session_streams_each_interactive_step(world: World) -> None
         watch = stub.WatchSession(service.WatchSessionRequest(run_id=RUN))
         seen = [await step_seen(watch)]
         stepping = asyncio.create_task(one_step(trainer, 2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while seen[-1] < 2:
                 seen.append(await step_seen(watch))
         watch.cancel()

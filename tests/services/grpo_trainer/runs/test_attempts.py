@@ -200,7 +200,7 @@ async def test_a_store_that_is_slow_to_note_a_batch_as_done_holds_up_no_other_ru
     world.stream.append(submission(steps=1, prompts_per_step=1))
     await Episodes(world).group(0, MIXED)
     async with Trainer(world, change=change):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await noting.wait()
         world.stream.append(submission(run_id="run-2", model="other", steps=1, prompts_per_step=1))
         await Episodes(world, run_id="run-2").group(0, MIXED)

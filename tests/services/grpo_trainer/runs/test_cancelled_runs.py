@@ -64,7 +64,7 @@ async def superseded(world: World) -> None:
 
 
 async def until_closed(world: World) -> None:
-    await until(lambda: CLOSED in world.store.objects, timeout_s=20)
+    await until(lambda: CLOSED in world.store.objects, timeout_s=60)
 
 
 async def a_run_with_a_batch(world: World) -> None:
@@ -139,7 +139,7 @@ async def test_a_step_under_way_is_trained_and_nothing_asks_to_be_judged(world: 
     world.stream.append(submission(steps=3, checkpoint_every_steps=3))
     await Episodes(world).groups(range(3))
     async with Trainer(world, change=slowly(gate)) as trainer:
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         world.stream.append(cancelled())
         gate.open.set()
         left = await world.settled(f"{RUN}-g00002")
@@ -157,7 +157,7 @@ async def test_a_step_after_the_final_stop_is_void(world: World) -> None:
     gate = Gate()
     await a_run_with_a_batch(world)
     async with Trainer(world, change=slowly(gate)) as trainer:
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         world.stream.append(cancelled())
         await superseded(world)
         gate.open.set()

@@ -140,7 +140,7 @@ class Play:
 
     async def _all_that_can_train(self, trainer: Trainer) -> None:
         """Until every fact is handled and what waits is too little for a step, or no step follows."""
-        await until(lambda: self._is_quiet(trainer), timeout_s=20)
+        await until(lambda: self._is_quiet(trainer), timeout_s=60)
 
     def _is_quiet(self, trainer: Trainer) -> bool:
         if not trainer.sessions.all or trainer.sessions.watermark.handled < len(self.world.stream.facts):
@@ -173,7 +173,7 @@ class Play:
 async def finished(trainer: Trainer) -> None:
     await until(
         lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is SessionPhase.FINISHED,
-        timeout_s=20,
+        timeout_s=60,
     )
 
 

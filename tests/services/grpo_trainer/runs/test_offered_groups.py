@@ -216,7 +216,7 @@ async def test_the_line_of_versions_is_the_same_after_a_restart_though_manifests
     async with Trainer(world) as trainer:
         await until(
             lambda: trainer.sessions.all and trainer.sessions.get(RUN).phase is not SessionPhase.OPENING,
-            timeout_s=20,
+            timeout_s=60,
         )
     del world.store.objects[f"default/policies/{MODEL}/v00000000/manifest.json"]  # version 1 shares its files
     groups = await Evaluation(world).all_offered(range(2), version=0, before_start=True)
@@ -251,7 +251,7 @@ async def test_a_run_that_took_its_last_step_answers_no_offer(world: World) -> N
     await evaluation.offered(0)
     async with Trainer(world) as trainer:
         await world.published(f"checkpoint.saved/default/ckpt-{MODEL}-v00000001")
-        await until(lambda: trainer.sessions.get(RUN).phase is SessionPhase.FINISHED, timeout_s=20)
+        await until(lambda: trainer.sessions.get(RUN).phase is SessionPhase.FINISHED, timeout_s=60)
         late = [await evaluation.offered(1), await evaluation.offered(2, (1.0,) * 8)]
         world.stream.append(over())
         await until_closed(world)
@@ -277,7 +277,7 @@ async def test_a_step_with_offered_groups_is_void_where_the_planner_released_the
     world.stream.append(submission(steps=3, checkpoint_every_steps=1))
     groups = await Evaluation(world).all_offered(range(2))
     async with Trainer(world, change=slowly(gate)):
-        await asyncio.wait_for(gate.reached.wait(), 20)
+        await asyncio.wait_for(gate.reached.wait(), 60)
         world.stream.append(cancelled(is_final=True))
         for group in groups:
             fact = events.GroupSettled(

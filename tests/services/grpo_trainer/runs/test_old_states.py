@@ -62,7 +62,7 @@ async def test_a_run_that_a_restart_finds_closed_and_without_a_state_is_not_trai
     await run_to_end(world, steps=1)
     world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     async with Trainer(world):
-        await until(lambda: any(key.endswith("closed.json") for key in world.store.objects), timeout_s=10)
+        await until(lambda: any(key.endswith("closed.json") for key in world.store.objects), timeout_s=60)
     for key in [key for key in world.store.objects if key.startswith(f"{LINE}/step-")]:
         del world.store.objects[key]
     before = len(world.recorder.order)

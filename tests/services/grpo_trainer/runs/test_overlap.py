@@ -161,7 +161,7 @@ async def test_a_stop_waits_for_the_state_in_flight(tmp_path: Path) -> None:
         await until(lambda: trainer.sessions.get(RUN)._leaving)
         assert not stopping.done()
         door.open.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await stopping
     assert [one.step for one in world.recorder.of(events.StepCompleted)][:2] == [1, 2]
 

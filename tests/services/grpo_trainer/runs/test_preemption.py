@@ -92,9 +92,9 @@ async def test_a_step_that_takes_too_long_is_abandoned_and_taken_again(tmp_path:
     sessions, stop = RunSessions(deps, stored_facts(world.stream), leave_s=0.5), asyncio.Event()
     running = asyncio.create_task(FactReader(world.stream, sessions).run(stop))
     await world.published(f"policy.published/default/{MODEL}/1")
-    await until(lambda: sessions.get(RUN).phase is SessionPhase.STEPPING, timeout_s=20)
+    await until(lambda: sessions.get(RUN).phase is SessionPhase.STEPPING, timeout_s=60)
     stop.set()
-    async with asyncio.timeout(20):  # the step itself would take 600 s
+    async with asyncio.timeout(60):  # the step itself would take 600 s
         await running
     thread.close()
     assert not [event for event in world.recorder.events if event == f"step.completed/{RUN}/2"]
@@ -118,7 +118,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(("grace", "hang", "status"), [(0.5, 60, 1), (60, 0, 0)])
+@pytest.mark.parametrize(("grace", "hang", "status"), [(3.0, 60, 1), (60, 0, 0)])
 def test_a_process_that_hangs_is_ended_before_its_grace_is_over(
     grace: float, hang: float, status: int
 ) -> None:

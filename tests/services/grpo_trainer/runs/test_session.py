@@ -247,7 +247,7 @@ async def test_a_finished_run_is_closed_and_stays_closed(world: World) -> None:
     await run_to_end(world, steps=1)
     world.stream.append(taskset_events.RunFinished(run_id=RUN, model=MODEL))
     async with Trainer(world):
-        await until(lambda: any(key.endswith("closed.json") for key in world.store.objects), timeout_s=10)
+        await until(lambda: any(key.endswith("closed.json") for key in world.store.objects), timeout_s=60)
     before = len(world.recorder.order)
     await Episodes(world).group(50, MIXED)
     async with Trainer(world) as trainer:

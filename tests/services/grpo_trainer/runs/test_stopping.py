@@ -56,7 +56,7 @@ async def durable(trainer: Trainer, step: int) -> None:
 
 
 async def closed(world: World) -> None:
-    await until(lambda: f"default/training/{MODEL}/{RUN}/closed.json" in world.store.objects, timeout_s=20)
+    await until(lambda: f"default/training/{MODEL}/{RUN}/closed.json" in world.store.objects, timeout_s=60)
 
 
 async def test_a_stopped_run_asks_for_its_newest_version_to_be_judged_and_settles_what_it_holds(
@@ -111,7 +111,7 @@ async def test_a_stop_during_a_step_lets_the_step_finish(world: World) -> None:
     episodes = Episodes(world)
     async with Trainer(world) as trainer:
         await episodes.groups(range(2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(session.phase is SessionPhase.STEPPING for session in trainer.sessions.all):
                 await asyncio.sleep(0)
         world.stream.append(stopping())

@@ -57,7 +57,7 @@ async def test_a_step_whose_upload_outlasts_the_planner_is_never_announced(world
     world.stream.append(submission(steps=3, checkpoint_every_steps=1))
     groups = await Evaluation(world).all_offered(range(2))
     async with Trainer(world, change=slow_upload):
-        await asyncio.wait_for(gate.reached.wait(), 20)  # durable and confirmed, and on its way to the store
+        await asyncio.wait_for(gate.reached.wait(), 60)  # durable and confirmed, and on its way to the store
         world.stream.append(cancelled(is_final=True))
         for group_id in groups:
             await released(world, group_id)

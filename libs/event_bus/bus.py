@@ -87,7 +87,7 @@ class EventBus:
         self._started = True
         try:
             await self._connection.open()
-            wanted = {spec: frozenset(dict(self._topology.bound_by(spec))) for spec in self._durables}
+            wanted = {spec: frozenset(self._topology.filters_of(spec)) for spec in self._durables}
             await self._connection.await_provisioned(self._topology.streams, wanted)
             self._newest = await replays.last_sequence(self._connection.jetstream())
             await self._connection.broker.start()
@@ -218,7 +218,9 @@ class EventBus:
         # A model is known by its slug within a tenant; without one, all facts of all tenants are read.
         tenant = None if model is None else DEFAULT_TENANT
         types = {subjects.fact(self._topology.verb_of(event), model, tenant): event for event in events}
-        return replays.Reading(tuple(types), Decoder(types), self._client_name)
+        name = replays.name_of(self._client_name)
+        again = (subjects.again(EVENTS, name, subject) for subject in types)
+        return replays.Reading((*types, *again), Decoder(types), self._client_name)
 
     async def _replayed(self, reading: replays.Reading, after_sequence: int) -> AsyncIterator[Delivery[Any]]:
         source = replays.replay(reading, after_sequence, self._connection, self._timings, self._publisher)

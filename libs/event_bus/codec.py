@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from event_bus import metrics
 from event_bus.errors import EventTooLarge, MalformedEvent, UnknownEvent
 from event_bus.topology import MAX_EVENT_BYTES
+from identities import subjects
 
 _LOG = logging.getLogger(__name__)
 CONTENT_TYPE: Final = "content-type"
@@ -58,6 +59,17 @@ def headers_for(message_type: type[Message], event_id: str) -> dict[str, str]:
             "derive it from content"
         )
     return {CONTENT_TYPE: JSON, SCHEMA: message_type.DESCRIPTOR.full_name, EVENT_ID: event_id}
+
+
+def again_id(number: int, event_id: str) -> str:
+    """Id under which dead letter `number` is published again: the stream still remembers its own."""
+    return f"again/{number}/{event_id}"
+
+
+def event_id_of(subject: str, headers: Mapping[str, str]) -> str:
+    """The id that the publisher gave a message; empty when it gave none."""
+    event_id = headers.get(EVENT_ID, "")
+    return event_id.split("/", 2)[2] if subjects.is_again(subject) and event_id.count("/") > 1 else event_id
 
 
 def check_size(

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import nats
@@ -27,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 EXIT_CONNECTION_CLOSED: Final = 70
 _POLL_S: Final = 0.2
 _API_TIMEOUT_S: Final = 5.0
+_CONNECT_S: Final = 10.0
 
 
 def filters_of(config: ConsumerConfig | None) -> frozenset[str]:
@@ -131,9 +133,11 @@ class BusConnection:
             _LOG.warning("jetstream_not_ready", extra={"stream": stream, "error": repr(error)})
             return self._not_provisioned(what)
         read = filters_of(config)
+        if not read >= subjects:
+            return OutdatedDurable(what, have=read, want=subjects)
         if more := sorted(read - subjects):  # this process is one version behind
             _LOG.warning("durable_reads_more", extra={"durable": durable, "unknown_here": more})
-        return None if read >= subjects else OutdatedDurable(what, have=read, want=subjects)
+        return None
 
     def _not_provisioned(self, what: str) -> NotProvisioned:
         return NotProvisioned(
@@ -191,6 +195,31 @@ async def plain_client(settings: BusSettings, name: str, **options: Any) -> Clie
         error_cb=_quietly,
         **options,
     )
+
+
+@asynccontextmanager
+async def connected(settings: BusSettings, name: str) -> AsyncIterator[Client]:
+    """A plain client for a few questions. NATS's errors, no answer among them, leave the block as
+    Unavailable.
+    """
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            client = await plain_client(settings, name, reconnect_time_wait=0.2)
+    except (TimeoutError, NatsError, OSError) as error:
+        raise Unavailable(
+            f"no NATS at {settings.url} within {_CONNECT_S:g} s ({error!r}): "
+            "is nats-server up, are UPCYCLE_BUS_URL, _USER and _PASSWORD right?"
+        ) from error
+    try:
+        yield client
+    except NotFoundError as error:
+        raise Unavailable(
+            f"{settings.url} is not provisioned ({error.description}): run upcycle-provision"
+        ) from error
+    except NatsError as error:
+        raise Unavailable(f"{settings.url} stopped answering: {error!r}") from error
+    finally:
+        await client.close()
 
 
 async def _quietly(error: Exception) -> None:

@@ -45,7 +45,7 @@ async def _store(publisher: Publisher, raw: Msg, consumer: str, reason: str) -> 
     }
     headers |= {
         codec.EVENT_ID: f"dlq-{where.stream}-{consumer}-{where.sequence.stream}",
-        ORIGINAL_ID: (raw.headers or {}).get(codec.EVENT_ID, ""),
+        ORIGINAL_ID: codec.event_id_of(raw.subject, raw.headers or {}),
         REASON: one_line(reason),
         STREAM: where.stream,
         CONSUMER: consumer,
@@ -53,7 +53,11 @@ async def _store(publisher: Publisher, raw: Msg, consumer: str, reason: str) -> 
         DELIVERIES: str(where.num_delivered),
     }
     await publisher.publish(
-        subjects.dead_letter(raw.subject), raw.data, headers, stream=DLQ, limit=MAX_EVENT_BYTES + 8 * 1024
+        subjects.dead_letter(subjects.first_time(raw.subject)),
+        raw.data,
+        headers,
+        stream=DLQ,
+        limit=MAX_EVENT_BYTES + 8 * 1024,
     )
     metrics.DEAD_LETTERED.labels(consumer).inc()
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Collection
 
-from upcycle.errors import Unavailable
+from upcycle.errors import Unavailable, UpcycleError
 
 
 class BusError(Exception):
@@ -49,6 +49,28 @@ class CursorBeyondStream(BusError):
 
 class NewerEvent(BusError, Unavailable):
     """A durable brought a type that only a newer version of this service knows; it waits for that version."""
+
+
+class DeadLetterRefused(BusError, UpcycleError):
+    """A dead letter cannot be shown or replayed: `kind` says why."""
+
+
+class UnknownDeadLetter(DeadLetterRefused):
+    """The stream of dead letters holds none of that number."""
+
+    kind = "dead_letter_unknown"
+
+
+class DeadLetterHandled(DeadLetterRefused):
+    """It was replayed already."""
+
+    kind = "dead_letter_handled"
+
+
+class DeadLetterUndeliverable(DeadLetterRefused):
+    """The reader that gave it up is gone, or cannot be reached."""
+
+    kind = "dead_letter_undeliverable"
 
 
 class MalformedEvent(BusError):

@@ -61,8 +61,8 @@ def delivery_of(raw: Msg, message: Message, failures: int = 0) -> Delivery[Any]:
     where, headers = raw.metadata, raw.headers or {}
     return Delivery(
         message=message,
-        subject=raw.subject,
-        event_id=headers.get(codec.EVENT_ID, f"{where.stream}-{where.sequence.stream}"),
+        subject=subjects.first_time(raw.subject),
+        event_id=codec.event_id_of(raw.subject, headers) or f"{where.stream}-{where.sequence.stream}",
         sequence=where.sequence.stream,
         num_delivered=where.num_delivered,
         published_at=where.timestamp,

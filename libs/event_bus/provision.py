@@ -70,7 +70,7 @@ def consumer_config(spec: ConsumerSpec, topology: Topology, replicas: int = 0) -
     return ConsumerConfig(
         durable_name=spec.durable,
         name=spec.durable,
-        filter_subjects=[subject for subject, _ in topology.bound_by(spec)],
+        filter_subjects=list(topology.filters_of(spec)),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=spec.ack_wait_s,
         max_deliver=-1,

@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 _BATCH: Final = 200
 _FORGOTTEN_AFTER_S: Final = 60.0
 _PAUSE_S: Final = 0.25
+_PREFIX: Final = "replay-"
 MAX_EPHEMERAL_FAILURES: Final = 5
 """Failures of one delivery after which an ephemeral reader goes on to the next."""
 
@@ -45,6 +46,16 @@ class Reading:
     filters: tuple[str, ...]
     decoder: Decoder
     reader: str
+
+
+def name_of(client_name: str) -> str:
+    """What a reader that keeps its own place is called, in dead letters and for what is replayed to it."""
+    return f"{_PREFIX}{client_name}"
+
+
+def keeps_its_place(reader: str) -> bool:
+    """Whether it is no durable: `name_of` made its name."""
+    return reader.startswith(_PREFIX)
 
 
 async def last_sequence(jetstream: JetStreamContext) -> int:
@@ -70,8 +81,8 @@ async def replay(
             try:
                 delivery = reading.decoder.delivery(raw)
             except MalformedEvent as error:
-                consumer = f"replay-{reading.reader}"  # the fact itself stays in its stream
-                await dead_letters.stored(publisher, raw, consumer=consumer, reason=str(error))
+                # The fact itself stays in its stream.
+                await dead_letters.stored(publisher, raw, consumer=name_of(reading.reader), reason=str(error))
                 continue
             yield delivery
         await asyncio.sleep(_PAUSE_S)

@@ -123,6 +123,11 @@ class Topology:
             else:
                 yield subjects.fact(self.verb_of(event), None, tenant=None), event
 
+    def filters_of(self, spec: ConsumerSpec) -> tuple[str, ...]:
+        """The subjects that a durable reads: of its types, and of what was replayed for it."""
+        of_types = [subject for subject, _ in self.bound_by(spec)]
+        return (*of_types, subjects.all_again(spec.stream, spec.durable))
+
     def fact_subject(self, event: type[Message], model: str, tenant: str = DEFAULT_TENANT) -> str:
         """Where a fact about `model` is published. Raises UnknownEvent, InvalidIdentity."""
         return subjects.fact(self.verb_of(event), model, tenant)
@@ -210,7 +215,7 @@ OWNERS: Mapping[type[Message], tuple[str, ...]] = {
 STREAMS = (
     StreamSpec(
         TASKS,
-        (subjects.all_tasks(),),
+        (subjects.all_tasks(), subjects.all_again(TASKS)),
         keep=Keep.UNTIL_ACKED,
         max_bytes=1024 * _MIB,
         max_msgs=200_000,
@@ -221,19 +226,19 @@ STREAMS = (
     ),
     StreamSpec(
         EVENTS,
-        (subjects.all_facts(),),
+        (subjects.all_facts(), subjects.all_again(EVENTS)),
         max_bytes=4096 * _MIB,
         max_age_s=30 * DAY_S,
         description="facts, in the order in which they became durable",
     ),
     StreamSpec(
         DLQ,
-        (subjects.all_dead_letters(),),
+        (subjects.all_dead_letters(), subjects.handled(None, tenant=None)),
         max_bytes=1024 * _MIB,
         max_age_s=30 * DAY_S,
         # The message as it was, plus the headers that say why it is here.
         max_msg_bytes=MAX_EVENT_BYTES + 8 * 1024,
-        description="messages that their consumer gave up, each with its reason",
+        description="messages that their consumer gave up, each with its reason, and which were replayed",
     ),
     StreamSpec(
         ATTEMPTS,

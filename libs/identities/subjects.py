@@ -3,6 +3,8 @@
 up.<tenant>.task.<kind>.<pool>.<model>         commands
 up.<tenant>.evt.<entity>.<verb>.<model>        facts
 up.<tenant>.dlq.<the subject it had>           dead letters
+up.<tenant>.handled.<number>                   dead letters that were replayed
+up.<tenant>.again.<stream>.<reader>.<subject>  a replayed message, for the one reader that gave it up
 up.<tenant>.attempt.<durable>.<stream>.<seq>   how often a handler tried a message
 """
 
@@ -15,6 +17,7 @@ from identities.tenants import DEFAULT_TENANT
 MAX_TOKEN_LENGTH: Final = 200
 _ROOT: Final = "up"
 _TASK, _EVENT, _DEAD, _ATTEMPT = "task", "evt", "dlq", "attempt"
+_HANDLED, _AGAIN = "handled", "again"
 ANY: Final = "*"
 """One token, whatever it is, in a filter."""
 
@@ -73,9 +76,49 @@ def dead_letter(subject: str) -> str:
     return f"{_ROOT}.{tenant}.{_DEAD}.{_ROOT}.{tenant}.{rest}"
 
 
+def is_dead_letter(subject: str) -> bool:
+    """Whether `dead_letter` made it."""
+    parts = subject.split(".", 3)
+    return len(parts) == 4 and parts[0] == _ROOT and parts[2] == _DEAD
+
+
 def original(dead: str) -> str:
     """The subject that a dead letter had."""
     return dead.split(".", 3)[3]
+
+
+def handled(number: int | None, tenant: str | None = DEFAULT_TENANT) -> str:
+    """Where it is noted that a dead letter was replayed. number, tenant: None for a filter over all."""
+    return f"{_ROOT}.{_token_or_any(tenant)}.{_HANDLED}.{ANY if number is None else number}"
+
+
+def handled_number(subject: str) -> int:
+    """The dead letter that `handled` is about."""
+    return int(subject.rpartition(".")[2])
+
+
+def again(stream: str, reader: str, subject: str) -> str:
+    """Where a message that had `subject` comes to one reader of a stream again; also of a filter."""
+    root, _, rest = subject.partition(".")
+    tenant = rest.partition(".")[0] if root == _ROOT and rest else DEFAULT_TENANT
+    return f"{_ROOT}.{tenant}.{_AGAIN}.{stream}.{token(reader)}.{subject}"
+
+
+def all_again(stream: str, reader: str | None = None) -> str:
+    """Everything that comes again in a stream: to one reader, or to any."""
+    whose = ">" if reader is None else f"{token(reader)}.>"
+    return f"{_ROOT}.{ANY}.{_AGAIN}.{stream}.{whose}"
+
+
+def is_again(subject: str) -> bool:
+    """Whether `again` made it."""
+    parts = subject.split(".", 5)
+    return len(parts) == 6 and parts[0] == _ROOT and parts[2] == _AGAIN
+
+
+def first_time(subject: str) -> str:
+    """The subject that a message had when it was published first."""
+    return subject.split(".", 5)[5] if is_again(subject) else subject
 
 
 def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENANT) -> str:
@@ -105,7 +148,7 @@ def all_attempts() -> str:
 
 def parse(subject: str) -> Address:
     """What `fact` or `command` made. Raises InvalidIdentity."""
-    parts = subject.split(".")
+    parts = first_time(subject).split(".")
     match parts:
         case [root, tenant, marker, entity, verb, model] if root == _ROOT and marker == _EVENT:
             return Address(name_of(tenant), f"{entity}.{verb}", "", name_of(model))
@@ -122,6 +165,7 @@ def tenant_of(subject: str) -> str:
 
 def template_of(subject: str) -> str:
     """The low-cardinality name of a subject, for spans and metrics: tenant and model are placeholders."""
+    subject = first_time(subject)
     if subject.startswith(f"{_ROOT}.") and f".{_DEAD}.{_ROOT}." in subject:
         return f"{_ROOT}.{{tenant}}.{_DEAD}.{template_of(original(subject))}"
     parts = subject.split(".")

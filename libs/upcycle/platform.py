@@ -71,10 +71,11 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
     if len(named) == len(PEERS):
         return Addresses(named, "UPCYCLE_PEERS_*")
     here = (start or Path.cwd()).absolute()
-    for folder in (here, *here.parents):
-        for name in STATE_FILES:
-            if (found := _read_state(folder / name)) is not None:
-                return Addresses({**found.peers, **named}, found.source, found.gateway_key_file)
+    if (found := running_stack(here)) is not None:
+        path, state = found
+        key_file = state.get("gateway_key_file")
+        peers = {**state["peers"], **named}
+        return Addresses(peers, str(path), Path(key_file) if key_file else None)
     if named:
         missing = ", ".join(f"UPCYCLE_PEERS_{peer.upper()}" for peer in PEERS if peer not in named)
         raise PlatformNotFound(
@@ -86,14 +87,15 @@ def find_addresses(start: Path | None = None, environ: Mapping[str, str] | None 
     )
 
 
-def _read_state(path: Path) -> Addresses | None:
-    if not path.exists():
-        return None
-    state: dict[str, Any] = json.loads(path.read_text())
-    if not _alive(int(state["pid"])):
-        return None
-    key_file = state.get("gateway_key_file")
-    return Addresses(dict(state["peers"]), str(path), Path(key_file) if key_file else None)
+def running_stack(start: Path | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """State file, and its content, of the nearest stack of `upcycle up` that runs."""
+    here = (start or Path.cwd()).absolute()
+    for path in (folder / name for folder in (here, *here.parents) for name in STATE_FILES):
+        if path.exists():
+            state: dict[str, Any] = json.loads(path.read_text())
+            if _alive(int(state["pid"])):
+                return path, state
+    return None
 
 
 def _alive(pid: int) -> bool:

@@ -51,7 +51,7 @@ class DurableSubscriber(PullStreamSubscriber):
         self.missing: set[str] = set()
         """Durables that it should read and that do not exist."""
         self._decoder_of_events = Decoder.of(topology, spec)
-        subjects = [subject for subject, _ in topology.bound_by(spec)]
+        subjects = list(topology.filters_of(spec))
         calls: CallsCollection[Msg] = CallsCollection()
         super().__init__(
             NatsSubscriberConfig(

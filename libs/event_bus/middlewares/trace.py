@@ -20,7 +20,7 @@ class TraceMiddleware(EventMiddleware):
             self.msg.subject,
             headers,
             consumer=self.spec.durable,
-            event_id=headers.get(codec.EVENT_ID, ""),
+            event_id=codec.event_id_of(self.msg.subject, headers),
             num_delivered=self.msg.metadata.num_delivered,
         ) as span:
             try:

@@ -37,6 +37,11 @@ MODEL_COMMANDS = {
     "checkpoints": ("upcycle.cli.models:checkpoints", "The checkpoint tree, oldest first."),
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
 }
+DEAD_LETTER_COMMANDS = {
+    "list": ("upcycle.cli.bus:list_dead", "The newest that nobody has replayed."),
+    "show": ("upcycle.cli.bus:show_dead", "One of them: who gave it up and why, and the message."),
+    "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
+}
 DOCS_COMMANDS = {
     "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
 }
@@ -54,6 +59,11 @@ def build_app() -> cyclopts.App:
         group = cyclopts.App(name=name, help=help_text)
         _add(group, commands)
         app.command(group)
+    bus = cyclopts.App(name="bus", help="The message bus.")
+    dead = cyclopts.App(name="dead", help="Messages that their reader gave up, each with its reason.")
+    _add(dead, DEAD_LETTER_COMMANDS)
+    bus.command(dead)
+    app.command(bus)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Commands that start platform processes on this machine need the distribution `upcycle-platform`."""
+"""Commands that start platform processes, or speak to the bus, need the distribution `upcycle-platform`."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ from upcycle.errors import UpcycleError
 
 
 class PlatformNotInstalled(UpcycleError):
-    """The command runs the platform on this machine, and only the SDK is installed."""
+    """The command starts the platform, or speaks to its bus, and only the SDK is installed."""
 
     kind = "platform_not_installed"
 
@@ -15,6 +15,6 @@ def require_platform(command: str) -> None:
     """Raises PlatformNotInstalled unless the services can be imported."""
     if importlib.util.find_spec("local_stack") is None:
         raise PlatformNotInstalled(
-            f"`upcycle {command}` runs the platform on this machine, and it is not installed",
+            f"`upcycle {command}` needs the platform, and only the SDK is installed",
             "in a checkout: pip install ./libs '.[local,train]'",
         )

@@ -1,0 +1,129 @@
+"""`upcycle bus dead list|show|replay`: what readers of the bus gave up. It needs NATS alone, no service."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from upcycle.cli.exits import Exit
+from upcycle.cli.output import JsonFlag, print_json, result_console
+from upcycle.cli.platform_needed import require_platform
+from upcycle.errors import UpcycleError
+from upcycle.platform import running_stack
+
+if TYPE_CHECKING:
+    from event_bus.dead_letter_box import DeadLetter
+    from service_kit.groups import BusSettings
+
+
+class BusSettingsInvalid(UpcycleError, ValueError):
+    """A variable UPCYCLE_BUS_* cannot be used."""
+
+    kind = "settings_invalid"
+
+
+def bus_settings() -> "BusSettings":
+    """UPCYCLE_BUS_*; without UPCYCLE_BUS_URL the NATS of the nearest running `upcycle up`. Raises
+    BusSettingsInvalid."""
+    from service_kit.groups import BusSettings
+    from service_kit.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings(BusSettings, program="upcycle bus")
+    except SettingsError as error:
+        raise BusSettingsInvalid(str(error)) from error
+    if "url" in settings.model_fields_set or (found := running_stack()) is None:
+        return settings
+    state = found[1]
+    secrets = json.loads(Path(state["credentials_file"]).read_text())
+    login = {"user": secrets["bus_user"], "password": secrets["bus_password"]}
+    return BusSettings(url=state["bus"]["url"], **login)
+
+
+async def list_dead(*, limit: int = 20, all: bool = False, as_json: JsonFlag = False) -> int:
+    """List dead letters, the newest last.
+
+    :param limit: list at most so many.
+    :param all: those that were replayed too.
+    :param as_json: one JSON line per dead letter.
+    """
+    require_platform("bus")
+    from event_bus.dead_letter_box import DeadLetterBox
+
+    async with DeadLetterBox.opened(bus_settings()) as box:
+        letters = await box.letters(limit=limit, with_handled=all)
+    if as_json:
+        for letter in letters:
+            print_json("dead_letter", _fields(letter))
+    else:
+        result_console().print(_table(letters))
+    return Exit.OK
+
+
+async def show_dead(number: int, *, as_json: JsonFlag = False) -> int:
+    """Show dead letter NUMBER.
+
+    :param number: as `list` names it.
+    :param as_json: print one JSON line instead of text.
+    """
+    require_platform("bus")
+    from event_bus.dead_letter_box import DeadLetterBox
+
+    async with DeadLetterBox.opened(bus_settings()) as box:
+        content = await box.content(number)
+    message = content.payload.decode(errors="replace")
+    if as_json:
+        fields = {**_fields(content.letter), "headers": dict(content.headers), "message": message}
+        print_json("dead_letter", fields)
+        return Exit.OK
+    for name, value in {**_fields(content.letter), **content.headers, "message": message}.items():
+        result_console().print(f"{name:<18} {value}", markup=False, soft_wrap=True)
+    return Exit.OK
+
+
+async def replay_dead(number: int, *more: int, as_json: JsonFlag = False) -> int:
+    """Replay dead letter NUMBER, and MORE: the reader that gave each up, and no other, gets it again with its
+    id, headers and body. It is handled then; what fails again is a new dead letter.
+
+    :param number: as `list` names it.
+    :param more: more numbers. The first that cannot be replayed ends the command.
+    :param as_json: one JSON line per replayed dead letter.
+    """
+    require_platform("bus")
+    from event_bus.dead_letter_box import DeadLetterBox
+
+    async with DeadLetterBox.opened(bus_settings()) as box:
+        for one in (number, *more):
+            letter = await box.replay(one)
+            if as_json:
+                print_json("replayed", _fields(letter))
+            else:
+                what = f"{letter.subject} {letter.event_id} goes to {letter.reader} again"
+                result_console().print(f"dead letter {one}: {what}", markup=False, soft_wrap=True)
+    return Exit.OK
+
+
+def _fields(letter: "DeadLetter") -> dict[str, Any]:
+    return {
+        "number": letter.number,
+        "at": letter.at.isoformat(timespec="seconds"),
+        "reader": letter.reader,
+        "reason": letter.reason,
+        "subject": letter.subject,
+        "event_id": letter.event_id,
+        "stream": letter.stream,
+        "sequence": letter.sequence,
+        "deliveries": letter.deliveries,
+        "is_handled": letter.is_handled,
+    }
+
+
+def _table(letters: "list[DeadLetter]") -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("number", "at", "reader", "subject", "handled", "reason", box=None)
+    for letter in letters:
+        at, handled = f"{letter.at:%Y-%m-%d %H:%M:%S}", "replayed" if letter.is_handled else ""
+        row = (str(letter.number), at, letter.reader, letter.subject, handled, letter.reason[:200])
+        table.add_row(*map(Text, row))  # what is in a message is text, never markup
+    return table

@@ -7,6 +7,7 @@ connection is closed for good the process ends with status 70, because NATS's cl
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -25,13 +26,16 @@ from event_bus.middlewares import event_middlewares
 from event_bus.publisher import Publisher
 from event_bus.router import Ephemeral, EventRouter, Projection
 from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
+from event_bus.watch import StreamWatch
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
+from service_kit.component import ALARM
 from service_kit.errors import as_errors
 from service_kit.groups import BusSettings
 
 _LOG = logging.getLogger(__name__)
 _TEAR_DOWN_S: Final = 5.0
+_LAST_LOOK_S: Final = 2.0
 _NAMED: Final = 5
 """Missing durables that a readiness page names."""
 
@@ -60,6 +64,9 @@ class EventBus:
         self._connection.broker.context.set_global(DEPS, self._deps)
         for middleware in event_middlewares(self._deps):
             self._connection.broker.add_middleware(middleware)
+        self._watch = StreamWatch(
+            self._connection, topology.streams, keeps_its_place=replays.name_of(client_name)
+        )
         self._durables: list[ConsumerSpec] = []
         self._batches: list[BatchConsumer] = []
         self._loops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
@@ -89,12 +96,13 @@ class EventBus:
             await self._connection.open()
             wanted = {spec: frozenset(self._topology.filters_of(spec)) for spec in self._durables}
             await self._connection.await_provisioned(self._topology.streams, wanted)
+            await self._watch.begin()
             self._newest = await replays.last_sequence(self._connection.jetstream())
             await self._connection.broker.start()
         except BaseException:
             await self._connection.close()
             raise
-        for name, loop in self._loops:
+        for name, loop in (*self._loops, ("watch", self._watch.run)):
             self._tasks.append(asyncio.create_task(self._kept_alive(name, loop), name=f"bus/{name}"))
 
     async def stop(self) -> None:
@@ -110,6 +118,10 @@ class EventBus:
             group.create_task(self._deps.in_flight.drain(self._timings.drain_s))
             group.create_task(self._connection.broker.stop_subscribers())
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection.is_connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_LOOK_S):
+                    await self._watch.look()  # what was read up to here is known at the next start
         await self._connection.close()
 
     async def publish(
@@ -143,7 +155,8 @@ class EventBus:
         For a consumer that keeps its own cursor (`Delivery.sequence`). Raises CursorBeyondStream at the
         first step.
         """
-        return self._replayed(self._reading(events, model), after_sequence)
+        self._watch.reads_facts = True
+        return self._replayed(self._reading(events, model), after_sequence, is_kept=True)
 
     async def stored(
         self,
@@ -161,11 +174,26 @@ class EventBus:
         """
         reading = self._reading(events, model)
         if must_fit:
-            await replays.check_cursor(after_sequence, self._connection)
+            await replays.check_cursor(after_sequence, self._connection, self._client_name)
         return await replays.stored(reading, after_sequence, self._connection, self._timings)
 
+    def alarms(self) -> list[str]:
+        """What any reader lost, and what is missing or about to be removed; one sentence each."""
+        return self._watch.of_all_readers()
+
     def ready(self) -> str | None:
-        """Connected, consuming, no batch that fails each time, and not stopping."""
+        """`unable`; else what the server lacks; else the alarms, with which it works all the same."""
+        if (why := self.unable()) is not None:
+            return why
+        if missing := self._watch.missing():
+            return "; ".join(missing)
+        alarms = self._watch.alarms()
+        return f"{ALARM}{'; '.join(alarms)}" if alarms else None
+
+    def unable(self) -> str | None:
+        """Why this process, perhaps another one not, cannot work: not connected, stopping, a consumer that
+        ended, a handler or batch that does not get on.
+        """
         if self._stopping.is_set():
             return "stopping"
         if not self._connection.is_connected:
@@ -186,6 +214,7 @@ class EventBus:
         if self._started:
             raise BusError(f"subscribe to {spec.durable} before the bus is started")
         self._durables.append(spec)
+        self._watch.watch(spec)
 
     def _add_projection(self, projection: Projection) -> None:
         self._bind(projection.spec)
@@ -222,7 +251,12 @@ class EventBus:
         again = (subjects.again(EVENTS, name, subject) for subject in types)
         return replays.Reading((*types, *again), Decoder(types), self._client_name)
 
-    async def _replayed(self, reading: replays.Reading, after_sequence: int) -> AsyncIterator[Delivery[Any]]:
+    async def _replayed(
+        self, reading: replays.Reading, after_sequence: int, *, is_kept: bool = False
+    ) -> AsyncIterator[Delivery[Any]]:
+        """is_kept: the place outlived the process that read up to it."""
+        if is_kept and self._watch.begins_again(after_sequence):
+            raise CursorBeyondStream(replays.made_anew(after_sequence))
         source = replays.replay(reading, after_sequence, self._connection, self._timings, self._publisher)
         stopping = asyncio.create_task(self._stopping.wait())
         try:

@@ -1,8 +1,9 @@
-"""The stream of dead letters as an operator sees it: list, show, replay.
+"""The stream of dead letters as an operator sees it: list, show, replay, accept.
 
 A replay goes to the one reader that gave the message up, as `up.<tenant>.again.<stream>.<reader>.<subject>`
 of the stream that it came from: other readers do not see it. The stream may still remember the message's id,
-so it gets a new one. The reader is given subject, event id, headers and body as they were.
+so it gets a new one. The reader is given subject, event id, headers and body as they were. What cannot be
+mended so, a gap among it (`event_bus.gaps`), is accepted: it counts as handled then.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
-from event_bus import codec, replays
+from event_bus import codec, gaps, replays
 from event_bus.connection import connected, filters_of
 from event_bus.dead_letters import CONSUMER, DELIVERIES, ORIGINAL_ID, REASON, SEQUENCE, STREAM
 from event_bus.errors import DeadLetterHandled, DeadLetterUndeliverable, UnknownDeadLetter
@@ -53,6 +54,8 @@ class DeadLetter:
     """Where the message itself was."""
     deliveries: int
     is_handled: bool = False
+    is_gap: bool = False
+    """It is no message: it says which messages the reader lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,12 @@ class DeadLetterBox:
     async def letters(self, *, limit: int, with_handled: bool = False) -> list[DeadLetter]:
         """The newest `limit`, oldest first; among the newest LOOKED_AT messages of the stream."""
         newest = (await self._jetstream.stream_info(DLQ)).state.last_seq
-        handled = await self._handled()
+        marked = await gaps.handled(self._jetstream)
         found: deque[DeadLetter] = deque(maxlen=max(1, limit))
         async for raw in self._headers_after(max(0, newest - LOOKED_AT)):
             letter = _letter(raw.metadata.sequence.stream, raw.metadata.timestamp, raw.subject, raw.headers)
-            if with_handled or letter.number not in handled:
-                found.append(replace(letter, is_handled=letter.number in handled))
+            if with_handled or letter.number not in marked:
+                found.append(replace(letter, is_handled=letter.number in marked))
         return list(found)
 
     async def content(self, number: int) -> Content:
@@ -102,7 +105,7 @@ class DeadLetterBox:
             )
         headers = dict(raw.headers or {})
         letter = _letter(number, raw.time or datetime.now(UTC), subject, headers)
-        letter = replace(letter, is_handled=number in await self._handled())
+        letter = replace(letter, is_handled=number in await gaps.handled(self._jetstream))
         original = {key: value for key, value in headers.items() if key not in _OURS}
         original = {key: value for key, value in original.items() if not key.startswith(_ADDED_BY_SERVER)}
         if letter.event_id:
@@ -119,6 +122,11 @@ class DeadLetterBox:
         letter = content.letter
         if letter.is_handled:
             raise _handled(letter)
+        if letter.is_gap:
+            raise DeadLetterUndeliverable(
+                f"dead letter {number} says what {letter.reader} lost: there is no message to replay",
+                f"upcycle bus dead accept {number}, when you know what it cost",
+            )
         await self._check_reader(letter)
         subject = subjects.again(letter.stream, letter.reader, letter.subject)
         headers = {**content.headers, codec.EVENT_ID: codec.again_id(number, letter.event_id)}
@@ -128,6 +136,16 @@ class DeadLetterBox:
             raise DeadLetterUndeliverable(
                 f"stream {letter.stream} refuses dead letter {number}: {error.description}"
             ) from error
+        await self._mark(letter)
+        return letter
+
+    async def accept(self, number: int) -> DeadLetter:
+        """Handle it without a replay; returns what was accepted. Raises UnknownDeadLetter,
+        DeadLetterHandled.
+        """
+        letter = (await self.content(number)).letter
+        if letter.is_handled:
+            raise _handled(letter)
         await self._mark(letter)
         return letter
 
@@ -155,15 +173,8 @@ class DeadLetterBox:
         only_once = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
             await self._jetstream.publish(subject, b"{}", stream=DLQ, headers=only_once)
-        except (
-            APIError
-        ) as error:  # somebody else replayed it at the same time; the stream took one of the two
+        except APIError as error:  # somebody else handled it at the same time; the stream took one of the two
             raise _handled(letter) from error
-
-    async def _handled(self) -> frozenset[int]:
-        marks = subjects.handled(None, tenant=None)
-        state = (await self._jetstream.stream_info(DLQ, subjects_filter=marks)).state
-        return frozenset(map(subjects.handled_number, state.subjects or {}))
 
     async def _headers_after(self, sequence: int) -> AsyncIterator[Msg]:
         """Dead letters after `sequence`, without their bodies. Raises Unavailable."""
@@ -193,7 +204,7 @@ class DeadLetterBox:
 
 def _handled(letter: DeadLetter) -> DeadLetterHandled:
     return DeadLetterHandled(
-        f"dead letter {letter.number} was replayed already", "what fails again is a new dead letter"
+        f"dead letter {letter.number} was handled already", "what fails again is a new dead letter"
     )
 
 
@@ -209,6 +220,7 @@ def _letter(number: int, at: datetime, subject: str, headers: Mapping[str, str] 
         stream=said.get(STREAM, ""),
         sequence=_number(said.get(SEQUENCE)),
         deliveries=_number(said.get(DELIVERIES)),
+        is_gap=subjects.is_gap(subject),
     )
 
 

@@ -52,7 +52,7 @@ class NewerEvent(BusError, Unavailable):
 
 
 class DeadLetterRefused(BusError, UpcycleError):
-    """A dead letter cannot be shown or replayed: `kind` says why."""
+    """A dead letter cannot be shown, replayed or accepted: `kind` says why."""
 
 
 class UnknownDeadLetter(DeadLetterRefused):
@@ -62,13 +62,13 @@ class UnknownDeadLetter(DeadLetterRefused):
 
 
 class DeadLetterHandled(DeadLetterRefused):
-    """It was replayed already."""
+    """It was replayed or accepted already."""
 
     kind = "dead_letter_handled"
 
 
 class DeadLetterUndeliverable(DeadLetterRefused):
-    """The reader that gave it up is gone, or cannot be reached."""
+    """The reader that gave it up is gone or cannot be reached, or there is no message in it."""
 
     kind = "dead_letter_undeliverable"
 

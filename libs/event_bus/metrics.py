@@ -35,6 +35,13 @@ PUBLISH_RETRIES: Final = Counter(
 PUBLISH_FAILED: Final = Counter(
     "upcycle_bus_publish_failed", "Publishes that were refused or ran out of time.", ["subject", "error"]
 )
+GAPS: Final = Counter(
+    "upcycle_bus_gaps", "Times that messages were removed before a reader had read them.", ["consumer"]
+)
+ALARMS: Final = Gauge("upcycle_bus_alarms", "Gaps, missing streams and durables, bounds that are near.")
+STREAM_FILLED: Final = Gauge(
+    "upcycle_bus_stream_filled_ratio", "Share of its bound that a stream holds.", ["stream"]
+)
 UNKNOWN_FIELDS: Final = Counter(
     "upcycle_bus_unknown_fields",
     "Messages of a newer version, read without the fields that this one does not know.",

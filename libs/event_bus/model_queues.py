@@ -118,7 +118,7 @@ async def remove_model(
     num_commands = 0
     for spec, found in existing.items():
         queue = spec.of_model(model)
-        for subject, _ in topology.bound_by(queue):
+        for subject in topology.filters_of(queue):
             state = (await jetstream.stream_info(spec.stream, subjects_filter=subject)).state
             num_commands += sum((state.subjects or {}).values())
             await jetstream.purge_stream(spec.stream, subject=subject)

@@ -6,19 +6,28 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from event_bus.connection import plain_client
 from event_bus.errors import ProvisionRefused
-from event_bus.topology import UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
+from event_bus.topology import BYTES_PER_EPISODE, EVENTS, UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
+from service_kit.clock import utc_now
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
 
@@ -86,8 +95,9 @@ async def provision(
     """Apply `topology` to the server at `settings` (or a plain URL). Raises ProvisionRefused,
     Unavailable.
     """
-    async with provisioning(settings) as jetstream:
-        return await apply_topology(jetstream, topology, replicas)
+    where = BusSettings(url=settings) if isinstance(settings, str) else settings
+    async with provisioning(where) as jetstream:
+        return await apply_topology(jetstream, sized(topology, where.episodes_kept), replicas)
 
 
 async def apply_topology(
@@ -122,6 +132,15 @@ async def provisioning(settings: BusSettings | str) -> AsyncIterator[JetStreamCo
         await client.close()
 
 
+def sized(topology: Topology, episodes_kept: int) -> Topology:
+    """`topology` whose stream of facts has room for so many episodes; as it is for 0."""
+    if not episodes_kept:
+        return topology
+    room = episodes_kept * BYTES_PER_EPISODE
+    streams = (replace(one, max_bytes=room) if one.name == EVENTS else one for one in topology.streams)
+    return replace(topology, streams=tuple(streams))
+
+
 async def _connect(where: BusSettings) -> Client:
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -135,13 +154,45 @@ async def _apply_stream(
 ) -> None:
     name = str(wanted.name)
     try:
-        existing = (await jetstream.stream_info(name)).config
+        info = await jetstream.stream_info(name)
     except NotFoundError:
         await jetstream.add_stream(wanted)
         done.created.append(name)
         return
-    changes = _differences(wanted.as_dict(), existing.as_dict())
+    changes = _differences(wanted.as_dict(), info.config.as_dict())
+    if update:
+        await _refuse_loss(jetstream, wanted, info)
     await _update(name, changes, (lambda: jetstream.update_stream(wanted)) if update else None, done)
+
+
+async def _refuse_loss(jetstream: JetStreamContext, wanted: StreamConfig, info: StreamInfo) -> None:
+    """Raise ProvisionRefused when a smaller bound would remove messages that the stream holds."""
+    name, state, have = str(wanted.name), info.state, info.config
+    bounds: dict[str, tuple[float | None, float | None, float]] = {
+        "max_bytes": (have.max_bytes, wanted.max_bytes, float(state.bytes)),
+        "max_msgs": (have.max_msgs, wanted.max_msgs, float(state.messages)),
+    }
+    if state.messages and _is_smaller(wanted.max_age, have.max_age):
+        oldest = (await jetstream.get_msg(name, state.first_seq)).time or utc_now()
+        bounds["max_age"] = have.max_age, wanted.max_age, (utc_now() - oldest).total_seconds()
+    if state.messages and _is_smaller(wanted.max_msgs_per_subject, have.max_msgs_per_subject):
+        most = max((await _per_subject(jetstream, name)).values(), default=0)
+        bounds["max_msgs_per_subject"] = have.max_msgs_per_subject, wanted.max_msgs_per_subject, float(most)
+    for bound, (old, new, held) in bounds.items():
+        if _is_smaller(new, old) and new is not None and held > new:
+            raise ProvisionRefused(
+                f"{name} holds {held:.0f}, and {bound} {old} -> {new} would remove what is beyond: "
+                "keep the bound, or purge the stream first"
+            )
+
+
+def _is_smaller(new: float | None, old: float | None) -> bool:
+    """Whether bound `new` is below `old`; none, zero and below are no bound."""
+    return bool(new and new > 0 and (not old or old <= 0 or new < old))
+
+
+async def _per_subject(jetstream: JetStreamContext, stream: str) -> dict[str, int]:
+    return (await jetstream.stream_info(stream, subjects_filter=">")).state.subjects or {}
 
 
 async def _apply_consumer(

@@ -90,6 +90,7 @@ settings (environment):
   UPCYCLE_BUS_USER       user name, when the server asks for one
   UPCYCLE_BUS_PASSWORD   password of the user
   UPCYCLE_PEERS_REGISTRY host:port of checkpoint_registry, for --watch and --remove-model
+  UPCYCLE_BUS_EPISODES_KEPT   episodes that the facts have room for (default 1200000)
 
 Safe to run again at any time. Prints {"created": [...], "updated": [...], "unchanged": [...]}.
 Exit status: 0 applied, 1 refused or no NATS, 2 wrong settings.

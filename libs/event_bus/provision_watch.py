@@ -16,8 +16,9 @@ from nats.js import JetStreamContext
 from event_bus import metrics
 from event_bus.errors import ProvisionRefused
 from event_bus.model_queues import QueuesApplied, apply_queues, remove_model
-from event_bus.provision import apply_topology, provisioning
+from event_bus.provision import apply_topology, provisioning, sized
 from event_bus.settings import ProvisionSettings
+from event_bus.topology import UPCYCLE
 from grpc_edge import Peer
 from service_kit.background import Worker
 from service_kit.loops import first_of
@@ -96,7 +97,9 @@ class ProvisionLoop:
 
     async def _repair(self, jetstream: JetStreamContext) -> None:
         """Make what is missing. What differs may be a newer version's, so it is left and named."""
-        done = await apply_topology(jetstream, replicas=self._settings.replicas, update=False)
+        settings = self._settings
+        wanted = sized(UPCYCLE, settings.bus.episodes_kept)
+        done = await apply_topology(jetstream, wanted, settings.replicas, update=False)
         if done.created:
             log.warning("made_what_was_missing", extra={"names": done.created})
         if done.outdated != self._outdated:

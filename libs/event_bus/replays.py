@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
 
 from event_bus import dead_letters, metrics, tracing
 from event_bus.connection import BusConnection
@@ -72,10 +73,14 @@ async def replay(
 ) -> AsyncGenerator[Delivery[Any], None]:
     """Every matching fact after `after_sequence`, then each new one. Raises CursorBeyondStream."""
     cursor = after_sequence
+    created: datetime | None = None
     while True:
-        if not await _cursor_fits(cursor, connection):
+        if (info := await _stream_of(cursor, connection, reading.reader)) is None:
             await asyncio.sleep(_PAUSE_S)
             continue
+        if cursor and created not in (None, info.created):
+            raise CursorBeyondStream(made_anew(cursor))
+        created = info.created
         async for raw in _one_consumer(reading, cursor, connection, timings):
             cursor = raw.metadata.sequence.stream
             try:
@@ -88,19 +93,27 @@ async def replay(
         await asyncio.sleep(_PAUSE_S)
 
 
-async def check_cursor(after_sequence: int, connection: BusConnection) -> None:
+async def check_cursor(after_sequence: int, connection: BusConnection, reader: str) -> None:
     """Raises CursorBeyondStream; Unavailable while NATS does not answer."""
-    if not await _cursor_fits(after_sequence, connection):
+    if await _stream_of(after_sequence, connection, reader) is None:
         raise Unavailable(f"stream {EVENTS}, to read facts after {after_sequence}")
 
 
-async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
-    """Whether the stream can be read from the cursor now; False while NATS does not answer."""
+def made_anew(cursor: int) -> str:
+    """What a reader is told whose stream was replaced by another one."""
+    return f"cursor {cursor} is of an earlier stream {EVENTS}, which was made anew since: start from 0"
+
+
+async def _stream_of(after_sequence: int, connection: BusConnection, reader: str) -> StreamInfo | None:
+    """The stream, if it can be read from the cursor; None while NATS does not answer. Raises
+    CursorBeyondStream.
+    """
     try:
-        state = (await connection.jetstream().stream_info(EVENTS)).state
+        info = await connection.jetstream().stream_info(EVENTS)
     except NatsError as error:
         _LOG.warning("replay_waits_for_nats", extra={"cursor": after_sequence, "error": repr(error)})
-        return False
+        return None
+    state = info.state
     if after_sequence > state.last_seq:
         raise CursorBeyondStream(
             f"cursor {after_sequence} is beyond the newest fact {state.last_seq} of stream {EVENTS}: "
@@ -108,8 +121,9 @@ async def _cursor_fits(after_sequence: int, connection: BusConnection) -> bool:
         )
     if 0 < after_sequence < state.first_seq - 1:
         extra = {"after_sequence": after_sequence, "first_sequence": state.first_seq, "stream": EVENTS}
-        _LOG.warning("facts_aged_out", extra=extra)
-    return True
+        _LOG.error("facts_aged_out", extra={**extra, "reader": reader})
+        metrics.GAPS.labels(name_of(reader)).inc()
+    return info
 
 
 async def _one_consumer(

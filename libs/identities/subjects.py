@@ -3,7 +3,8 @@
 up.<tenant>.task.<kind>.<pool>.<model>         commands
 up.<tenant>.evt.<entity>.<verb>.<model>        facts
 up.<tenant>.dlq.<the subject it had>           dead letters
-up.<tenant>.handled.<number>                   dead letters that were replayed
+up.<tenant>.dlq.gap.<reader>.<stream>          messages that were gone before their reader had read them
+up.<tenant>.handled.<number>                   dead letters that were replayed or accepted
 up.<tenant>.again.<stream>.<reader>.<subject>  a replayed message, for the one reader that gave it up
 up.<tenant>.attempt.<durable>.<stream>.<seq>   how often a handler tried a message
 """
@@ -17,7 +18,7 @@ from identities.tenants import DEFAULT_TENANT
 MAX_TOKEN_LENGTH: Final = 200
 _ROOT: Final = "up"
 _TASK, _EVENT, _DEAD, _ATTEMPT = "task", "evt", "dlq", "attempt"
-_HANDLED, _AGAIN = "handled", "again"
+_HANDLED, _AGAIN, _GAP = "handled", "again", "gap"
 ANY: Final = "*"
 """One token, whatever it is, in a filter."""
 
@@ -87,8 +88,31 @@ def original(dead: str) -> str:
     return dead.split(".", 3)[3]
 
 
+def gap(reader: str | None, stream: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
+    """The dead letter that says that a reader lost messages. None for a filter over all."""
+    names = (_token_or_any(reader), _token_or_any(stream))
+    return ".".join((_ROOT, _token_or_any(tenant), _DEAD, _GAP, *names))
+
+
+def all_gaps() -> str:
+    """Everything that `gap` makes."""
+    return gap(None, None, tenant=None)
+
+
+def is_gap(subject: str) -> bool:
+    """Whether `gap` made it."""
+    return is_dead_letter(subject) and original(subject).split(".")[0] == _GAP
+
+
+def stream_of_gap(subject: str) -> str:
+    """The stream that a reader lost messages of."""
+    return name_of(subject.rpartition(".")[2])
+
+
 def handled(number: int | None, tenant: str | None = DEFAULT_TENANT) -> str:
-    """Where it is noted that a dead letter was replayed. number, tenant: None for a filter over all."""
+    """Where it is noted that a dead letter was replayed or accepted. number, tenant: None for a filter over
+    all.
+    """
     return f"{_ROOT}.{_token_or_any(tenant)}.{_HANDLED}.{ANY if number is None else number}"
 
 
@@ -124,6 +148,11 @@ def first_time(subject: str) -> str:
 def attempt(durable: str, stream: str, sequence: int, tenant: str = DEFAULT_TENANT) -> str:
     """Where the attempts of one message by one durable are counted. durable: its name, which is one token."""
     return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{durable}.{stream}.{sequence}"
+
+
+def place(reader: str, stream: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Where it is noted how far a reader has read a stream."""
+    return f"{_ROOT}.{token(tenant)}.{_ATTEMPT}.{token(reader)}.{stream}.place"
 
 
 def all_tasks() -> str:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
+from service_kit.component import ALARM
 from service_kit.ports import LOOPBACK
 
 Probe = Callable[[], Awaitable[str | None]]
@@ -71,7 +72,9 @@ class RestartPolicy:
 
 
 def http_probe(url: str) -> Probe:
-    """Ready when a GET answers 200; the reasons come from the JSON body of our services' /readyz."""
+    """Ready when a GET answers 200, or names nothing but alarms; the reasons come from the JSON body of our
+    services' /readyz.
+    """
     parts = urlsplit(url)
     host, port = parts.hostname or LOOPBACK, parts.port or 80
     target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
@@ -82,7 +85,12 @@ def http_probe(url: str) -> Probe:
                 status, body = await _get(host, port, target)
         except (OSError, TimeoutError, ValueError) as error:
             return f"{url} does not answer: {type(error).__name__}"
-        return None if status == HTTPStatus.OK else _reasons(body) or f"{url} answers {status}"
+        if status == HTTPStatus.OK:
+            return None
+        reasons = _reasons(body)
+        if reasons and all(why.startswith(ALARM) for why in reasons.values()):
+            return None
+        return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or f"{url} answers {status}"
 
     return probe
 
@@ -101,12 +109,10 @@ async def _get(host: str, port: int, target: str) -> tuple[int, bytes]:
         writer.close()
 
 
-def _reasons(body: bytes) -> str | None:
+def _reasons(body: bytes) -> Mapping[str, str]:
     try:
         state = json.loads(body)
     except ValueError:
-        return None
+        return {}
     reasons = state.get("reasons") if isinstance(state, dict) else None
-    if not isinstance(reasons, dict) or not reasons:
-        return None
-    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+    return {name: str(why) for name, why in reasons.items()} if isinstance(reasons, dict) else {}

@@ -1,7 +1,12 @@
 """The protocol of what a Service starts and stops."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
+
+ALARM: Final = "alarm: "
+"""Begins a reason of `ready` that asks for a person while the component does its work all the same: nothing
+is mended by a restart, so what supervises processes does not wait for it.
+"""
 
 
 class TaskDied(Exception):

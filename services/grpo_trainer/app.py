@@ -84,7 +84,7 @@ def _run_deps(
     holding = ModelHolding(
         TrainersStore(blobs), name, lease_s=settings.lease_s, max_models=settings.max_models
     )
-    holding.able = bus.ready
+    holding.able = bus.unable
     cache = PolicyCache(blobs, settings.data_dir / "policies", in_use=thread.bases.values)
     return RunDeps(
         new_learner=lambda: TorchLearner(thread),

@@ -121,7 +121,12 @@ def _add_planner(
         Tasksets(plan),
         SubmitRun(plan, GrpcRegistry(registry), new_id=new_id, wake=loop.wake),
         Runs(plan, wake=loop.wake),
-        ExplainRun(plan, peer_facts, fleet=lambda: (leases.num_alive, settings.max_environments)),
+        ExplainRun(
+            plan,
+            peer_facts,
+            fleet=lambda: (leases.num_alive, settings.max_environments),
+            bus_alarms=lambda: bus.alarms(),
+        ),
         ClaimTasks(plan),
         prices=Prices(settings.engine_price, settings.trainer_price, settings.environment_price),
     )

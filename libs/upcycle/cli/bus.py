@@ -1,6 +1,7 @@
-"""`upcycle bus dead list|show|replay`: what readers of the bus gave up. It needs NATS alone, no service."""
+"""`upcycle bus dead list|show|replay|accept`: what readers of the bus gave up. It needs NATS alone."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,32 @@ def bus_settings() -> "BusSettings":
     return BusSettings(url=state["bus"]["url"], **login)
 
 
+def knows_a_bus() -> bool:
+    """Whether a bus is configured, or runs with the nearest `upcycle up`."""
+    return "UPCYCLE_BUS_URL" in os.environ or running_stack() is not None
+
+
+async def holdings() -> list[tuple[str, bool, str]]:
+    """Per stream, and for the dead letters: (name, whether it is well, one sentence). Raises Unavailable,
+    BusSettingsInvalid."""
+    from event_bus.dead_letter_box import DeadLetterBox
+    from event_bus.holdings import held
+
+    settings = bus_settings()
+    found = [(f"stream {one.name}", one.is_well, one.text) for one in await held(settings)]
+    async with DeadLetterBox.opened(settings) as box:
+        letters = await box.letters(limit=1000)
+    found += [(f"gap of {one.reader}", False, _gap(one)) for one in letters if one.is_gap]
+    num_open = sum(not one.is_gap for one in letters)
+    detail = f"{num_open} not handled" + (": see upcycle bus dead list" if num_open else "")
+    return [*found, ("dead letters", num_open == 0, detail)]
+
+
 async def list_dead(*, limit: int = 20, all: bool = False, as_json: JsonFlag = False) -> int:
     """List dead letters, the newest last.
 
     :param limit: list at most so many.
-    :param all: those that were replayed too.
+    :param all: those that were replayed or accepted too.
     :param as_json: one JSON line per dead letter.
     """
     require_platform("bus")
@@ -102,6 +124,32 @@ async def replay_dead(number: int, *more: int, as_json: JsonFlag = False) -> int
     return Exit.OK
 
 
+async def accept_dead(number: int, *more: int, as_json: JsonFlag = False) -> int:
+    """Accept dead letter NUMBER, and MORE, without a replay: what each says is lost stays lost. A reader that
+    is not ready because of a gap is ready again within ten seconds.
+
+    :param number: as `list` names it.
+    :param more: more numbers. The first that cannot be accepted ends the command.
+    :param as_json: one JSON line per accepted dead letter.
+    """
+    require_platform("bus")
+    from event_bus.dead_letter_box import DeadLetterBox
+
+    async with DeadLetterBox.opened(bus_settings()) as box:
+        for one in (number, *more):
+            letter = await box.accept(one)
+            if as_json:
+                print_json("accepted", _fields(letter))
+            else:
+                text = f"dead letter {one}: accepted, {letter.reader}: {letter.reason}"
+                result_console().print(text, markup=False, soft_wrap=True)
+    return Exit.OK
+
+
+def _gap(letter: "DeadLetter") -> str:
+    return f"{letter.reason}: upcycle bus dead accept {letter.number}, when you know what it cost"
+
+
 def _fields(letter: "DeadLetter") -> dict[str, Any]:
     return {
         "number": letter.number,
@@ -114,6 +162,7 @@ def _fields(letter: "DeadLetter") -> dict[str, Any]:
         "sequence": letter.sequence,
         "deliveries": letter.deliveries,
         "is_handled": letter.is_handled,
+        "is_gap": letter.is_gap,
     }
 
 
@@ -123,7 +172,7 @@ def _table(letters: "list[DeadLetter]") -> object:
 
     table = Table("number", "at", "reader", "subject", "handled", "reason", box=None)
     for letter in letters:
-        at, handled = f"{letter.at:%Y-%m-%d %H:%M:%S}", "replayed" if letter.is_handled else ""
+        at, handled = f"{letter.at:%Y-%m-%d %H:%M:%S}", "yes" if letter.is_handled else ""
         row = (str(letter.number), at, letter.reader, letter.subject, handled, letter.reason[:200])
         table.add_row(*map(Text, row))  # what is in a message is text, never markup
     return table

@@ -14,6 +14,7 @@ from typing import Literal
 from upcycle.cli.exits import Exit
 from upcycle.cli.output import JsonFlag, print_json, result_console
 from upcycle.cli.platform_needed import require_platform
+from upcycle.errors import UpcycleError
 from upcycle.platform import Platform, PlatformNotFound, find_addresses
 
 MIN_FREE_BYTES = 2 * 1024**3
@@ -38,6 +39,7 @@ async def doctor(*, as_json: JsonFlag = False) -> int:
     require_platform("doctor")
     findings = [check() for check in MACHINE_CHECKS]
     findings += await platform_findings()
+    findings += await bus_findings()
     console = result_console()
     for finding in findings:
         if as_json:
@@ -117,6 +119,19 @@ async def platform_findings() -> list[Finding]:
     async with Platform(addresses) as platform:
         calls = await asyncio.gather(*(_probe(name, call) for name, call in _calls(platform).items()))
     return [Finding("platform", "ok", f"found through {addresses.source}"), *calls]
+
+
+async def bus_findings() -> list[Finding]:
+    """How full each stream is, and for how long it holds; none where no bus is configured or runs here."""
+    from upcycle.cli.bus import holdings, knows_a_bus
+
+    if not knows_a_bus():
+        return []
+    try:
+        found = await holdings()
+    except UpcycleError as error:
+        return [Finding("bus", "fail", str(error))]
+    return [Finding(what, "ok" if is_well else "warn", detail) for what, is_well, detail in found]
 
 
 def _calls(platform: Platform) -> dict[str, Awaitable[object]]:

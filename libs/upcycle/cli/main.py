@@ -38,9 +38,10 @@ MODEL_COMMANDS = {
     "head": ("upcycle.cli.models:head", "The promoted checkpoint; --set moves it."),
 }
 DEAD_LETTER_COMMANDS = {
-    "list": ("upcycle.cli.bus:list_dead", "The newest that nobody has replayed."),
+    "list": ("upcycle.cli.bus:list_dead", "The newest that nobody has handled."),
     "show": ("upcycle.cli.bus:show_dead", "One of them: who gave it up and why, and the message."),
     "replay": ("upcycle.cli.bus:replay_dead", "Have the reader that gave them up handle them again."),
+    "accept": ("upcycle.cli.bus:accept_dead", "Handle them without a replay: what is lost stays lost."),
 }
 DOCS_COMMANDS = {
     "mcp": ("upcycle.cli.docs:mcp", "Serve the documentation to a coding agent, as an MCP server on stdio.")
@@ -60,7 +61,7 @@ def build_app() -> cyclopts.App:
         _add(group, commands)
         app.command(group)
     bus = cyclopts.App(name="bus", help="The message bus.")
-    dead = cyclopts.App(name="dead", help="Messages that their reader gave up, each with its reason.")
+    dead = cyclopts.App(name="dead", help="Messages that their reader gave up or lost, each with its reason.")
     _add(dead, DEAD_LETTER_COMMANDS)
     bus.command(dead)
     app.command(bus)

@@ -96,6 +96,8 @@ class RunFacts:
     ledger: Mapping[str, int] | None
     session: SessionFact | None
     supply: Supply = Supply()
+    bus_alarms: Sequence[str] = ()
+    """What the planner's bus has lost, misses, or is about to lose; one sentence each."""
 
 
 def explain(facts: RunFacts) -> tuple[list[WaitReason], str]:
@@ -156,6 +158,8 @@ def _alarming(facts: RunFacts) -> Iterator[WaitReason]:
 
 
 def _bus(facts: RunFacts) -> Iterator[WaitReason]:
+    for alarm_of_bus in facts.bus_alarms:
+        yield WaitReason("bus", alarm_of_bus, 0, 0.0, "see upcycle doctor")
     in_flight, waits = facts.view.counts.in_flight, facts.waits
     oldest_s = max(waits.queued_s, waits.opened_s, waits.graded_s)
     if facts.sampler is None and facts.grader is None and facts.planner is None:

@@ -1,7 +1,7 @@
 """`why`: ask all services about a run at once, within a second, and name what it waits for."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from episodes import Purpose
@@ -14,12 +14,20 @@ from scenario_runner.usecases.views import find_run, view_of
 
 
 class ExplainRun:
-    """fleet: (environments alive, capacity) of this process."""
+    """fleet: (environments alive, capacity) of this process. bus_alarms: of its bus, one sentence each."""
 
-    def __init__(self, plan: SqlPlan, peer_facts: PeerFacts, *, fleet: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        plan: SqlPlan,
+        peer_facts: PeerFacts,
+        *,
+        fleet: Callable[[], tuple[int, int]],
+        bus_alarms: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self._plan = plan
         self._peer_facts = peer_facts
         self._fleet = fleet
+        self._bus_alarms = bus_alarms
 
     async def __call__(self, run_id: str) -> tuple[RunView, list[WaitReason], str]:
         """(the run, causes, one sentence). Raises NotFound."""
@@ -43,6 +51,7 @@ class ExplainRun:
             ledger=ledger,
             session=session,
             supply=supply,
+            bus_alarms=self._bus_alarms(),
         )
         return view, *explain(facts)
 

@@ -1,11 +1,13 @@
 """The topology is applied once or a hundred times, updated where possible, refused where not."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
@@ -127,3 +129,47 @@ def test_the_command_explains_itself_and_refuses_what_it_does_not_know() -> None
 
 def test_settings_name_the_server() -> None:
     assert BusSettings(url="nats://a:1,nats://b:2").servers == ["nats://a:1", "nats://b:2"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"max_msgs": 2}, r"EVENTS holds 3, and max_msgs -1 -> 2"),
+        ({"max_bytes": 100}, r"EVENTS holds \d+, and max_bytes \d+ -> 100"),
+        ({"max_per_subject": 2}, r"EVENTS holds 3, and max_msgs_per_subject -1 -> 2"),
+        (
+            {"max_age_s": 0.2, "duplicate_window_s": 0.1},
+            r"EVENTS holds \d+, and max_age 2592000(\.0)? -> 0\.2",
+        ),
+    ],
+)
+async def test_a_bound_that_would_remove_what_a_stream_holds_is_refused_and_removes_nothing(
+    nats_server: NatsFactory, bounds: dict[str, Any], said: str
+) -> None:
+    server = nats_server()
+    await provision(server.url, topology=topology())
+    smaller = replace(
+        topology(),
+        streams=tuple(replace(spec, **bounds) if spec.name == EVENTS else spec for spec in UPCYCLE.streams),
+    )
+    async with eyes_on(server) as eyes:
+        for _ in range(3):
+            await eyes.jetstream.publish("up.default.evt.run.finished.m", b"{}")
+        await asyncio.sleep(0.25 if "max_age_s" in bounds else 0.0)  # until it is older than the new bound
+        with pytest.raises(ProvisionRefused, match=said):
+            await provision(server.url, topology=smaller)
+        assert (await eyes.jetstream.stream_info(EVENTS)).state.messages == 3
+        await eyes.jetstream.purge_stream(EVENTS)
+        assert (await provision(server.url, topology=smaller)).updated == [EVENTS]
+
+
+async def test_the_stream_of_facts_has_room_for_the_episodes_that_a_deployment_names(
+    nats_server: NatsFactory,
+) -> None:
+    server = nats_server()
+    await provision(BusSettings(url=server.url, episodes_kept=500))
+    async with eyes_on(server) as eyes:
+        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 2_000_000
+    assert EVENTS in (await provision(server.url)).updated
+    async with eyes_on(server) as eyes:
+        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 4_800_000_000

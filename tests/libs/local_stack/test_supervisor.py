@@ -1,5 +1,6 @@
 """The supervisor against real processes: whatever dies, nothing is left over and nothing is forgotten."""
 
+import asyncio
 import json
 import os
 import signal
@@ -44,6 +45,32 @@ def toy(tmp_path: Path) -> ToyFactory:
         )
 
     return build
+
+
+@pytest.mark.parametrize(
+    ("status", "reasons", "said"),
+    [
+        ("200 OK", {}, None),
+        ("503 Wait", {"bus": "alarm: facts were lost"}, None),
+        ("503 Wait", {"bus": "alarm: facts were lost", "sql": "no answer"}, "sql: no answer"),
+        ("503 Wait", {}, "answers 503"),
+    ],
+)
+async def test_a_process_that_names_nothing_but_alarms_is_started(
+    status: str, reasons: dict[str, str], said: str | None
+) -> None:
+    """Another start would not mend them, and `upcycle bus` needs the platform that it belongs to."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.0 {status}\r\n\r\n{json.dumps({'reasons': reasons})}".encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        answered = await http_probe(f"http://127.0.0.1:{port}/readyz")()
+    assert (answered is None) == (said is None)
+    assert (said or "") in (answered or "")
 
 
 async def test_processes_start_in_order_and_stop_in_reverse(tmp_path: Path, toy: ToyFactory) -> None:

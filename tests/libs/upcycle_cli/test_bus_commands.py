@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import nats
 import pytest
 from tests.conftest import NatsFactory
-from tests.libs.event_bus.support import MODEL, fact_spec, failed, running, subscribe
+from tests.libs.event_bus.support import MODEL, Seen, fact_spec, failed, running, subscribe
+from tests.local_servers import NatsServer
 from tests.support.waiting import until
 
 from event_bus import Delivery, PoisonMessage
 from event_bus.dead_letter_box import DeadLetterBox
+from event_bus.topology import EVENTS
 from service_kit.groups import BusSettings
 from upcycle.cli.exits import Exit
 from upcycle.cli.main import run
@@ -67,7 +71,7 @@ def test_dead_letters_are_listed_shown_replayed_once_and_refused_by_name(
     assert run(["bus", "dead", "list", "--all", "--json"]) == Exit.OK
     assert [line["is_handled"] for line in lines(capsys)] == [True]
     assert run(["bus", "dead", "replay", "1"]) == Exit.USAGE
-    assert "dead letter 1 was replayed already" in capsys.readouterr().err
+    assert "dead letter 1 was handled already" in capsys.readouterr().err
     assert run(["bus", "dead", "replay", "77"]) == Exit.USAGE
     assert "there is no dead letter 77" in capsys.readouterr().err
     assert run(["bus", "dead", "replay"]) == Exit.USAGE
@@ -81,7 +85,9 @@ def test_a_replay_waits_in_the_stream_for_a_reader_that_is_down(url: str, nats_s
         got.append((delivery.event_id, delivery.message.detail))
 
     async def upgraded() -> None:
-        async with running(Server(url), SPEC, setup=lambda bus: subscribe(bus, SPEC, mended)):
+        async with running(
+            cast(NatsServer, Server(url)), SPEC, setup=lambda bus: subscribe(bus, SPEC, mended)
+        ):
             await until(lambda: bool(got))
 
     asyncio.run(upgraded())
@@ -95,6 +101,46 @@ class Server:
         self.url = url
 
 
+async def lose_facts(url: str) -> None:
+    """The reader is down while the stream removes what it has not read."""
+    client = await nats.connect(url)
+    streams = client.jetstream()
+    config = (await streams.stream_info(EVENTS)).config
+    await streams.update_stream(replace(config, max_msgs=2))
+    for index in range(5):
+        await streams.publish(f"up.default.evt.episode.failed.{MODEL}", b"{}", headers={"x": str(index)})
+    await client.close()
+    server = cast(NatsServer, Server(url))
+    async with running(server, SPEC, setup=lambda bus: subscribe(bus, SPEC, Seen())):
+        pass
+
+
+def test_a_gap_is_listed_named_by_the_doctor_not_replayed_and_accepted_once(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(lose_facts(url))
+    assert run(["bus", "dead", "list", "--json"]) == Exit.OK
+    (gap,) = [letter for letter in lines(capsys) if letter["is_gap"]]
+    number, said = str(gap["number"]), "EVENTS removed messages 2 to 4 before moody had read all of them"
+    assert (gap["reader"], gap["reason"], gap["stream"]) == ("moody", said, "EVENTS")
+    run(["doctor", "--json"])
+    found = {line["what"]: line for line in lines(capsys)}
+    assert found["gap of moody"]["verdict"] == "warn"
+    assert f"{said}: upcycle bus dead accept {number}" in found["gap of moody"]["detail"]
+    assert run(["bus", "dead", "replay", number]) == Exit.USAGE
+    assert "there is no message to replay" in capsys.readouterr().err
+    assert run(["bus", "dead", "accept", number, "--json"]) == Exit.OK
+    assert [line["number"] for line in lines(capsys)] == [gap["number"]]
+    assert run(["bus", "dead", "accept", number]) == Exit.USAGE
+    assert f"dead letter {number} was handled already" in capsys.readouterr().err
+    assert run(["bus", "dead", "accept", "77"]) == Exit.USAGE
+    assert "there is no dead letter 77" in capsys.readouterr().err
+    assert run(["bus", "dead", "accept", "1"]) == Exit.OK  # a message that shall not come back
+    assert "no [red]such[/red] run" in capsys.readouterr().out
+    assert run(["bus", "dead", "list", "--json"]) == Exit.OK
+    assert lines(capsys) == []
+
+
 def test_what_keeps_it_from_working_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -106,3 +152,24 @@ def test_what_keeps_it_from_working_is_one_line(
     monkeypatch.setenv("UPCYCLE_BUS_URL", "http://127.0.0.1:1")
     assert run(["bus", "dead", "list"]) == Exit.USAGE
     assert "must start with nats://" in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_the_streams_hold_and_what_was_given_up(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["doctor", "--json"])
+    found = {line["what"]: line for line in lines(capsys)}
+    assert found["dead letters"]["verdict"] == "warn"
+    assert found["dead letters"]["detail"].startswith("1 not handled")
+    assert found["stream TASKS"]["verdict"] == "ok"
+    assert "1 messages" in found["stream EVENTS"]["detail"]
+    assert "days of the 30 it keeps" in found["stream EVENTS"]["detail"]
+
+
+def test_the_doctor_asks_no_bus_where_none_is_configured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UPCYCLE_BUS_URL", raising=False)
+    run(["doctor", "--json"])
+    assert not [line for line in lines(capsys) if line["what"] == "bus" or "stream" in line["what"]]

@@ -4,6 +4,7 @@ SFT on what it sampled."""
 import asyncio
 from collections.abc import Callable, Sequence
 
+import grpc.aio
 import pytest
 from tests.e2e.test_loop import assert_conserved, balanced
 from tests.platform_recipes import HELD_OUT_TASKSET, MODEL, TRAIN_TASKSET, evaluation, small_training
@@ -48,13 +49,21 @@ async def quiet(platform: Platform, run_id: str) -> Run:
     async with asyncio.timeout(180):
         while still < 15:
             run = await run_of(platform, run_id)
-            asked = GetSessionRequest(run_id=run_id)
-            session = (await platform.training.GetSession(asked, timeout=10)).session
-            is_idle = session.state == SESSION_STATE_WAITING and session.step == run.step
             now = (run.step, run.counts.requested, run.counts.settled, run.counts.by_state["planned"])
-            last, still = now, still + 1 if now == last and is_idle and not now[-1] else 0
+            is_quiet = now == last and not now[-1] and await trainer_waits(platform, run)
+            last, still = now, still + 1 if is_quiet else 0
             await asyncio.sleep(0.2)
     return run
+
+
+async def trainer_waits(platform: Platform, run: Run) -> bool:
+    """Whether the trainer has taken the run's last step and begun no other one."""
+    try:
+        asked = GetSessionRequest(run_id=run.run_id)
+        session = (await platform.training.GetSession(asked, timeout=10)).session
+    except grpc.aio.AioRpcError:  # it was killed just now, and has not read of the run again
+        return False
+    return session.state == SESSION_STATE_WAITING and session.step == run.step
 
 
 async def verdict(platform: Platform, run_id: str) -> Checkpoint:

@@ -260,13 +260,18 @@ async def test_an_interrupt_leaves_the_run_going_and_says_how_to_come_back(
 ) -> None:
     services, environment = platform
     services.goes_on = True
+    # A background job of a shell ignores SIGINT, and so would the programs that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = await asyncio.create_subprocess_exec(
         str(UPCYCLE), "train", "--attach", RUN, env=environment, stderr=asyncio.subprocess.PIPE
     )
+    signal.signal(signal.SIGINT, before)
     assert child.stderr is not None
     async with asyncio.timeout(120):
-        while not (await child.stderr.readline()).startswith(b"step 1"):
-            continue
+        line = b""
+        while not line.startswith(b"step 1"):
+            line = await child.stderr.readline()
+            assert line, "it ended before the first step"
         child.send_signal(signal.SIGINT)
         rest = await child.stderr.read()
         assert await child.wait() == 130

@@ -86,7 +86,8 @@ async def test_a_stream_that_is_cut_ends_with_a_clean_error(gateway: Gateway) ->
         assert row["error"] == "engine_lost"
 
 
-async def test_no_engine_is_said_after_the_wait(gateway: Gateway) -> None:
+@pytest.mark.parametrize("changes", [{"engine_wait_s": 3.0}])
+async def test_no_engine_is_said_after_the_wait(gateway: Gateway, changes: dict[str, Any]) -> None:
     gateway.registry.head("incident", 0)
     before = gateway.registry.asked
     with pytest.raises(openai.InternalServerError) as refused:

@@ -184,8 +184,7 @@ async def test_a_request_runs_to_its_end_after_its_caller_disconnected(world: Wo
     async with trainer_on(world) as trainer, serving(trainer) as where:
         client = TrainingClient(MODEL, runtime=where)
         leaving = asyncio.create_task(client.step(trajectories(), learning_rate=1e-3))
-        while not trainer.sessions.is_working:
-            await asyncio.sleep(0.001)
+        await until(lambda: trainer.sessions.is_working)
         leaving.cancel()
         await until(lambda: world.heads[MODEL].version == 1, timeout_s=30)
 

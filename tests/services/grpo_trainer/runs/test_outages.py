@@ -154,7 +154,7 @@ async def test_an_altered_configuration_in_a_state_is_noticed(world: World) -> N
 
 
 async def test_a_retry_says_what_it_waits_for_and_ends_with_its_budget() -> None:
-    retry = RetryUntilAvailable(budget_s=0.05, first_pause_s=0.01)
+    retry = RetryUntilAvailable(budget_s=2.0, first_pause_s=0.01)
     awaited: list[str | None] = []
 
     async def never() -> None:

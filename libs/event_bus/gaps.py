@@ -17,7 +17,7 @@ from event_bus.topology import DLQ
 from identities import subjects
 
 _LOG = logging.getLogger(__name__)
-_STORE_S: Final = 2.0
+_STORE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)

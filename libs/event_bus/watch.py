@@ -32,7 +32,7 @@ NEARLY_FULL: Final = 0.8
 _NEARLY_AGED: Final = 0.9
 SILENT_NS: Final = 30_000_000_000
 """After which a stream that another one copies is named: it says something every second."""
-_NOTE_TIMEOUT_S: Final = 2.0
+_NOTE_TIMEOUT_S: Final = 5.0
 UNKNOWN: Final = -1
 
 

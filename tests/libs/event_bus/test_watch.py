@@ -150,6 +150,7 @@ async def test_the_next_gap_after_an_accepted_one_is_an_alarm_again(server: Nats
         reader = await started(server, applied, (SPEC, seen))
         assert f"removed messages {removed} before" in str(reader.ready())
         await until(functools.partial(has_read, seen, str(begin + 29)))
+        await look(reader)  # its place is noted
         await reader.stop()
         (letter,) = await open_letters(server)
         await accept(server, letter.number)

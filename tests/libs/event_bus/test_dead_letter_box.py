@@ -52,7 +52,7 @@ class Moody(Seen):
 
 async def letters(server: NatsServer, num: int, **options: Any) -> list[DeadLetter]:
     """Once there are so many."""
-    async with DeadLetterBox.opened(BusSettings(url=server.url)) as box, asyncio.timeout(10):
+    async with DeadLetterBox.opened(BusSettings(url=server.url)) as box, asyncio.timeout(60):
         while len(found := await box.letters(limit=100, **options)) < num:
             await asyncio.sleep(0.02)
     return found

@@ -39,7 +39,7 @@ async def one_letter(server: Any) -> None:
 
     async with running(server, SPEC, setup=lambda bus: subscribe(bus, SPEC, gives_up)) as bus:
         await bus.publish(failed("a"), model=MODEL, event_id="id-a")
-        async with DeadLetterBox.opened(BusSettings(url=server.url)) as box, asyncio.timeout(10):
+        async with DeadLetterBox.opened(BusSettings(url=server.url)) as box, asyncio.timeout(60):
             while not await box.letters(limit=1):
                 await asyncio.sleep(0.02)
 

@@ -98,12 +98,12 @@ class Fleet:
     @contextmanager
     def hasty(self, **timeouts: float) -> Iterator[None]:
         """What is opened within has these timeouts."""
-        patient = self.hosts.forked._timeouts
-        self.hosts.forked._timeouts = replace(patient, **timeouts)  # type: ignore[arg-type]
+        usual = self.hosts.forked._timeouts
+        self.hosts.forked._timeouts = replace(usual, **timeouts)  # type: ignore[arg-type]
         try:
             yield
         finally:
-            self.hosts.forked._timeouts = patient
+            self.hosts.forked._timeouts = usual
 
     async def works(self) -> bool:
         """A well-behaved episode from prompt to reward."""

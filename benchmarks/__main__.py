@@ -31,6 +31,7 @@ NAMES: Final = (
     "assembler",
     "staleness",
     "ledger",
+    "decisions",
     "wall_clock",
 )
 RESULTS: Final = Path(__file__).parent / "results"

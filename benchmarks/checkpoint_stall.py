@@ -26,7 +26,6 @@ from blob_store import BlobRef, BlobStore, S3BlobStore
 from grpo_trainer.adapters.bus_facts import BusFacts
 from grpo_trainer.adapters.policies import PolicyCache, RegistryPolicies
 from grpo_trainer.adapters.trainers_store import TrainersStore
-from grpo_trainer.domain.published import PublishedEndings
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import BasePolicy, SessionState
 from grpo_trainer.domain.steps import StepRecord
@@ -210,9 +209,8 @@ class _SilentFacts(BusFacts):
     def __init__(self) -> None:
         pass
 
-    async def endings_since(self, *_: Any) -> PublishedEndings:
-        """The stream is empty."""
-        return PublishedEndings({}, final_stop=False)
+    async def confirm_step(self, *_: Any) -> None:
+        """Nothing stands."""
 
     async def publish_step(self, *_: Any) -> None:
         """Publish nothing."""

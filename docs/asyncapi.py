@@ -30,7 +30,6 @@ from episodes import Channel as PolicyChannel
 from event_bus import codec
 from event_bus.topology import OWNERS, TASKS, UPCYCLE, Topology
 from grpo_trainer import handlers as trainer
-from grpo_trainer.adapters.bus_facts import ENDINGS
 from identities import subjects
 from model_gateway.handlers import directory_router
 from policy_engine.handlers import supervisor_router
@@ -63,11 +62,12 @@ def document(topology: Topology = UPCYCLE) -> str:
         info=ApplicationInfo(
             title="Upcycle events",
             version="1",
-            description="Facts (streams EVENTS) and commands (stream TASKS) on NATS JetStream. "
+            description="Facts (stream EVENTS) and commands (stream TASKS) on NATS JetStream. Facts that "
+            "decide are published on x-decided-on (stream DECISIONS), and the first one stands. "
             "Payloads are protobuf messages in canonical JSON; message ids are deterministic.",
         ),
         defaultContentType=codec.JSON,
-        channels={name: _channel(event, address, comments) for name, event, address in kinds},
+        channels={name: _channel(topology, event, address, comments) for name, event, address in kinds},
         operations=dict(_operations(topology, kinds)),
         components=Components(schemas=dict(sorted(schemas.items()))),
     )
@@ -86,7 +86,8 @@ def events_page(topology: Topology = UPCYCLE) -> str:
         durables = ", ".join(f"`{one}{_of_model(topology, one)}`" for one in readers.get(name, []))
         others = ", ".join(service for service, events in followers.items() if event in events)
         meaning = comments.get(event.DESCRIPTOR.full_name, "").replace("|", "\\|")
-        rows.append(f"| `{name}` | {owners} | {durables} | {others} | {meaning} |")
+        decides = " (decision)" if event in topology.decisions else ""
+        rows.append(f"| `{name}`{decides} | {owners} | {durables} | {others} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 
@@ -104,7 +105,7 @@ def readers_without_durable() -> dict[str, set[type[protobuf.Message]]]:
         ],
         "model_gateway": [directory_router(Mock())],
     }
-    return {"grpo_trainer": {*trainer.EVENTS, *ENDINGS}} | {
+    return {"grpo_trainer": {*trainer.EVENTS}} | {
         service: {event for router in routers for one in router.ephemerals for event in one.handlers.events}
         for service, routers in followed.items()
     }
@@ -133,7 +134,7 @@ def _readers(topology: Topology) -> dict[str, list[str]]:
     return found
 
 
-def _channel(event: type[protobuf.Message], address: str, comments: Comments) -> Channel:
+def _channel(topology: Topology, event: type[protobuf.Message], address: str, comments: Comments) -> Channel:
     full_name = event.DESCRIPTOR.full_name
     message = Message(title=event.DESCRIPTOR.name, payload=_ref("schemas", full_name))
     parameters = {name: {"description": text} for name, text in _PARAMETERS.items()}
@@ -144,8 +145,18 @@ def _channel(event: type[protobuf.Message], address: str, comments: Comments) ->
             "messages": {event.DESCRIPTOR.name: message},
             "parameters": parameters,
             "x-owners": list(OWNERS[event]),
+            **_decided_on(topology, event),
         }
     )
+
+
+def _decided_on(topology: Topology, event: type[protobuf.Message]) -> dict[str, list[str]]:
+    """Where a fact that decides is published; the address is where it is read."""
+    spec = topology.decisions.get(event)
+    if spec is None:
+        return {}
+    addresses = [spec.subject(event, "model", "verb/about", author, "tenant") for author in spec.authors]
+    return {"x-decided-on": [subjects.template_of(address) for address in addresses]}
 
 
 _PARAMETERS: Final = {

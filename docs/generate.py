@@ -189,7 +189,9 @@ def events() -> str:
     return "\n".join([_NOTE, "# Events\n", inspect.cleandoc(
         """
         Facts and commands on NATS JetStream, as `up.<tenant>.evt.<kind>.<model>` and
-        `up.<tenant>.task.<kind>.<pool>.<model>`. Schemas, addresses, operations: [AsyncAPI 3](asyncapi.yaml).
+        `up.<tenant>.task.<kind>.<pool>.<model>`. Decisions are published on
+        `up.<tenant>.decision.<kind>.<model>.<about>.<author>`, and the first one stands. Schemas, addresses,
+        operations: [AsyncAPI 3](asyncapi.yaml).
         """
     ), "", asyncapi.events_page()])  # fmt: skip
 

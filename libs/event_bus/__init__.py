@@ -3,6 +3,7 @@
 from event_bus.bus import EventBus
 from event_bus.codec import Encoded
 from event_bus.connection import EXIT_CONNECTION_CLOSED
+from event_bus.decisions import Decision
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.errors import (
     BusError,
@@ -34,6 +35,7 @@ __all__ = [
     "ConsumerSpec",
     "CurrentDelivery",
     "CursorBeyondStream",
+    "Decision",
     "Delivery",
     "Encoded",
     "EventBus",

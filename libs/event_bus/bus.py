@@ -17,6 +17,7 @@ from event_bus.attempts import AttemptNotes
 from event_bus.batches import BatchConsumer
 from event_bus.codec import Encoded
 from event_bus.connection import BusConnection
+from event_bus.decisions import Decision, Decisions
 from event_bus.delivery import BusTimings, Delivery, PubAck
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import BusError, CursorBeyondStream, UnknownEvent
@@ -25,7 +26,7 @@ from event_bus.incoming import Decoder, InFlight
 from event_bus.middlewares import event_middlewares
 from event_bus.publisher import Publisher
 from event_bus.router import Ephemeral, EventRouter, Projection
-from event_bus.topology import EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
+from event_bus.topology import DECISIONS, EVENTS, TASKS, UPCYCLE, ConsumerSpec, Topology
 from event_bus.watch import StreamWatch
 from identities import subjects
 from identities.tenants import DEFAULT_TENANT
@@ -59,6 +60,9 @@ class EventBus:
         self._connection = BusConnection(settings, client_name, self._timings)
         self._publisher = Publisher(self._connection.jetstream, self._timings)
         self._connection.on_reconnect(self._publisher.try_again_now)
+        self._decisions = Decisions(
+            self._connection.jetstream, self._publisher, self._topology, self._timings
+        )
         notes = AttemptNotes(self._connection.jetstream)
         self._deps = ConsumerDeps(self._publisher, notes, InFlight(), self._timings)
         self._connection.broker.context.set_global(DEPS, self._deps)
@@ -125,14 +129,28 @@ class EventBus:
         await self._connection.close()
 
     async def publish(
-        self, event: Message, *, model: str, event_id: str, tenant: str = DEFAULT_TENANT
+        self, event: Message, *, model: str, event_id: str, tenant: str = DEFAULT_TENANT, author: str = ""
     ) -> PubAck:
-        """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing.
+        """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing. Of a type that
+        decides, the first of all authors stands, and a later one is a duplicate.
 
-        Raises EventTooLarge, UnknownEvent; Unavailable after at least 15 s of trying.
+        author: of a decision whose type has several. Raises EventTooLarge, UnknownEvent; Unavailable after at
+        least 15 s of trying.
         """
-        subject = self._topology.fact_subject(type(event), model, tenant)
-        return await self.publish_encoded(codec.encoded(event), EVENTS, subject, event_id=event_id)
+        stream, subject = self._topology.address(type(event), model, event_id, tenant=tenant, author=author)
+        return await self.publish_encoded(codec.encoded(event), stream, subject, event_id=event_id)
+
+    async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
+        """Publish up to 1000 decisions: all, or none where something else stands about one of them. Returns
+        what stands about each; None where nothing does, because another one was refused.
+
+        Raises EventTooLarge, UnknownEvent; Unavailable.
+        """
+        return await self._decisions.decide(decisions)
+
+    async def standing(self, decision: Decision) -> Message | None:
+        """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
+        return await self._decisions.standing(decision)
 
     async def command(
         self, command: Message, *, pool: str, model: str, event_id: str, tenant: str = DEFAULT_TENANT
@@ -141,8 +159,15 @@ class EventBus:
         subject = self._topology.command_subject(type(command), pool, model, tenant)
         return await self.publish_encoded(codec.encoded(command), TASKS, subject, event_id=event_id)
 
-    async def publish_encoded(self, message: Encoded, stream: str, subject: str, *, event_id: str) -> PubAck:
-        """`publish` or `command` of a message that was encoded, and given its subject, when it was stored."""
+    async def publish_encoded(
+        self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
+    ) -> PubAck:
+        """`publish` or `command` of a message that was encoded, and given its subject, when it was stored.
+
+        again: the readers may not have it. Of what decides, what stands is copied to the facts once more.
+        """
+        if stream == DECISIONS:
+            return await self._decisions.publish(message, subject, event_id, again=again)
         headers = codec.headers_for(message.message_type, event_id)
         return await self._publisher.publish(subject, message.payload, headers, stream=stream)
 

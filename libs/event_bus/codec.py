@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 CONTENT_TYPE: Final = "content-type"
 SCHEMA: Final = "Upcycle-Schema"
 EVENT_ID: Final = "Nats-Msg-Id"
+EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""Store a decision only where the newest message on this filter has that sequence; 0: where there is none."""
 JSON: Final = "application/json"
 _MAX_ID_LENGTH: Final = 512
 _HEADER_LINE: Final = len("NATS/1.0\r\n") + len("\r\n")

@@ -51,7 +51,8 @@ class PubAck:
     stream: str
     sequence: int
     duplicate: bool
-    """The stream already held an event with this id; nothing was added."""
+    """The stream already held an event with this id, or another decision about the same thing; nothing was
+    added, and `sequence` is that of what stands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ class QueueFull(BusError, Unavailable):
     """The command queue holds as many commands as it may; slow down and ask again."""
 
 
+class AlreadyDecided(BusError):
+    """The stream of decisions holds one about the same thing; read which."""
+
+
 class EventTooLarge(BusError):
     """Payload and headers together exceed what a stream takes; put the bulk in the object store."""
 

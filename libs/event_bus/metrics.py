@@ -49,6 +49,9 @@ UNKNOWN_FIELDS: Final = Counter(
 )
 MODELS: Final = Gauge("upcycle_provision_models", "Models that have their queues.")
 ORPHANED: Final = Gauge("upcycle_provision_orphaned_commands", "Commands that wait for models that are gone.")
+DECIDED_BEFORE: Final = Counter(
+    "upcycle_bus_decided_before", "Decisions that found another, or themselves, decided.", ["subject"]
+)
 RECONNECTED: Final = Counter("upcycle_bus_reconnected", "Connections to NATS that were made again.")
 
 

@@ -5,12 +5,12 @@ Idempotent.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
-from nats.aio.client import Client
+from nats.aio.client import Client, ServerVersion
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import (
@@ -21,12 +21,25 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
     StreamInfo,
+    StreamSource,
+    SubjectTransform,
 )
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from event_bus.connection import plain_client
 from event_bus.errors import ProvisionRefused
-from event_bus.topology import BYTES_PER_EPISODE, EVENTS, UPCYCLE, ConsumerSpec, Keep, StreamSpec, Topology
+from event_bus.topology import (
+    BYTES_PER_DECISION,
+    BYTES_PER_EPISODE,
+    DECISIONS,
+    DECISIONS_PER_EPISODE,
+    EVENTS,
+    UPCYCLE,
+    ConsumerSpec,
+    Keep,
+    StreamSpec,
+    Topology,
+)
 from service_kit.clock import utc_now
 from service_kit.groups import BusSettings
 from upcycle.errors import Unavailable
@@ -34,6 +47,7 @@ from upcycle.errors import Unavailable
 _LOG = logging.getLogger(__name__)
 _MAX_WAITING: Final = 512
 _CONNECT_TIMEOUT_S: Final = 30.0
+_OLDEST_SERVER: Final = (2, 12)
 
 
 @dataclass(slots=True)
@@ -67,7 +81,15 @@ def stream_config(spec: StreamSpec, replicas: int = 1) -> StreamConfig:
         duplicate_window=min(spec.duplicate_window_s, spec.max_age_s or spec.duplicate_window_s),
         num_replicas=replicas,
         allow_direct=True,
+        allow_atomic=spec.is_atomic,
+        sources=[_source(spec)] if spec.copies_from else None,
     )
+
+
+def _source(spec: StreamSpec) -> StreamSource:
+    """One source for all types: the server copies in the order of one source."""
+    transforms = [SubjectTransform(src=there, dest=here) for there, here in spec.copied.items()]
+    return StreamSource(name=spec.copies_from, subject_transforms=transforms)
 
 
 def consumer_config(spec: ConsumerSpec, topology: Topology, replicas: int = 0) -> ConsumerConfig:
@@ -109,7 +131,8 @@ async def apply_topology(
     """
     done = Provisioned()
     for stream in topology.streams:
-        await _apply_stream(jetstream, stream_config(stream, replicas), done, update)
+        copied = await _copied_so_far(jetstream, stream, topology)
+        await _apply_stream(jetstream, stream_config(stream, replicas), done, update, copied)
     for consumer in topology.consumers:
         await _apply_consumer(jetstream, consumer.stream, consumer_config(consumer, topology), done, update)
     return done
@@ -121,6 +144,7 @@ async def provisioning(settings: BusSettings | str) -> AsyncIterator[JetStreamCo
     where = BusSettings(url=settings) if isinstance(settings, str) else settings
     client = await _connect(where)
     try:
+        _check_version(where.url, client.connected_server_version)
         yield client.jetstream(timeout=10)
     except ServiceUnavailableError as error:  # no JetStream, or none yet
         raise Unavailable(f"JetStream at {where.url}: {error}") from error
@@ -133,12 +157,17 @@ async def provisioning(settings: BusSettings | str) -> AsyncIterator[JetStreamCo
 
 
 def sized(topology: Topology, episodes_kept: int) -> Topology:
-    """`topology` whose stream of facts has room for so many episodes; as it is for 0."""
+    """`topology` whose facts and decisions have room for so many episodes; as it is for 0."""
     if not episodes_kept:
         return topology
-    room = episodes_kept * BYTES_PER_EPISODE
-    streams = (replace(one, max_bytes=room) if one.name == EVENTS else one for one in topology.streams)
-    return replace(topology, streams=tuple(streams))
+    decisions = int(episodes_kept * DECISIONS_PER_EPISODE)
+    rooms: dict[str, dict[str, Any]] = {
+        EVENTS: {"max_bytes": episodes_kept * BYTES_PER_EPISODE},
+        DECISIONS: {"max_bytes": decisions * BYTES_PER_DECISION, "max_msgs": decisions},
+    }
+    return replace(
+        topology, streams=tuple(replace(one, **rooms.get(one.name, {})) for one in topology.streams)
+    )
 
 
 async def _connect(where: BusSettings) -> Client:
@@ -149,14 +178,34 @@ async def _connect(where: BusSettings) -> Client:
         raise Unavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
 
 
+def _check_version(url: str, version: ServerVersion) -> None:
+    """An older server takes the streams, and then stores a step message by message."""
+    if (version.major, version.minor) < _OLDEST_SERVER:
+        oldest = ".".join(map(str, _OLDEST_SERVER))
+        raise ProvisionRefused(
+            f"NATS at {url} is {version.major}.{version.minor}.{version.patch}: decisions need {oldest} or "
+            "later, which stores several messages as one; update it first"
+        )
+
+
+async def _copied_so_far(jetstream: JetStreamContext, stream: StreamSpec, topology: Topology) -> int:
+    """Last sequence of the streams that copy this one, 0 where there is none."""
+    last = 0
+    for copying in (one.name for one in topology.streams if one.copies_from == stream.name):
+        with suppress(NotFoundError):
+            last = max(last, (await jetstream.stream_info(copying)).state.last_seq)
+    return last
+
+
 async def _apply_stream(
-    jetstream: JetStreamContext, wanted: StreamConfig, done: Provisioned, update: bool
+    jetstream: JetStreamContext, wanted: StreamConfig, done: Provisioned, update: bool, copied: int
 ) -> None:
+    """copied: a stream that is made anew begins after it, or its first messages would pass for copied."""
     name = str(wanted.name)
     try:
         info = await jetstream.stream_info(name)
     except NotFoundError:
-        await jetstream.add_stream(wanted)
+        await jetstream.add_stream(wanted, first_seq=copied + 1 if copied else None)
         done.created.append(name)
         return
     changes = _differences(wanted.as_dict(), info.config.as_dict())

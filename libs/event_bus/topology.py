@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from google.protobuf.message import Message
 
+from event_bus.decision_specs import DECISION_SPECS, DecisionSpec, copies
 from event_bus.errors import UnknownEvent
 from identities import durables, subjects
 from identities.durables import durable
@@ -22,10 +23,16 @@ MAX_EVENT_BYTES = 256 * 1024
 """Payload and headers of one message. Bulk travels as a BlobRef."""
 
 DAY_S = 86400.0
-BYTES_PER_EPISODE = 4000
-"""Facts of one episode in their stream, together; 3,700 to 4,100 were measured in small runs."""
+BYTES_PER_EPISODE = 4500
+"""Facts of one episode in their stream, together; 3,700 to 4,100 were measured in small runs, and a copied
+decision says in 420 bytes where it came from.
+"""
+DECISIONS_PER_EPISODE = 2.5
+"""At most: an outcome of each attempt, its share of a group's end and of a step."""
+BYTES_PER_DECISION = 1440
 _MIB = 1 << 20
-TASKS, EVENTS, DLQ, ATTEMPTS, ADVISORIES = "TASKS", "EVENTS", "DLQ", "ATTEMPTS", "ADVISORIES"
+TASKS, EVENTS, DECISIONS, DLQ = "TASKS", "EVENTS", "DECISIONS", "DLQ"
+ATTEMPTS, ADVISORIES = "ATTEMPTS", "ADVISORIES"
 
 
 class Keep(StrEnum):
@@ -55,6 +62,12 @@ class StreamSpec:
     may_forget: bool = False
     """Nobody relies on old messages: that its bound removes them is nothing to say."""
     duplicate_window_s: float = 600.0
+    is_atomic: bool = False
+    """Takes several messages as one: all or none."""
+    copies_from: str = ""
+    """A stream whose messages the server copies into this one, in their order."""
+    copied: Mapping[str, str] = field(default_factory=dict)
+    """Subject filter there -> subject here."""
     description: str = ""
 
 
@@ -108,6 +121,8 @@ class Topology:
     """What each model gets a durable of (`ConsumerSpec.of_model`), so that no model's commands wait behind
     another's. `event_bus.model_queues` makes and removes them.
     """
+    decisions: Mapping[type[Message], DecisionSpec] = field(default_factory=dict)
+    """The fact types that decide."""
 
     def verb_of(self, event: type[Message]) -> str:
         """`entity.verb` of a fact type. Raises UnknownEvent."""
@@ -133,8 +148,34 @@ class Topology:
         return (*of_types, subjects.all_again(spec.stream, spec.durable))
 
     def fact_subject(self, event: type[Message], model: str, tenant: str = DEFAULT_TENANT) -> str:
-        """Where a fact about `model` is published. Raises UnknownEvent, InvalidIdentity."""
+        """Where a fact about `model` is read. Raises UnknownEvent, InvalidIdentity."""
         return subjects.fact(self.verb_of(event), model, tenant)
+
+    def address(
+        self,
+        event: type[Message],
+        model: str,
+        event_id: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        author: str = "",
+    ) -> tuple[str, str]:
+        """(stream, subject) on which a fact about `model` is published. author: of a decision whose type has
+        several.
+
+        Raises UnknownEvent, InvalidIdentity.
+        """
+        spec = self.decisions.get(event)
+        if spec is None:
+            return EVENTS, self.fact_subject(event, model, tenant)
+        return DECISIONS, spec.subject(event, model, event_id, author, tenant)
+
+    def decided_by(self, subject: str) -> type[Message]:
+        """Type of the decision that `subject` carries. Raises UnknownEvent."""
+        for event, spec in self.decisions.items():
+            if spec.takes(subject):
+                return event
+        raise UnknownEvent(f"{subject!r} carries no decision of this topology")
 
     def command_subject(
         self, command: type[Message], pool: str, model: str, tenant: str = DEFAULT_TENANT
@@ -229,10 +270,24 @@ STREAMS = (
         description="commands; each is deleted when its owner acknowledged it",
     ),
     StreamSpec(
+        DECISIONS,
+        (subjects.all_decisions(),),
+        max_bytes=3_000_000 * BYTES_PER_DECISION,
+        # The server keeps all subjects in memory: this many take 1.2 GiB, and 20 s of a restart.
+        max_msgs=3_000_000,  # of 1.2 million episodes
+        max_age_s=30 * DAY_S,
+        is_atomic=True,
+        description="the first decision about each episode, group and step; EVENTS has a copy of each",
+    ),
+    StreamSpec(
         EVENTS,
         (subjects.all_facts(), subjects.all_again(EVENTS)),
         max_bytes=1_200_000 * BYTES_PER_EPISODE,  # 40,000 episodes a day
         max_age_s=30 * DAY_S,
+        # A copy says where it came from, beside what its publisher was allowed.
+        max_msg_bytes=MAX_EVENT_BYTES + 4 * 1024,
+        copies_from=DECISIONS,
+        copied=copies(DECISION_SPECS, EVENT_SUBJECTS),
         description="facts, in the order in which they became durable",
     ),
     StreamSpec(
@@ -329,5 +384,6 @@ UPCYCLE = Topology(
     EVENT_SUBJECTS,
     COMMAND_SUBJECTS,
     queues=(ROLLOUT_SAMPLER_TRAIN, ROLLOUT_SAMPLER_EVAL),
+    decisions=DECISION_SPECS,
 )
 """What this platform runs on."""

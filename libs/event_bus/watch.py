@@ -9,6 +9,7 @@ that a start sees what happened meanwhile.
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,7 +63,7 @@ class StreamWatch:
         self.reads_facts = False
         """Whether this process reads facts without a durable; else only its durables are of interest."""
         self._begun_anew = False
-        self._silent: set[tuple[str, str]] = set()
+        self._silent: dict[tuple[str, str], int] = {}
 
     def watch(self, spec: ConsumerSpec) -> None:
         """Look at this durable too. Before `begin`."""
@@ -202,12 +203,14 @@ class StreamWatch:
                 found.append(
                     f"stream {name} is filled to {filled:.0%} of its bound and {then}: see upcycle doctor"
                 )
+        now, known = time.monotonic_ns(), self._silent
         silent = {(name, source) for name in read_here & infos.keys() for source in _silent(infos[name])}
         found += [
             f"stream {name} receives nothing of stream {source}, which it copies"
-            for name, source in sorted(silent & self._silent)  # twice: a copy that begins has nothing yet
+            for name, source in sorted(silent & known.keys())  # a copy that begins has nothing yet
+            if now - known[name, source] >= SILENT_NS
         ]
-        self._silent = silent
+        self._silent = {one: known.get(one, now) for one in silent}
         return found
 
     async def _nearly_aged(self, info: StreamInfo) -> bool:

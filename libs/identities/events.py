@@ -1,8 +1,9 @@
-"""Event ids (`Nats-Msg-Id`): facts with equal ids are the same fact, and the stream keeps the first.
+"""Event ids (`Nats-Msg-Id`), `<verb>/<what it is about>`: facts with equal ids are the same fact, and the
+stream keeps the first.
 
-Several services may publish an outcome of one episode, or settle one group. The second changes nothing,
-because both build the id here. Ids that rest on names which owners choose (models, request ids) carry the
-tenant.
+Several services may publish an outcome of one episode, or settle one group. The first stands, because both
+build the id here, and the decision is about what follows the first slash. Ids that rest on names which owners
+choose (models, request ids) carry the tenant.
 """
 
 import re

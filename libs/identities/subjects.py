@@ -2,6 +2,7 @@
 
 up.<tenant>.task.<kind>.<pool>.<model>         commands
 up.<tenant>.evt.<entity>.<verb>.<model>        facts
+up.<tenant>.decision.<kind>.<model>.<about>.<author>   facts of which the first stands, where they are decided
 up.<tenant>.dlq.<the subject it had>           dead letters
 up.<tenant>.dlq.gap.<reader>.<stream>          messages that were gone before their reader had read them
 up.<tenant>.handled.<number>                   dead letters that were replayed or accepted
@@ -17,7 +18,7 @@ from identities.tenants import DEFAULT_TENANT
 
 MAX_TOKEN_LENGTH: Final = 200
 _ROOT: Final = "up"
-_TASK, _EVENT, _DEAD, _ATTEMPT = "task", "evt", "dlq", "attempt"
+_TASK, _EVENT, _DECISION, _DEAD, _ATTEMPT = "task", "evt", "decision", "dlq", "attempt"
 _HANDLED, _AGAIN, _GAP = "handled", "again", "gap"
 ANY: Final = "*"
 """One token, whatever it is, in a filter."""
@@ -67,6 +68,40 @@ def fact(verb: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> s
 def command(kind: str, pool: str, model: str | None, tenant: str | None = DEFAULT_TENANT) -> str:
     """Subject of a command. model, tenant: None for a filter over all."""
     return f"{_ROOT}.{_token_or_any(tenant)}.{_TASK}.{kind}.{token(pool)}.{_token_or_any(model)}"
+
+
+def decision(kind: str, model: str | None, about: str | None, author: str | None, tenant: str | None) -> str:
+    """Subject on which `author` decides something, once. kind: outcome, settled, step; about: the episode,
+    group or step. None for a filter over all."""
+    names = (_token_or_any(model), _token_or_any(about), _token_or_any(author))
+    return ".".join((_ROOT, _token_or_any(tenant), _DECISION, kind, *names))
+
+
+def of_any_author(decided: str) -> str:
+    """Filter of all decisions about what the subject `decided` is about."""
+    return f"{decided.rpartition('.')[0]}.{ANY}"
+
+
+def author_of(decided: str) -> str:
+    """Who decides on a subject that `decision` made."""
+    return name_of(decided.rpartition(".")[2])
+
+
+def kind_of_decision(decided: str) -> str:
+    """What is decided on a subject that `decision` made."""
+    return decided.split(".")[3]
+
+
+def copy_of_decision(verb: str) -> str:
+    """Where the server copies a decision as a fact. $1 and $2 stand for the first two `*` in the filter of
+    the decisions, which are tenant and model."""
+    return f"{_ROOT}.$1.{_EVENT}.{verb}.$2"
+
+
+def copied(decided: str, verb: str) -> str:
+    """Where the server copies what is decided on a subject that `decision` made."""
+    _, tenant, _, _, model, _, _ = decided.split(".")
+    return f"{_ROOT}.{tenant}.{_EVENT}.{verb}.{model}"
 
 
 def dead_letter(subject: str) -> str:
@@ -165,6 +200,11 @@ def all_facts() -> str:
     return f"{_ROOT}.{ANY}.{_EVENT}.>"
 
 
+def all_decisions() -> str:
+    """Everything that the stream of decisions takes."""
+    return f"{_ROOT}.{ANY}.{_DECISION}.>"
+
+
 def all_dead_letters() -> str:
     """Everything that the stream of dead letters takes."""
     return f"{_ROOT}.{ANY}.{_DEAD}.>"
@@ -198,6 +238,8 @@ def template_of(subject: str) -> str:
     if subject.startswith(f"{_ROOT}.") and f".{_DEAD}.{_ROOT}." in subject:
         return f"{_ROOT}.{{tenant}}.{_DEAD}.{template_of(original(subject))}"
     parts = subject.split(".")
+    if parts[0] == _ROOT and len(parts) == 7 and parts[2] == _DECISION:
+        return ".".join([_ROOT, "{tenant}", *parts[2:4], "{model}", "{about}", parts[6]])
     if len(parts) != 6 or parts[0] != _ROOT or parts[2] not in (_EVENT, _TASK):
         return subject
     return ".".join([_ROOT, "{tenant}", *parts[2:-1], "{model}"])

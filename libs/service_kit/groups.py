@@ -29,7 +29,7 @@ class BusSettings(SettingsGroup):
     password: SecretStr | None = None
     """Password of the user."""
     episodes_kept: int = Field(0, ge=0)
-    """For provisioning: episodes that the facts have room for, at 4,000 bytes each; 0: 1.2 million."""
+    """For provisioning: episodes that the facts have room for, at 4,500 bytes each; 0: 1.2 million."""
 
     @field_validator("url")
     @classmethod

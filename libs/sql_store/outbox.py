@@ -11,11 +11,24 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 from opentelemetry import propagate
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, delete, func, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    false,
+    func,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from event_bus import codec
-from event_bus.topology import EVENTS, TASKS, UPCYCLE, Topology
+from event_bus.topology import TASKS, UPCYCLE, Topology
 from identities.tenants import DEFAULT_TENANT
 from sql_store.columns import UtcDateTime
 from sql_store.database import give_notice
@@ -37,6 +50,9 @@ def outbox_table(metadata: MetaData) -> Table:
         Column("trace", Text, nullable=False, server_default="{}"),
         Column("enqueued_at", UtcDateTime(), nullable=False, server_default=func.now()),
         Column("published_at", UtcDateTime(), index=True),
+        Column(
+            "again", Boolean, nullable=False, server_default=false(), comment="the stream may have lost it"
+        ),
         Column("refusal", Text, comment="why the bus will never take it"),
     )
 
@@ -56,30 +72,38 @@ def enqueue(
     model: str,
     event_id: str,
     tenant: str = DEFAULT_TENANT,
+    author: str = "",
     topology: Topology = UPCYCLE,
 ) -> None:
-    """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing.
+    """Store a fact with the running transaction of `Database.run`. A known `event_id` adds nothing. A fact
+    that decides is published as such: where another stands, the row is done with, and what stands comes back
+    as a fact.
 
-    Raises UnknownEvent and EventTooLarge here, where the transaction can still be refused.
+    author: of a decision whose type has several. Raises UnknownEvent and EventTooLarge here, where the
+    transaction can still be refused.
     """
-    subject = topology.fact_subject(type(event), model, tenant)
-    _store(connection, event, stream=EVENTS, event_id=event_id, subject=subject)
+    stream, subject = topology.address(type(event), model, event_id, tenant=tenant, author=author)
+    _store(connection, event, stream=stream, event_id=event_id, subject=subject)
 
 
 def enqueue_again(connection: Connection, event: Message, *, event_id: str, **address: Any) -> None:
     """Like `enqueue`, of a fact that the stream may have lost: it is published also if it was before.
 
-    While the stream remembers its id, that adds nothing there.
+    While the stream remembers its id, that adds nothing there. Of what decides, what stands is copied to the
+    facts again, whichever author said it.
     """
     published = (OUTBOX.c.event_id == event_id, OUTBOX.c.published_at.is_not(None))
     connection.execute(delete(OUTBOX).where(*published))
     enqueue(connection, event, event_id=event_id, **address)
+    connection.execute(update(OUTBOX).where(OUTBOX.c.event_id == event_id).values(again=True))
 
 
 def publish_again(connection: Connection, event_ids: Collection[str]) -> None:
     """The same of facts that the outbox still has, as they were; of others nothing happens."""
     known = (OUTBOX.c.event_id.in_(sorted(event_ids)), OUTBOX.c.published_at.is_not(None))
-    connection.execute(update(OUTBOX).where(*known, OUTBOX.c.refusal.is_(None)).values(published_at=None))
+    connection.execute(
+        update(OUTBOX).where(*known, OUTBOX.c.refusal.is_(None)).values(published_at=None, again=True)
+    )
     give_notice(connection, TABLE_NAME)
 
 

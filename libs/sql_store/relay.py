@@ -1,8 +1,9 @@
 """Publishes what the outbox holds, in order within each stream, until the bus confirms; then marks it.
 
 A row is marked after its PubAck, so a crash between the two publishes it again under the same id. The full
-command queue of one model holds up neither the other models' nor the facts. What the bus will never take is
-set aside with its reason.
+command queue of one model holds up neither the other models' nor the facts. A decision that finds another
+standing is answered like a repeat: its row is done with. What the bus will never take is set aside with its
+reason.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ from sqlalchemy import Connection, delete, func, literal, or_, select, update
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
 from event_bus.errors import BusError, QueueFull
-from event_bus.topology import EVENTS, TASKS
+from event_bus.topology import DECISIONS, EVENTS, TASKS
 from sql_store.database import Database
 from sql_store.outbox import OUTBOX, TABLE_NAME
 from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _BATCH: Final = 100
-_STREAMS: Final = (EVENTS, TASKS)
+_STREAMS: Final = (EVENTS, DECISIONS, TASKS)
 _PRUNE_EVERY_S: Final = 600.0
 _SQLITE_POLLS_RARELY: Final = 10
 """A SQLite file belongs to one process, whose own commits wake the relay: its polls are a precaution."""
@@ -43,7 +44,7 @@ class Bus(Protocol):
     """What the relay needs of an EventBus."""
 
     async def publish_encoded(
-        self, message: Encoded, stream: str, subject: str, *, event_id: str
+        self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
     ) -> PubAck: ...
 
 
@@ -58,6 +59,7 @@ class Row:
     schema: str
     payload: str
     trace: str
+    again: bool
 
 
 class OutboxRelay:
@@ -187,7 +189,9 @@ class OutboxRelay:
         message = Encoded(symbol_database.Default().GetSymbol(row.schema), row.payload.encode())
         token = context.attach(propagate.extract(json.loads(row.trace)))
         try:
-            await self._bus.publish_encoded(message, row.stream, row.subject, event_id=row.event_id)
+            await self._bus.publish_encoded(
+                message, row.stream, row.subject, event_id=row.event_id, again=row.again
+            )
         finally:
             context.detach(token)
         RELAYED.labels(row.stream).inc()

@@ -8,7 +8,7 @@ from typing import Final, assert_never
 from google.protobuf.message import Message
 
 from episodes import EpisodeFailure, episode_failed
-from event_bus import CurrentDelivery, EventBus, EventRouter, EventTooLarge, PoisonMessage
+from event_bus import CurrentDelivery, Decision, EventBus, EventRouter, EventTooLarge, PoisonMessage
 from event_bus.topology import REWARD_GRADER
 from identities import events
 from reward_grader import telemetry, wire
@@ -28,7 +28,7 @@ _MAX_INFO_CHARS: Final = 2000
 def trajectory_router(
     grade: GradeTrajectory, bus: EventBus, *, now: Callable[[], datetime], slots: int
 ) -> EventRouter:
-    """Grades recorded trajectories. Safe to redeliver: the stream keeps the first outcome of an episode."""
+    """Grades recorded trajectories. Safe to redeliver: the first outcome of an episode stands."""
     router = EventRouter()
     grading = Grading(grade, bus, now)
 
@@ -118,5 +118,10 @@ class Grading:
         await self._publish(recorded, event)
 
     async def _publish(self, recorded: TrajectoryRecorded, event: Message) -> None:
-        outcome_id = events.episode_outcome(recorded.episode.episode_id)
-        await self._bus.publish(event, model=recorded.episode.model, event_id=outcome_id)
+        """Unless an outcome of the episode stands: the planner waits for no grade after its deadline."""
+        episode = recorded.episode
+        decision = Decision(event, episode.model, events.episode_outcome(episode.episode_id))
+        (stands,) = await self._bus.decide([decision])
+        if stands is not None and type(stands) is not type(event):
+            extra = {"episode_id": episode.episode_id, "stands": stands.DESCRIPTOR.name}
+            log.warning("outcome_came_too_late", extra=extra)

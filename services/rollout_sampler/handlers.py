@@ -6,7 +6,15 @@ from datetime import datetime
 from typing import assert_never
 
 from episodes import EpisodeFailure, episode_failed
-from event_bus import ConsumerSpec, CurrentDelivery, Delivery, EventBus, EventRouter, QueueSubscriber
+from event_bus import (
+    ConsumerSpec,
+    CurrentDelivery,
+    Decision,
+    Delivery,
+    EventBus,
+    EventRouter,
+    QueueSubscriber,
+)
 from identities import events
 from rollout_sampler import telemetry, wire
 from rollout_sampler.domain import EpisodeTask, Failed, NotWanted, PlayOutcome, Recorded
@@ -16,6 +24,7 @@ from service_kit.idleness import SlotMeter
 from service_kit.telemetry import mark_failed
 from service_kit.waits import WaitLog
 from upcycle.api.taskset.v1.events_pb2 import EpisodeRequested
+from upcycle.api.trajectory.v1.events_pb2 import TrajectoryGraded
 from upcycle.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -104,7 +113,9 @@ class Episodes:
                     usage=usage,
                 )
                 outcome_id = events.episode_outcome(episode_id)
-                await self._bus.publish(failed, model=model, event_id=outcome_id)
+                (stands,) = await self._bus.decide([Decision(failed, model, outcome_id)])
+                if isinstance(stands, TrajectoryGraded):  # another sampler played it
+                    log.warning("episode_was_graded", extra={"episode_id": episode_id})
             case NotWanted(why):
                 self._count("not_wanted")
                 log.info("episode_not_wanted", extra={"episode_id": episode_id, "why": why})

@@ -134,7 +134,7 @@ class Training:
     epochs: Annotated[Whole, Limit(1, 10**6)] | None = None
     """passes over the taskset, instead of steps: ceil(epochs * tasks / prompts_per_step) steps, with the
     tasks that the taskset has when the run is submitted."""
-    prompts_per_step: Annotated[Whole, Limit(1, 65536)] = 16
+    prompts_per_step: Annotated[Whole, Limit(1, 999, why="a step is published as one")] = 16
     """groups per optimizer step, each of one task."""
     max_staleness: Annotated[Whole, Limit(0, 1000)] = 4
     """most versions by which the policy that sampled a token may be older than the policy in training."""

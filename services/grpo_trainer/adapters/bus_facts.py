@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from google.protobuf.message import Message
 
 from blob_store import BlobRef
-from event_bus import Delivery
+from event_bus import Decision
 from event_bus.errors import EventTooLarge, UnknownEvent
 from grpo_trainer import wire
-from grpo_trainer.domain.errors import Unpublishable
+from grpo_trainer.domain.errors import Superseded, Unpublishable
 from grpo_trainer.domain.failures import Failure
-from grpo_trainer.domain.published import PublishedEndings, PublishedPolicy
+from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
-from upcycle.api.taskset.v1.events_pb2 import RunStopping
-from upcycle.api.training.v1.events_pb2 import GroupSettled
+from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
 
-ENDINGS: Final = (GroupSettled, RunStopping)
-"""What the trainer looks up in the stream before it publishes a step."""
+log = logging.getLogger(__name__)
+_AUTHOR: Final = "trainer"
 
 
 class Bus(Protocol):
@@ -31,10 +32,11 @@ class Bus(Protocol):
     async def publish(self, event: Message, *, model: str, event_id: str) -> object:
         """Returns when the fact is durable."""
 
-    async def stored(
-        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
-    ) -> Sequence[Delivery[Any]]:
-        """Facts that the stream holds now, in order."""
+    async def decide(self, decisions: Sequence[Decision]) -> Sequence[Message | None]:
+        """Publishes all or none; returns what stands about each."""
+
+    async def standing(self, decision: Decision) -> Message | None:
+        """What stands about the same thing."""
 
 
 class BusFacts:
@@ -55,23 +57,40 @@ class BusFacts:
         await self._bus.publish(event, model=model, event_id=event_id)
 
     async def publish_settled(self, spec: TrainingSpec, settlement: Settlement) -> None:
-        """The end of a group."""
-        await self._publish(spec.model, wire.group_settled(spec, settlement, self._now()))
-
-    async def endings_since(self, spec: TrainingSpec, sequence: int) -> PublishedEndings:
-        """What the stream holds after `sequence` about the end of the run and of its groups."""
-        found = await self._bus.stored(ENDINGS, after_sequence=sequence, model=spec.model)
-        facts = [delivery.message for delivery in found if delivery.message.run_id == spec.run_id]
-        outcomes: dict[str, str] = {}
-        for fact in facts:
-            if isinstance(fact, GroupSettled):
-                outcomes.setdefault(fact.group_id, fact.outcome)
-        final_stop = any(isinstance(fact, RunStopping) and fact.is_final for fact in facts)
-        return PublishedEndings(outcomes, final_stop=final_stop)
+        """The end of a group that does not train, unless the planner has ended it."""
+        decision = self._settled(spec, settlement)
+        (stands,) = await self._decide(spec, [decision])
+        if stands is not None and not _agree(stands, decision.event):
+            log.warning("group_was_settled", extra={"group_id": settlement.group_id, "stands": _said(stands)})
 
     async def publish_step(self, spec: TrainingSpec, record: StepRecord) -> None:
-        """A step and what it consumed."""
-        await self._publish(spec.model, wire.step_completed(spec, record))
+        """The ends of all groups of a step, and the step: all of it, or nothing.
+
+        Raises Superseded where something else stands about one of them.
+        """
+        decisions = self._decisions_of(spec, record)
+        while decisions:
+            decisions = _undecided(record, decisions, await self._decide(spec, decisions))
+
+    async def confirm_step(self, spec: TrainingSpec, record: StepRecord) -> None:
+        """Raises Superseded where something else stands about a group of a step, or about the step."""
+        decisions = self._decisions_of(spec, record)
+        _undecided(
+            record, decisions, await asyncio.gather(*(self._bus.standing(decision) for decision in decisions))
+        )
+
+    async def _decide(self, spec: TrainingSpec, decisions: Sequence[Decision]) -> Sequence[Message | None]:
+        self._check(spec.model)
+        return await self._bus.decide(decisions)
+
+    def _decisions_of(self, spec: TrainingSpec, record: StepRecord) -> list[Decision]:
+        event, event_id = wire.step_completed(spec, record)
+        settled = [self._settled(spec, settlement) for settlement in record.settlements]
+        return [*settled, Decision(event, spec.model, event_id, _AUTHOR)]
+
+    def _settled(self, spec: TrainingSpec, settlement: Settlement) -> Decision:
+        event, event_id = wire.group_settled(spec, settlement, self._now())
+        return Decision(event, spec.model, event_id, _AUTHOR)
 
     async def publish_policy(
         self, spec: TrainingSpec, policy: PublishedPolicy, *, step: int, at: datetime
@@ -112,3 +131,35 @@ class BusFacts:
             await self._publish(failure.model, wire.session_failed(failure), is_checked=False)
         except (EventTooLarge, UnknownEvent) as error:
             raise Unpublishable(str(error)) from error
+
+
+def _undecided(
+    record: StepRecord, decisions: Sequence[Decision], stand: Sequence[Message | None]
+) -> list[Decision]:
+    """Those about which nothing stands. Raises Superseded where something else does."""
+    for decision, found in zip(decisions, stand, strict=True):
+        if found is not None and not _agree(found, decision.event):
+            raise Superseded(
+                f"step {record.step} says {_said(decision.event)}, and {_said(found)} stands: the run was "
+                "ended without this step, or another trainer took it"
+            )
+    return [decision for decision, found in zip(decisions, stand, strict=True) if found is None]
+
+
+def _agree(one: Message, other: Message) -> bool:
+    """Whether two decisions agree; their moments may differ."""
+    match one, other:
+        case GroupSettled(), GroupSettled():
+            return (one.run_id, one.outcome, one.step) == (other.run_id, other.outcome, other.step)
+        case StepCompleted(), StepCompleted():
+            return (one.version, one.trajectory_ids) == (other.version, other.trajectory_ids)
+    return False
+
+
+def _said(fact: Message) -> str:
+    match fact:
+        case GroupSettled():
+            return f"{fact.group_id} is {fact.outcome}({fact.reason or fact.step})"
+        case StepCompleted():
+            return f"step {fact.step} made version {fact.version} of {len(fact.trajectory_ids)} trajectories"
+    return type(fact).__name__

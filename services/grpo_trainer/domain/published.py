@@ -1,8 +1,7 @@
-"""What was published: a version that engines can load, and the ends of groups in the stream."""
+"""What was published: a version that engines can load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blob_store import BlobRef
@@ -15,11 +14,3 @@ class PublishedPolicy:
     version: int
     digest: str
     manifest: BlobRef
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedEndings:
-    """outcomes: of the first group.settled per group. final_stop: the stream holds the final run.stopping."""
-
-    outcomes: Mapping[str, str]
-    final_stop: bool

@@ -162,7 +162,7 @@ class GroupBuffer:
         return asyncio.create_task(work(), name=f"fetch/{member.trajectory_id}")
 
     async def settle(self, settlement: Settlement) -> None:
-        """Announce an exclusion or a release, then remember it."""
+        """Announce an exclusion or a release, unless the planner has ended the group, then remember it."""
         extra = {"group_id": settlement.group_id, "reason": settlement.reason.value}
         log.info(f"group_{settlement.outcome.value}", extra=extra)
         await self.retry.until_available(lambda: self._facts.publish_settled(self.spec, settlement))

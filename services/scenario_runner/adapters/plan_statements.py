@@ -5,6 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from episodes import GroupOutcome
+from event_bus.topology import DECISIONS
 from identities.subjects import token
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, TASK
 from scenario_runner.domain.runs import (
@@ -155,5 +156,7 @@ CLAIMS_AGAINST = (
 def outbox_waiting(model: str) -> sa.Select[Any]:
     """How many announcements about a model are not published yet."""
     unpublished = OUTBOX.c.published_at.is_(None), OUTBOX.c.refusal.is_(None)
-    of_model = OUTBOX.c.subject.endswith(f".{token(model)}", autoescape=True)
+    subject, name = OUTBOX.c.subject, f".{token(model)}"
+    decides = sa.and_(OUTBOX.c.stream == DECISIONS, subject.contains(f"{name}.", autoescape=True))
+    of_model = sa.or_(subject.endswith(name, autoescape=True), decides)
     return sa.select(sa.func.count()).select_from(OUTBOX).where(*unpublished, of_model)

@@ -38,11 +38,12 @@ class SqlAnnouncements(SqlTasksets):
     def announce_settled(
         self, run: RunRecord, group_id: str, episode_ids: Sequence[str], source_run_id: str = ""
     ) -> None:
-        """A group is excluded (one of the evaluation source_run_id: released), unless the stream holds the
-        trainer's group.settled for it already."""
+        """A group is excluded (one of the evaluation source_run_id: released), unless the trainer's
+        group.settled for it stands already."""
         fact = published.group_settled(run, group_id, episode_ids, self.now, source_run_id)
         offered_to = run.run_id if source_run_id else None
-        self._announce(run, fact, event_ids.group_settled(group_id, offered_to=offered_to))
+        event_id = event_ids.group_settled(group_id, offered_to=offered_to)
+        self._announce(run, fact, event_id, author="planner")
 
     def announce_offered(self, run: RunRecord, offer: Offer) -> None:
         fact = published.group_offered(run, offer, self.now)
@@ -79,9 +80,9 @@ class SqlAnnouncements(SqlTasksets):
     def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
         return published.episode_identity(run, episode, self._task_of(episode))
 
-    def _announce(self, run: RunRecord, fact: Message, event_id: str) -> None:
+    def _announce(self, run: RunRecord, fact: Message, event_id: str, *, author: str = "") -> None:
         with self._trace_of(run):
-            enqueue(self._sql, fact, model=run.spec.policy.model, event_id=event_id)
+            enqueue(self._sql, fact, model=run.spec.policy.model, event_id=event_id, author=author)
 
     @contextmanager
     def _trace_of(self, run: RunRecord) -> Iterator[None]:

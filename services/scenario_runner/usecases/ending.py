@@ -4,8 +4,8 @@ A trainer may be in the middle of a step when its run is to end. So the planner 
 its position in the stream is the cutoff: episodes graded before it are settled by the trainer, episodes
 graded after it never train. If the trainer misses the planner's deadline, the planner publishes the final
 `run.stopping` (`is_final`), and then `group.settled` itself for every group that the trainer has not settled
-before it. Both use the same event ids, and the stream keeps the first of two messages with one id: so planner
-and trainer read the same outcome of each group.
+before it. These are decisions: of the two the first stands, for all groups of a step together, and both read
+it. So planner and trainer follow the same outcome of each group.
 """
 
 import logging

@@ -52,9 +52,16 @@ def group_settled(event: training.GroupSettled, _: Delivery[Any]) -> GroupSettle
 
 
 def advanced(event: training.StepCompleted | training.PolicyPublished, _: Delivery[Any]) -> Advanced | None:
-    """How far a run is; None where no run published it."""
-    trainer_s = event.usage.trainer_s if isinstance(event, training.StepCompleted) else 0.0
-    return Advanced(event.run_id, event.step, event.version, trainer_s) if event.run_id else None
+    """How far a run is; None where no run published it.
+
+    Only step.completed counts steps: it is decided together with the groups of its step and comes after them,
+    while policy.published may overtake them.
+    """
+    if not event.run_id:
+        return None
+    if isinstance(event, training.PolicyPublished):
+        return Advanced(event.run_id, 0, event.version)
+    return Advanced(event.run_id, event.step, event.version, event.usage.trainer_s)
 
 
 def session_failed(event: training.SessionFailed, _: Delivery[Any]) -> SessionFailed:

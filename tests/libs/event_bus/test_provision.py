@@ -17,7 +17,7 @@ from tests.local_servers import NatsServer
 from event_bus import UPCYCLE, BusSettings, ProvisionRefused
 from event_bus import provision as provisioning
 from event_bus.provision import provision
-from event_bus.topology import DLQ, EVENTS, TASKS, Keep
+from event_bus.topology import DECISIONS, DLQ, EVENTS, TASKS, Keep
 from local_stack.nats import NatsLogin
 from upcycle.errors import Unavailable
 
@@ -169,7 +169,9 @@ async def test_the_stream_of_facts_has_room_for_the_episodes_that_a_deployment_n
     server = nats_server()
     await provision(BusSettings(url=server.url, episodes_kept=500))
     async with eyes_on(server) as eyes:
-        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 2_000_000
-    assert EVENTS in (await provision(server.url)).updated
+        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 2_250_000
+        config = (await eyes.jetstream.stream_info(DECISIONS)).config
+        assert (config.max_msgs, config.max_bytes) == (1_250, 1_800_000)
+    assert {DECISIONS, EVENTS} <= set((await provision(server.url)).updated)
     async with eyes_on(server) as eyes:
-        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 4_800_000_000
+        assert (await eyes.jetstream.stream_info(EVENTS)).config.max_bytes == 5_400_000_000

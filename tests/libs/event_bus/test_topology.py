@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from event_bus import EVENT_SUBJECTS, UPCYCLE, UnknownEvent
-from event_bus.topology import COMMAND_SUBJECTS, DLQ, EVENTS, MAX_EVENT_BYTES, TASKS, Keep
+from event_bus.topology import COMMAND_SUBJECTS, DECISIONS, DLQ, EVENTS, MAX_EVENT_BYTES, TASKS, Keep
 from identities import durables
 from upcycle.api.common.v1.common_pb2 import BlobRef
 from upcycle.api.registry.v1 import events_pb2 as registry
@@ -46,7 +46,24 @@ def test_work_is_kept_until_acked_and_refused_when_full_and_facts_are_kept_for_r
     assert streams[TASKS].refuse_when_full
     assert streams[EVENTS].keep is Keep.UNTIL_LIMITS
     assert not streams[EVENTS].refuse_when_full
-    assert streams[EVENTS].max_msg_bytes == MAX_EVENT_BYTES < streams[DLQ].max_msg_bytes
+    assert streams[DECISIONS].max_msg_bytes == MAX_EVENT_BYTES < streams[EVENTS].max_msg_bytes
+    assert streams[EVENTS].max_msg_bytes < streams[DLQ].max_msg_bytes
+
+
+def test_what_was_decided_ages_out_no_sooner_as_a_fact_than_as_a_decision() -> None:
+    """Else the server would find no copy, and copy all decisions once more."""
+    streams = {spec.name: spec for spec in UPCYCLE.streams}
+    assert streams[DECISIONS].max_age_s <= streams[EVENTS].max_age_s
+
+
+def test_every_decision_is_copied_to_the_subject_of_its_fact() -> None:
+    (events,) = (spec for spec in UPCYCLE.streams if spec.name == EVENTS)
+    assert events.copied == {
+        "up.*.decision.outcome.*.*.graded": "up.$1.evt.trajectory.graded.$2",
+        "up.*.decision.outcome.*.*.failed": "up.$1.evt.episode.failed.$2",
+        "up.*.decision.settled.*.*.*": "up.$1.evt.group.settled.$2",
+        "up.*.decision.step.*.*.trainer": "up.$1.evt.step.completed.$2",
+    }
 
 
 def test_durables_of_the_work_queue_do_not_overlap() -> None:

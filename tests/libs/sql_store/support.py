@@ -49,7 +49,9 @@ class Remembering:
         self.down, self.num_refused = False, 0
         self.refuses: dict[str, Exception] = {}
 
-    async def publish_encoded(self, message: Encoded, stream: str, subject: str, *, event_id: str) -> PubAck:
+    async def publish_encoded(
+        self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
+    ) -> PubAck:
         kind = "command" if stream == TASKS else "fact"
         if self.down:
             self.num_refused += 1

@@ -2,12 +2,16 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import Connection, func, select, update
 from tests.conftest import NatsFactory
+from tests.libs.event_bus.support import eyes_on
+from tests.libs.event_bus.test_decisions import forget_ids
 from tests.libs.sql_store.support import OUTBOX, Remembering, eventually, opened, texts, write
 from tests.support.waiting import until
 
@@ -22,16 +26,21 @@ from event_bus import (
     UnknownEvent,
 )
 from event_bus.provision import provision
+from event_bus.topology import EVENTS
 from identities.errors import InvalidIdentity
-from sql_store import Database, OutboxRelay, enqueue, enqueue_command
+from sql_store import Database, OutboxRelay, enqueue, enqueue_again, enqueue_command, publish_again
 from sql_store.relay import prune
 from upcycle.api.common.v1.common_pb2 import BlobRef, EpisodeIdentity
-from upcycle.api.taskset.v1.events_pb2 import EpisodeFailed, EpisodeRequested
+from upcycle.api.taskset.v1.events_pb2 import EpisodeCancelled, EpisodeRequested
+from upcycle.api.training.v1.events_pb2 import GroupSettled
 from upcycle.errors import Unavailable
 
+EXCLUDED = GroupSettled(outcome="excluded")
+BY_PLANNER: dict[str, Any] = {"model": "m", "author": "planner"}
 
-def fact(event_id: str, *, model: str = "m") -> EpisodeFailed:
-    return EpisodeFailed(episode=EpisodeIdentity(episode_id=event_id, model=model))
+
+def fact(event_id: str, *, model: str = "m") -> EpisodeCancelled:
+    return EpisodeCancelled(episode=EpisodeIdentity(episode_id=event_id, model=model))
 
 
 async def put(db: Database, *event_ids: str) -> None:
@@ -76,7 +85,7 @@ async def test_what_the_bus_would_refuse_is_refused_while_the_transaction_can_be
 
         def too_large(connection: Connection) -> None:
             write("row")(connection)
-            enqueue(connection, EpisodeFailed(detail="x" * 300_000), model="m", event_id="a")
+            enqueue(connection, EpisodeCancelled(reason="x" * 300_000), model="m", event_id="a")
 
         with pytest.raises(EventTooLarge):
             await db.run(too_large)
@@ -193,7 +202,7 @@ async def test_no_command_overtakes_a_fact_that_it_rests_on(sql_url: str) -> Non
         await put_command(db, "earlier task")
         await put(db, "a")
         await put_command(db, "task")
-        relay = OutboxRelay(db, bus, poll_s=0.02, before_commands=(EpisodeFailed,))
+        relay = OutboxRelay(db, bus, poll_s=0.02, before_commands=(EpisodeCancelled,))
         await relay.start()
         await eventually(db, unpublished, ["a", "task"])
         del bus.refuses["a"]
@@ -207,7 +216,7 @@ async def test_commands_do_not_wait_for_the_next_poll_once_the_fact_is_out(sql_u
     async with opened(sql_url) as db:
         await put(db, "a")
         await put_command(db, "task")
-        relay = OutboxRelay(db, bus, poll_s=3600, before_commands=(EpisodeFailed,))
+        relay = OutboxRelay(db, bus, poll_s=3600, before_commands=(EpisodeCancelled,))
         await relay.start()
         await until(lambda: len(bus.published) == 2)
         await relay.stop()
@@ -253,9 +262,9 @@ async def test_a_stop_publishes_what_is_committed(sql_url: str) -> None:
 async def test_a_crash_between_publish_and_mark_publishes_again_under_the_same_id(sql_url: str) -> None:
     class Crashing(Remembering):
         async def publish_encoded(
-            self, message: Encoded, stream: str, subject: str, *, event_id: str
+            self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
         ) -> PubAck:
-            await super().publish_encoded(message, stream, subject, event_id=event_id)
+            await super().publish_encoded(message, stream, subject, event_id=event_id, again=again)
             raise asyncio.CancelledError
 
     crashing, bus = Crashing(), Remembering()
@@ -278,10 +287,10 @@ async def test_a_published_event_belongs_to_the_trace_that_stored_it(sql_url: st
 
     class Looking(Remembering):
         async def publish_encoded(
-            self, message: Encoded, stream: str, subject: str, *, event_id: str
+            self, message: Encoded, stream: str, subject: str, *, event_id: str, again: bool = False
         ) -> PubAck:
             seen.append(trace.get_current_span().get_span_context().trace_id)
-            return await super().publish_encoded(message, stream, subject, event_id=event_id)
+            return await super().publish_encoded(message, stream, subject, event_id=event_id, again=again)
 
     provider = TracerProvider()
     async with opened(sql_url) as db:
@@ -309,10 +318,78 @@ async def test_through_a_real_bus_and_its_kill_9(sql_url: str, nats_server: Nats
         await asyncio.to_thread(server.start)
         await put(db, *(f"c{n}" for n in range(20)))
         found: list[str] = []
-        async for delivery in bus.replay([EpisodeFailed], after_sequence=0):
+        async for delivery in bus.replay([EpisodeCancelled], after_sequence=0):
             found.append(delivery.event_id)
             if len(found) == 60:
                 break
         assert found == [f"{run}{n}" for run in "abc" for n in range(20)]
         await relay.stop()
     await bus.stop()
+
+
+async def test_a_decision_that_finds_another_standing_is_done_with_and_holds_nothing_up(
+    sql_url: str, nats_server: NatsFactory
+) -> None:
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
+    await bus.start()
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.1)
+        await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
+        await relay.start()
+        for name in ("g1", "g2"):
+            await db.run(partial(enqueue, event=EXCLUDED, event_id=f"settled/{name}", **BY_PLANNER))
+        await eventually(db, unpublished, list[str](), timeout_s=30)
+        found = []
+        async for delivery in bus.replay([GroupSettled], after_sequence=0):
+            found.append((delivery.event_id, delivery.message.outcome))
+            if len(found) == 2:
+                break
+        assert found == [("settled/g1", "trained"), ("settled/g2", "excluded")]
+        assert await db.run(refusals) == []
+        await relay.stop()
+    await bus.stop()
+
+
+async def test_what_stands_is_copied_again_where_the_facts_lost_it(
+    sql_url: str, nats_server: NatsFactory
+) -> None:
+    """g1 was settled by the trainer, g2 by nobody, g3 by the planner, whose row the outbox still has."""
+    server = nats_server()
+    await provision(server.url)
+    bus = EventBus(BusSettings(url=server.url), client_name="t", timings=BusTimings(drain_s=1, close_s=1))
+    await bus.start()
+
+    async def copies(count: int) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        async with asyncio.timeout(30):
+            async for delivery in bus.replay([GroupSettled], after_sequence=0):
+                found.append((delivery.event_id, delivery.message.outcome))
+                if len(found) == count:
+                    return found
+        return found
+
+    async with opened(sql_url) as db:
+        relay = OutboxRelay(db, bus, poll_s=0.1)
+        await relay.start()
+        await bus.publish(GroupSettled(outcome="trained"), model="m", event_id="settled/g1", author="trainer")
+        await db.run(partial(enqueue, event=EXCLUDED, event_id="settled/g3", **BY_PLANNER))
+        await copies(2)
+        await eventually(db, unpublished, list[str](), timeout_s=30)
+        async with eyes_on(server) as eyes:
+            await eyes.jetstream.purge_stream(EVENTS)
+        await forget_ids(server)
+        for name in ("settled/g1", "settled/g2"):
+            await db.run(partial(enqueue_again, event=EXCLUDED, event_id=name, **BY_PLANNER))
+        await db.run(lambda sql: publish_again(sql, ["settled/g3", "settled/g4"]))
+        await eventually(db, unpublished, list[str](), timeout_s=30)
+        found = await copies(3)
+        assert dict(found) == {"settled/g1": "trained", "settled/g2": "excluded", "settled/g3": "excluded"}
+        await relay.stop()
+    await bus.stop()
+
+
+def refusals(connection: Connection) -> list[str]:
+    found = select(OUTBOX.c.refusal).where(OUTBOX.c.refusal.is_not(None))
+    return list(connection.execute(found).scalars())

@@ -76,6 +76,7 @@ class World:
         copied.stream.facts.extend(self.stream.facts)
         copied.recorder.events.update(self.recorder.events)
         copied.recorder.order.extend(self.recorder.order)
+        copied.recorder.by_others.update(self.recorder.by_others)
         return copied
 
     async def publish_base(self, *, model: str = MODEL, version: int = 0, seed: int = 0) -> None:

@@ -12,7 +12,7 @@ from tests.services.grpo_trainer.bench import Trainer, World
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.training.v1 import events_pb2 as events
 
-WRITES = {"put", "put_file", "put_if_absent", "delete", "publish"}
+WRITES = {"put", "put_file", "put_if_absent", "delete", "publish", "decide"}
 
 
 class Killed(BaseException):

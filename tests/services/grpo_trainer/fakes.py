@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from blob_store import MemoryBlobStore
-from event_bus import Delivery
+from event_bus import Decision, Delivery
 from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
 from grpo_trainer.domain.errors import InvalidTrainingSpec
 from grpo_trainer.domain.spec import TrainingSpec
@@ -77,11 +77,13 @@ class Stream:
 
 
 class Recorder:
-    """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see."""
+    """Keeps what the trainer published; equal ids must be equal facts, as far as the world can see. Of
+    decisions the first stands, and what stands by another's word is no contradiction."""
 
     def __init__(self) -> None:
         self.events: dict[str, Message] = {}
         self.order: list[str] = []
+        self.by_others: set[str] = set()
         self.published: asyncio.Event = asyncio.Event()
 
     async def publish(self, event: Message, *, model: str, event_id: str) -> object:
@@ -93,12 +95,33 @@ class Recorder:
         self.published.set()
         return None
 
-    async def stored(
-        self, events: Sequence[type[Message]], *, after_sequence: int, model: str | None
-    ) -> list[Delivery[Any]]:
-        """Everything that was published."""
-        found = [event for event in self.events.values() if isinstance(event, tuple(events))]
-        return [Delivery(event, "", "", 0, 1, START) for event in found]
+    async def decide(self, words: Sequence[Decision]) -> list[Message | None]:
+        """As the bus: all words or none."""
+        stand = [self.events.get(word.event_id) for word in words]
+        for word, found in zip(words, stand, strict=True):
+            if found is not None and word.event_id not in self.by_others:
+                self.check(found, word)
+        if any(stand):
+            return stand
+        for word in words:
+            self.events[word.event_id] = word.event
+            self.order.append(word.event_id)
+        self.published.set()
+        return [word.event for word in words]
+
+    async def standing(self, word: Decision) -> Message | None:
+        return self.events.get(word.event_id)
+
+    def check(self, known: Message, word: Decision) -> None:
+        """What the trainer said before must be what it says again."""
+        assert _timeless(known) == _timeless(word.event), f"{word.event_id} was decided with another content"
+
+    def decided_by_another(self, event: Message, event_id: str) -> None:
+        """The planner, or another trainer, decided, unless it was too late."""
+        if event_id not in self.events:
+            self.events[event_id] = event
+            self.by_others.add(event_id)
+            self.published.set()
 
     def of(self, kind: type[Message]) -> list[Any]:
         """Events of one type, in the order in which they were first published."""

@@ -201,7 +201,7 @@ async def outside(world: World, folder: Path, s3: S3Settings) -> AsyncIterator[O
 async def publish(world: World, bus: EventBus, facts: slice) -> None:
     """Some facts of the world, on the real bus."""
     for delivery in world.stream.facts[facts]:
-        await bus.publish(delivery.message, model=MODEL, event_id=f"{delivery.event_id}/{RUN}")
+        await bus.publish(delivery.message, model=MODEL, event_id=f"{RUN}/{delivery.event_id}")
 
 
 def of_group(index: int) -> slice:
@@ -210,15 +210,15 @@ def of_group(index: int) -> slice:
 
 
 async def wait_for(bus: EventBus, step: int) -> list[Any]:
-    """Every fact of the trainer until that step is announced."""
+    """Every fact of the trainer until that step is announced, in the order of the stream: a checkpoint may
+    come before the copy of its step."""
     kinds = (events.GroupSettled, events.StepCompleted, events.PolicyPublished, events.CheckpointSaved)
     seen: list[Any] = []
     async with asyncio.timeout(60):
         async for delivery in bus.replay(kinds, after_sequence=0, model=MODEL):
             seen.append(delivery.message)
-            if isinstance(delivery.message, events.CheckpointSaved) and delivery.message.step >= step:
-                break
-            if isinstance(delivery.message, events.StepCompleted) and step <= delivery.message.step < STEPS:
+            done = {type(one) for one in seen if getattr(one, "step", 0) >= step}
+            if events.StepCompleted in done and (step < STEPS or events.CheckpointSaved in done):
                 break
     return seen
 

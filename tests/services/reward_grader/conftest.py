@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.conftest import NatsFactory
+from tests.facts import with_decisions
 from tests.services.rollout_sampler.doubles import MODEL, EnvironmentDouble
 from tests.services.settled import until_handled
 from tests.support.waiting import until
@@ -77,8 +78,7 @@ class Testbed:
     async def all_outcomes(self, num_records: int) -> list[Any]:
         """Every fact in the stream once the graders have handled so many records."""
         await until_handled(self.settings.bus.url, REWARD_GRADER, at_least=num_records)
-        stored = await self.bus.stored([TrajectoryGraded, EpisodeFailed], after_sequence=0)
-        return [delivery.message for delivery in stored]
+        return await with_decisions(self.bus, [TrajectoryGraded, EpisodeFailed])
 
     async def outcomes(self, count: int) -> list[Any]:
         await until(lambda: len(self.events) >= count)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import pytest
 from google.protobuf.message import Message
 from tests.conftest import NatsFactory
+from tests.facts import with_decisions
 from tests.services.rollout_sampler.doubles import (
     MODEL,
     EngineDouble,
@@ -140,8 +141,7 @@ class Testbed:
         """Every fact in the stream once the samplers have handled so many commands of the pool `train`."""
         queue = ROLLOUT_SAMPLER_TRAIN.of_model(MODEL)
         await until_handled(self.settings.bus.url, queue, at_least=num_commands)
-        stored = await self.bus.stored([TrajectoryRecorded, EpisodeFailed], after_sequence=0)
-        return [delivery.message for delivery in stored]
+        return await with_decisions(self.bus, [TrajectoryRecorded, EpisodeFailed])
 
     async def body(self, fact: TrajectoryRecorded) -> TrajectoryBody:
         """The stored body behind a fact, verified."""

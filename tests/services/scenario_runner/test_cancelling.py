@@ -198,7 +198,9 @@ async def test_a_step_that_ends_after_the_cancellation_still_trains_its_group(ru
     run = await graded_run(runner)
     assert (await get(runner, run.run_id)).run.state == taskset_pb2.RUN_STATE_DRAINING
     fact = trained(run.run_id)
-    await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{fact.group_id}")
+    await runner.bus.publish(
+        fact, model="incident", event_id=f"group.settled/{fact.group_id}", author="trainer"
+    )
     done = (await finished(runner, run.run_id)).run
     assert (done.state, dict(done.counts.by_state)) == (taskset_pb2.RUN_STATE_CANCELLED, {"trained": 2})
     assert await facts_of(runner, taskset_events.EpisodeCancelled) == []
@@ -215,7 +217,9 @@ async def test_a_trainer_that_comes_back_after_its_run_was_cancelled_finds_its_g
     done = (await finished(runner, run.run_id)).run
     assert (done.state, dict(done.counts.by_state)) == (taskset_pb2.RUN_STATE_CANCELLED, {"excluded": 2})
     fact = trained(run.run_id)
-    late = await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{fact.group_id}")
+    late = await runner.bus.publish(
+        fact, model="incident", event_id=f"group.settled/{fact.group_id}", author="trainer"
+    )
     assert late.duplicate
     (said,) = await facts_of(runner, training_events.GroupSettled)
     assert isinstance(said, training_events.GroupSettled)

@@ -263,7 +263,7 @@ class Excluding:
             episode_ids=members,
         )
         event_id = f"group.settled/{request.episode.group_id}"
-        await self.runner.bus.publish(fact, model="incident", event_id=event_id)
+        await self.runner.bus.publish(fact, model="incident", event_id=event_id, author="trainer")
 
 
 async def test_a_run_that_learns_nothing_ends_on_the_running_service(runner: Runner) -> None:

@@ -247,3 +247,19 @@ async def test_a_run_goes_on_when_the_bus_lost_everything_while_its_trainer_was_
         if len(seen) == 4:
             break
     assert sorted(fact.reward for fact in seen.values()) == [0.0, 0.0, 1.0, 1.0]  # type: ignore[attr-defined]
+
+
+async def test_decisions_that_wait_in_the_outbox_are_counted_for_why(planner: PlannerHarness) -> None:
+    """Their subjects end with their author, the others with the model."""
+    await planner.begin(train_spec(prompts=1, staleness=0), num_tasks=3)
+    members = planner.members(0)
+    await planner.do(lambda unit: unit.note_opened(members))
+    await Outside(planner).published()
+    planner.now += timedelta(seconds=train_spec().episode_deadline_s + 1)
+    await planner.sweep()
+    model = (await planner.run()).spec.policy.model
+    waiting = await Outside(planner).waiting()
+    decided = [event_id for event_id in waiting if event_id.startswith("episode.outcome/")]
+    assert len(decided) == 2
+    assert await planner.do(lambda unit: unit.outbox_waiting(model)) == len(waiting)
+    assert await planner.do(lambda unit: unit.outbox_waiting("another")) == 0

@@ -163,7 +163,9 @@ class FakeTrainer:
             step=self.step,
             episode_ids=self.groups.pop(group_id),
         )
-        await self.runner.bus.publish(settled, model="incident", event_id=f"group.settled/{group_id}")
+        await self.runner.bus.publish(
+            settled, model="incident", event_id=f"group.settled/{group_id}", author="trainer"
+        )
 
 
 async def test_a_training_run_that_can_only_fail_ends_and_says_why(runner: Runner) -> None:

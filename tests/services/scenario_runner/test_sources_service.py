@@ -55,7 +55,9 @@ async def _settle(runner: Runner, run_id: str, offer: Any, outcome: str) -> None
         episode_ids=[member.episode_id for member in offer.members],
         source_run_id=offer.source_run_id,
     )
-    await runner.bus.publish(fact, model="incident", event_id=f"group.settled/{run_id}/{offer.group_id}")
+    await runner.bus.publish(
+        fact, model="incident", event_id=f"group.settled/{run_id}/{offer.group_id}", author="trainer"
+    )
 
 
 async def _offers(runner: Runner, count: int) -> list[Any]:

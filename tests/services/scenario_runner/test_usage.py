@@ -125,7 +125,7 @@ def test_seconds_are_read_from_the_facts_of_sampler_grader_and_trainer() -> None
         assert (fact.engine_s, fact.environment_s) == (1.5, 6.0)
     step = StepCompleted(run_id="r", step=3, version=4, usage=Usage(trainer_s=9.0))
     assert advanced(step, delivery) == Advanced("r", 3, 4, 9.0)
-    assert advanced(PolicyPublished(run_id="r", step=3, version=4), delivery) == Advanced("r", 3, 4, 0.0)
+    assert advanced(PolicyPublished(run_id="r", step=3, version=4), delivery) == Advanced("r", 0, 4, 0.0)
 
 
 async def test_a_run_has_a_cost_only_where_a_price_is_set(planner: PlannerHarness) -> None:

@@ -17,6 +17,7 @@ from service_kit.ports import free_ports
 from trajectory_body import pack
 from trajectory_store.app import build_app
 from trajectory_store.settings import TrajectoryStoreSettings
+from upcycle.api.training.v1.events_pb2 import GroupSettled
 from upcycle.api.trajectory.v1 import service_pb2 as pb
 from upcycle.api.trajectory.v1 import trajectory_pb2
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
@@ -58,8 +59,12 @@ class Store:
 
     async def publish(self, *messages: Message) -> None:
         for message in messages:
+            author = "trainer" if isinstance(message, GroupSettled) else ""
             await self.bus.publish(
-                message, model=events.MODEL, event_id=str(hash(message.SerializeToString()))
+                message,
+                model=events.MODEL,
+                event_id=f"test/{hash(message.SerializeToString())}",
+                author=author,
             )
 
     async def keep_body(self, number: int) -> BlobRef:

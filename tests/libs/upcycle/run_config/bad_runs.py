@@ -29,7 +29,11 @@ BAD_TRAININGS: list[tuple[dict[str, Any], str]] = [
     ({"learning_rate": 0.0}, "spec.training.learning_rate must be > 0 and <= 10, got 0"),
     ({"learning_rate": float("inf")}, "spec.training.learning_rate must be > 0 and <= 10, got inf"),
     ({"prompts_per_step": 0}, "spec.training.prompts_per_step must be >= 1"),
-    ({"prompts_per_step": 1025, "group_size": 2}, "* spec.group_size is 2050, limit 2048: lower one of them"),
+    (
+        {"prompts_per_step": 1000, "group_size": 2},
+        "must be >= 1 and <= 999, got 1000: a step is published as one",
+    ),
+    ({"prompts_per_step": 257, "group_size": 8}, "* spec.group_size is 2056, limit 2048: lower one of them"),
     ({"group_size": 1}, "spec.group_size must be >= 2 and <= 1024, got 1: one rollout has nothing to be"),
     ({"group_size": 1025}, "spec.group_size must be >= 1 and <= 1024, got 1025"),
     ({"max_staleness": -1}, "spec.training.max_staleness must be >= 0 and <= 1000"),

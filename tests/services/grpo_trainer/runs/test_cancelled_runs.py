@@ -5,26 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from tests.conftest import NatsFactory
 from tests.services.grpo_trainer.bench import MIXED, MODEL, RUN, Episodes, Trainer, World, refused, submission
 from tests.services.grpo_trainer.crashes import Killed
-from tests.services.grpo_trainer.fakes import Recorder
+from tests.services.grpo_trainer.fakes import START, Recorder
 from tests.support.waiting import until
 
-from event_bus import BusSettings, EventBus
+from episodes import GroupOutcome, GroupReason
+from event_bus import BusSettings, Decision, EventBus
 from event_bus.provision import provision
 from grpo_trainer.adapters.bus_facts import BusFacts
-from grpo_trainer.domain.published import PublishedEndings
+from grpo_trainer.domain.errors import Superseded
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionPhase
+from grpo_trainer.domain.steps import StepRecord
+from grpo_trainer.domain.trajectories import CompleteGroup, Settlement, excluded
 from grpo_trainer.runs.deps import RunDeps
 from upcycle.api.taskset.v1 import events_pb2 as taskset_events
 from upcycle.api.taskset.v1 import taskset_pb2 as taskset
 from upcycle.api.training.v1 import events_pb2 as events
+from upcycle.errors import Unavailable
 
 CLOSED = f"default/training/{MODEL}/{RUN}/closed.json"
 MARKER = "step-00000001/state.json"
@@ -59,7 +63,7 @@ async def superseded(world: World) -> None:
     world.stream.append(cancelled(is_final=True))
     for index in range(2):
         fact = settled_instead(index)
-        await world.recorder.publish(fact, model=MODEL, event_id=f"group.settled/{fact.group_id}")
+        world.recorder.decided_by_another(fact, f"group.settled/{fact.group_id}")
     world.stream.append(over())
 
 
@@ -123,10 +127,8 @@ class Silent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def publish(self, event: Any, *, model: str, event_id: str) -> object:
-        if isinstance(event, events.GroupSettled):
-            raise Killed(event_id)
-        return await self._inner.publish(event, model=model, event_id=event_id)
+    async def decide(self, words: Sequence[Decision]) -> object:
+        raise Killed(words[0].event_id)
 
 
 def silenced(deps: RunDeps) -> RunDeps:
@@ -196,30 +198,77 @@ async def test_a_trainer_that_restarts_before_the_deadline_publishes_its_step(wo
     assert [one.step for one in world.recorder.of(events.StepCompleted)] == [1]
 
 
-async def test_the_first_group_settled_in_the_stream_stands(nats_server: NatsFactory) -> None:
-    """On a real bus: what was settled after a sequence, of this run, in the words that came first."""
+async def test_a_step_is_published_whole_or_not_at_all(nats_server: NatsFactory) -> None:
+    """On a real bus: where the planner settled one group, no other is trained and no step completed."""
     server = nats_server()
     await provision(server.url)
     bus = EventBus(BusSettings(url=server.url), client_name="test")
     await bus.start()
     try:
-        facts = BusFacts(bus, now=lambda: pytest.fail("nothing is said here"))
+        facts = BusFacts(bus, now=lambda: START)
         spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
-        assert await facts.endings_since(spec, 0) == PublishedEndings({}, final_stop=False)
-        before = await bus.publish(settled_instead(7), model=MODEL, event_id="a")
-        await bus.publish(settled_instead(0), model=MODEL, event_id="b")
-        repeated = settled_instead(0)
-        repeated.outcome = "trained"
-        await bus.publish(repeated, model=MODEL, event_id="c")
-        of_another = settled_instead(1)
-        of_another.run_id = "run-other"
-        await bus.publish(of_another, model=MODEL, event_id="d")
-        await bus.publish(settled_instead(2), model="other", event_id="e")
-        first = await bus.publish(cancelled(), model=MODEL, event_id="f")
-        said = await facts.endings_since(spec, before.sequence)
-        assert said == PublishedEndings({f"{RUN}-g00000": "excluded"}, final_stop=False)
-        await bus.publish(cancelled(is_final=True), model=MODEL, event_id="g")
-        assert await facts.endings_since(spec, first.sequence) == PublishedEndings({}, final_stop=True)
-        assert await facts.endings_since(spec, first.sequence + 100) == PublishedEndings({}, final_stop=False)
+        await facts.publish_step(spec, a_record(1, 0, 1))
+        await facts.publish_step(spec, a_record(1, 0, 1))  # again, after a crash
+        await facts.confirm_step(spec, a_record(1, 0, 1))
+        instead = settled_instead(3)
+        event_id = f"group.settled/{instead.group_id}"
+        await bus.publish(instead, model=MODEL, event_id=event_id, author="planner")
+        void = r"g00003 is trained\(2\), and .*g00003 is excluded\(run_over\) stands"
+        for publish in (facts.confirm_step, facts.publish_step):
+            with pytest.raises(Superseded, match=void):
+                await publish(spec, a_record(2, 2, 3))
+        with pytest.raises(Superseded, match="step 1 made version 1 of 8 trajectories stands"):
+            await facts.publish_step(spec, a_record(1, 4, 5))
+        await facts.publish_settled(spec, excluded(a_group(3), GroupReason.STALE))  # the planner's stands
+        await facts.publish_settled(spec, excluded(a_group(2), GroupReason.STALE))
+        found = await until_some(bus, 5)
     finally:
         await bus.stop()
+    assert [(one.group_id[-1], one.outcome, one.reason) for one in found if hasattr(one, "outcome")] == [
+        ("0", "trained", ""),
+        ("1", "trained", ""),
+        ("3", "excluded", "run_over"),
+        ("2", "excluded", "stale"),
+    ]
+    assert [one.step for one in found if isinstance(one, events.StepCompleted)] == [1]
+
+
+async def test_a_trainer_that_does_not_hold_its_model_decides_nothing(world: World) -> None:
+    """What it would decide stands for good, and another trainer may have decided otherwise."""
+
+    def gone(model: str) -> None:
+        raise Unavailable(f"the lease of {model} has to be renewed first")
+
+    facts = BusFacts(world.recorder, now=world.clock, check=gone)
+    spec = TrainingSpec(run_id=RUN, model=MODEL, group_size=4)
+    with pytest.raises(Unavailable):
+        await facts.publish_step(spec, a_record(1, 0, 1))
+    with pytest.raises(Unavailable):
+        await facts.publish_settled(spec, excluded(a_group(2), GroupReason.STALE))
+    assert not world.recorder.events
+
+
+def a_group(index: int) -> CompleteGroup:
+    return CompleteGroup(f"{RUN}-g{index:05d}", (), 1)
+
+
+def a_record(step: int, *groups: int) -> StepRecord:
+    settled = tuple(
+        Settlement(a_group(one).group_id, GroupOutcome.TRAINED, GroupReason.NONE, (), step) for one in groups
+    )
+    ids = tuple(f"traj-{group}-{member}" for group in groups for member in range(4))
+    return StepRecord(
+        step, step, ids, {}, START, saves_checkpoint=True, parent_checkpoint_id="", settlements=settled
+    )
+
+
+async def until_some(bus: EventBus, count: int) -> list[Any]:
+    """The first ends of groups and steps in the stream of facts."""
+    found: list[Any] = []
+    replay = bus.replay([events.GroupSettled, events.StepCompleted], after_sequence=0)
+    async with asyncio.timeout(20):
+        async for delivery in replay:
+            found.append(delivery.message)
+            if len(found) == count:
+                return found
+    raise AssertionError(f"the stream ended after {len(found)} facts")

@@ -212,7 +212,7 @@ class FailingBus:
     """A bus that raises so many errors, then publishes."""
 
     def __init__(self, world: World, *errors: Exception) -> None:
-        self.stored = world.recorder.stored
+        self.decide, self.standing = world.recorder.decide, world.recorder.standing
         self.tries = 0
         self._world = world
         self._errors = errors

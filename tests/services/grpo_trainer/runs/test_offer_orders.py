@@ -23,6 +23,7 @@ from tests.services.grpo_trainer.evaluations import Evaluation
 from tests.services.grpo_trainer.fakes import Recorder
 from tests.support.waiting import until
 
+from event_bus import Decision
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.states import SessionPhase
 from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
@@ -104,12 +105,11 @@ class KeepsFirst(Recorder):
     """Keeps the first word about each group, as planner and ledger do. A process that is restarted between a
     release and the next durable state may find another reason for it, never another outcome."""
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
-        known = self.events.get(event_id)
-        if isinstance(known, events.GroupSettled) and isinstance(event, events.GroupSettled):
-            assert (known.outcome, known.step) == (event.outcome, event.step)
-            return None
-        return await super().publish(event, model=model, event_id=event_id)
+    def check(self, known: Message, word: Decision) -> None:
+        if isinstance(known, events.GroupSettled) and isinstance(word.event, events.GroupSettled):
+            assert (known.outcome, known.step) == (word.event.outcome, word.event.step)
+        else:
+            super().check(known, word)
 
 
 class Play:

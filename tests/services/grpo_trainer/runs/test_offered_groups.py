@@ -288,7 +288,7 @@ async def test_a_step_with_offered_groups_is_void_where_the_planner_released_the
                 reason="run_over",
                 source_run_id=EVALUATION,
             )
-            await world.recorder.publish(fact, model=MODEL, event_id=settled_id(group))
+            world.recorder.decided_by_another(fact, settled_id(group))
         world.stream.append(over())
         gate.open.set()
         await until_closed(world)
@@ -304,7 +304,7 @@ async def test_a_settlement_of_the_same_group_by_another_run_does_not_void_a_ste
     fact = events.GroupSettled(
         group_id=group, run_id=OTHER, model=MODEL, outcome="released", source_run_id=EVALUATION
     )
-    await world.recorder.publish(fact, model=MODEL, event_id=f"group.settled/{OTHER}/{group}")
+    world.recorder.decided_by_another(fact, f"group.settled/{OTHER}/{group}")
     world.stream.append(submission(steps=1, prompts_per_step=1))
     await Evaluation(world).offered(0)
     async with Trainer(world):

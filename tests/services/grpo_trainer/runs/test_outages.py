@@ -48,7 +48,9 @@ def flaky(deps: RunDeps) -> RunDeps:
     names = {"put", "put_file", "put_if_absent", "get", "get_file", "read", "list", "delete"}
     for adapter in (deps.states, deps.bodies):
         vars(adapter)["_store"] = Flaky(vars(adapter)["_store"], away, names)
-    vars(deps.facts)["_bus"] = Flaky(vars(deps.facts)["_bus"], Unavailable("gone too"), {"publish"})
+    vars(deps.facts)["_bus"] = Flaky(
+        vars(deps.facts)["_bus"], Unavailable("gone too"), {"publish", "decide", "standing"}
+    )
     return deps
 
 

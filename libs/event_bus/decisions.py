@@ -1,0 +1,169 @@
+"""Decisions: facts of which the first stands, of all authors, for as long as the stream keeps it.
+
+Each is stored on the condition that nothing is stored about the same thing yet: an episode's outcome, a
+group's end, a step. The server checks it, so there is no window and no lock. EVENTS gets a copy of each, in
+the order in which they were decided; who lost reads here what stands.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import RawStreamMsg
+from nats.js.errors import NotFoundError
+
+from event_bus import codec, metrics
+from event_bus.codec import Encoded
+from event_bus.delivery import BusTimings, PubAck
+from event_bus.errors import AlreadyDecided, MalformedEvent
+from event_bus.publisher import Outgoing, Publisher
+from event_bus.topology import DECISIONS, EVENTS, Topology
+from identities import subjects
+from identities.tenants import DEFAULT_TENANT
+from upcycle.errors import Unavailable
+
+_LOG = logging.getLogger(__name__)
+MAX_TOGETHER: Final = 1000
+"""Decisions that stand or fall together: the server's limit of one batch."""
+_PAUSE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How one author decides one thing: `event_id` says which. author: where the type has several."""
+
+    event: Message
+    model: str
+    event_id: str
+    author: str = ""
+    tenant: str = DEFAULT_TENANT
+
+
+class Decisions:
+    """Publishes decisions and reads those that stand."""
+
+    def __init__(
+        self,
+        jetstream: Callable[[], JetStreamContext],
+        publisher: Publisher,
+        topology: Topology,
+        timings: BusTimings,
+    ) -> None:
+        self._jetstream = jetstream
+        self._publisher = publisher
+        self._topology = topology
+        self._timings = timings
+
+    async def publish(self, message: Encoded, subject: str, event_id: str, *, again: bool = False) -> PubAck:
+        """Decide, unless it is decided: then the ack is a duplicate, with the sequence of what stands.
+
+        again: the stream of facts may have lost its copy of what stands; it gets another.
+        """
+        deadline = time.monotonic() + self._timings.publish_budget_s
+        outgoing = _outgoing(message, subject, event_id)
+        while True:
+            try:
+                return await self._alone(outgoing)
+            except AlreadyDecided as error:
+                if (stands := await self._newest(subject)) is not None:
+                    if again:
+                        await self._copy(stands)
+                    metrics.DECIDED_BEFORE.labels(subjects.template_of(subject)).inc()
+                    return PubAck(DECISIONS, stands.seq or 0, duplicate=True)
+                await _pause(deadline, error)
+
+    async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
+        """Publish all or, where something stands about one of them, none. Returns what stands about each, in
+        order: None where nothing does, because another one was refused.
+
+        Raises EventTooLarge, UnknownEvent; Unavailable.
+        """
+        deadline = time.monotonic() + self._timings.publish_budget_s
+        batch = [self._addressed(one) for one in decisions]
+        while True:
+            try:
+                await self._together(batch)
+                return [one.event for one in decisions]
+            except AlreadyDecided as error:
+                stand = [await self._standing(one.subject) for one in batch]
+                if any(stand):
+                    for one in batch:
+                        metrics.DECIDED_BEFORE.labels(subjects.template_of(one.subject)).inc()
+                    return stand
+                await _pause(deadline, error)
+
+    async def standing(self, decision: Decision) -> Message | None:
+        """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
+        return await self._standing(self._addressed(decision).subject)
+
+    async def _together(self, batch: Sequence[Outgoing]) -> None:
+        """Raises AlreadyDecided where something stands about one of them."""
+        if len(batch) > 1:
+            await self._publisher.publish_together(batch, stream=DECISIONS)
+        else:
+            await self._alone(batch[0])
+
+    async def _alone(self, one: Outgoing) -> PubAck:
+        """Raises AlreadyDecided where something stands."""
+        ack = await self._publisher.publish(one.subject, one.payload, one.headers, stream=DECISIONS)
+        if ack.duplicate:
+            raise AlreadyDecided(f"{one.headers[codec.EVENT_ID]!r} came before")
+        return ack
+
+    async def _copy(self, stands: RawStreamMsg) -> None:
+        """As the server copies it; while the stream of facts remembers its id, that adds nothing."""
+        decided, headers = stands.subject or "", stands.headers or {}
+        subject = subjects.copied(decided, self._topology.verb_of(self._topology.decided_by(decided)))
+        own = {name: text for name, text in headers.items() if not _is_of_server(name)}
+        await self._publisher.publish(subject, stands.data or b"", own, stream=EVENTS)
+
+    def _addressed(self, decision: Decision) -> Outgoing:
+        event, model, event_id = decision.event, decision.model, decision.event_id
+        tenant, author = decision.tenant, decision.author
+        _, subject = self._topology.address(type(event), model, event_id, tenant=tenant, author=author)
+        return _outgoing(codec.encoded(event), subject, event_id)
+
+    async def _standing(self, subject: str) -> Message | None:
+        raw = await self._newest(subject)
+        if raw is None:
+            return None
+        try:
+            decided = self._topology.decided_by(raw.subject or "")
+            return codec.decode(decided, raw.data or b"", raw.headers or {})
+        except MalformedEvent as error:
+            raise MalformedEvent(f"the decision on {raw.subject}: {error}") from error
+
+    async def _newest(self, subject: str) -> RawStreamMsg | None:
+        """Asked of the stream's leader: another replica may not have the decision that won yet."""
+        try:
+            return await self._jetstream().get_last_msg(DECISIONS, subjects.of_any_author(subject))
+        except NotFoundError:
+            return None
+        except NatsError as error:
+            raise Unavailable(f"cannot read what stands on {subject} in {DECISIONS}: {error!r}") from error
+
+
+def _is_of_server(header: str) -> bool:
+    return header.startswith("Nats-") and header != codec.EVENT_ID
+
+
+def _outgoing(message: Encoded, subject: str, event_id: str) -> Outgoing:
+    headers: dict[str, Any] = {
+        **codec.headers_for(message.message_type, event_id),
+        codec.EXPECTED_SEQUENCE: "0",
+        codec.EXPECTED_SUBJECT: subjects.of_any_author(subject),
+    }
+    return Outgoing(subject, message.payload, headers)
+
+
+async def _pause(deadline: float, error: AlreadyDecided) -> None:
+    """The decision that won is not readable yet, or aged out between refusal and reading: ask again."""
+    if time.monotonic() + _PAUSE_S >= deadline:
+        raise Unavailable(f"{error}, and {DECISIONS} does not show what stands; publish again") from error
+    await asyncio.sleep(_PAUSE_S)

@@ -227,7 +227,7 @@ def spec_of(agent: "Agent", taskset: str, group: int, **options: Unpack[EvalOpti
         agent.model, taskset, group=group, version=agent.version, sampling=agent.sampling, **options
     )
     wire = spec_to_wire(spec)
-    if is_ahead_of_head(agent.model):
+    if agent.version is None and is_ahead_of_head(agent.model):
         wire.policy.channel = common_pb2.CHANNEL_LATEST
     return wire
 

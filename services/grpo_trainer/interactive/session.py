@@ -202,7 +202,8 @@ class InteractiveSession:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Hold the model's lock and its lease. Raises ModelBusy, after dropping the accumulated gradients,
-        while a run trains the model: the run changes the weights that they belong to."""
+        while a run trains the model: the run changes the weights that they belong to. The model is closed
+        then, because the next call may find steps of another trainer, for which head need not have moved."""
         async with self.lock:
             try:
                 if self._turns.is_lost:
@@ -210,8 +211,7 @@ class InteractiveSession:
                 await self.retry.until_available(self._turns.hold)
                 await self.retry.until_available(self._begin_call)
             except ModelBusy:
-                await self._discard()
-                self._turns.let_go()
+                await self.leave()
                 raise
             try:
                 yield
@@ -232,7 +232,7 @@ class InteractiveSession:
         at = self._at
         if at is None or self._policy is None:
             return await self._open(head, spec)
-        if head.revision != at.revision and not head.leaves(at.base):
+        if not self._goes_on(head, at):
             await self._refuse_pending(head, at)
             return await self._open(head, spec)
         self._at = at = replace(at, revision=head.revision)
@@ -244,6 +244,13 @@ class InteractiveSession:
                 f"{_named(spec)}: call optim_step first"
             )
         return await self._open(head, spec)
+
+    def _goes_on(self, head: Head, at: Head) -> bool:
+        """True if `at` is still what trains. Weights that no step of the session made are left when head is
+        moved from them, also by the gate."""
+        is_own = self._newest is not None and self._newest.published == at.base
+        is_head = head.revision == at.revision or head.checkpoint_id == at.checkpoint_id
+        return is_head or (is_own and head.leaves(at.base))
 
     async def _refuse_pending(self, head: Head, at: Head) -> None:
         if self._pending:

@@ -150,6 +150,7 @@ def test_an_evaluation_that_may_train_plays_the_newest_weights() -> None:
     assert spec_of(create_agent("sums@v3"), "sums", 8, trainable=True).policy.pinned_version == 3
     stepped("sums", is_head=False)  # a gate decides about what this process trained
     assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_LATEST
+    assert spec_of(create_agent("sums@v3"), "sums", 8).policy.pinned_version == 3  # a pin stays one
     assert spec_of(create_agent("other"), "sums", 8).policy.channel == common.CHANNEL_HEAD
     head_was_set("sums")
     assert spec_of(create_agent("sums"), "sums", 8).policy.channel == common.CHANNEL_HEAD

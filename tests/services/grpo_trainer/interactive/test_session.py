@@ -306,6 +306,39 @@ async def test_training_follows_a_newer_version_that_the_gate_promoted(world: Wo
             await trainer.optim_step("o3")
 
 
+async def test_training_does_not_go_on_from_a_head_that_was_rolled_back(world: World) -> None:
+    """The session took no step from it: there is none that it would undo."""
+    async with trainer_on(world) as another:
+        await another.forward_backward("f1", batch())
+        await another.optim_step("o1")
+    async with trainer_on(world, registry=another.registry) as trainer:
+        trainer.registry.has_gate = True
+        await world.publish_base(version=2, seed=2)
+        await trainer.registry.set_head(MODEL, 2, by_gate=True)
+        await trainer.forward_backward("f2", batch())
+        await trainer.registry.set_head(MODEL, 0, by_gate=True)
+        with pytest.raises(HeadMoved):
+            await trainer.optim_step("o2")
+
+
+async def test_a_step_of_another_trainer_is_continued_though_head_did_not_move(world: World) -> None:
+    """A run takes the model from one trainer, and another one trains it after the run."""
+    async with trainer_on(world) as one, trainer_on(world, registry=one.registry) as other:
+        one.registry.has_gate = True
+        await one.forward_backward("f1", batch())
+        await one.optim_step("o1")
+        one.leases.queue_run(MODEL, "run-1")
+        with pytest.raises(ModelBusy):
+            await one.forward_backward("f2", batch())
+        one.leases.end_run(MODEL, "run-1")
+        await other.forward_backward("f2", batch())
+        await other.optim_step("o2")
+        await one.forward_backward("f3", batch())
+        await one.optim_step("o3")
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
+
+
 async def test_models_train_side_by_side(world: World) -> None:
     await world.publish_base(model="other", seed=1)
     async with trainer_on(world, max_open=1) as trainer:

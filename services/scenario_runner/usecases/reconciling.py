@@ -7,8 +7,9 @@ What the stream still holds changes nothing there, and what the trainer knows it
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from episodes import Purpose
@@ -23,6 +24,7 @@ from scenario_runner.usecases.planning import apply_facts
 log = logging.getLogger(__name__)
 
 _GROUPS_AT_ONCE = 64
+"""Bounds a transaction's length."""
 
 
 class Trainer(Protocol):
@@ -74,7 +76,16 @@ class Reconcile:
         has_all = session is None or bool(session.failure) or session.groups_ready >= found.num_held
         if has_all and not found.is_ending:
             return 0
-        return await self._plan.transact(lambda unit: _announce_again(unit, run.run_id, found))
+        return await self._announce(run.run_id, found)
+
+    async def _announce(self, run_id: str, found: Unanswered) -> int:
+        """All of them, a few per transaction: the trainer may lack the last ones only."""
+        count = 0
+        for start in range(0, max(len(found.groups), len(found.offers), 1), _GROUPS_AT_ONCE):
+            some = slice(start, start + _GROUPS_AT_ONCE)
+            part = replace(found, groups=found.groups[some], offers=found.offers[some])
+            count += await self._plan.transact(partial(_announce_again, run_id=run_id, found=part))
+        return count
 
     async def _catch_up(self, run: RunRecord, session: SessionFact | None) -> None:
         """The trainer says which step it reached, where its `step.completed` was lost."""
@@ -95,7 +106,7 @@ def _unanswered(unit: PlanUnit, run_id: str, before: datetime) -> Unanswered:
     is_ending = run.ending_since is not None and run.ending_since < before
     num_held = len(complete) + len(offered)
     is_idle = not (unit.counts(run_id).in_flight or offered) and unit.num_in_step(run_id, run.step) > 0
-    return Unanswered(groups[:_GROUPS_AT_ONCE], offers[:_GROUPS_AT_ONCE], is_ending, num_held, is_idle)
+    return Unanswered(groups, offers, is_ending, num_held, is_idle)
 
 
 def _announce_again(unit: PlanUnit, run_id: str, found: Unanswered) -> int:

@@ -115,6 +115,15 @@ async def test_a_complete_group_is_announced_again_as_it_was_under_the_same_ids(
     assert await outside.later() == 1  # and again, for as long as it is not settled
 
 
+async def test_all_groups_of_a_large_step_are_announced(planner: PlannerHarness) -> None:
+    """The trainer may have the first ones, and wait for the last."""
+    await planner.begin(train_spec(prompts=70, staleness=0), num_tasks=70)
+    await planner.apply(*(with_body(planner, one) for at in range(70) for one in planner.members(at)))
+    outside = Outside(planner, Trainer(groups_ready=64))
+    assert await outside.later() == 70
+    assert len(await outside.waiting()) == 140
+
+
 async def test_nothing_is_announced_again_within_the_deadline_or_twice_in_it(outside: Outside) -> None:
     assert await outside.later(DEADLINE_S - 1) == 0
     assert await outside.later(2) == 0  # a run is looked at once in a deadline

@@ -20,8 +20,9 @@ from checkpoint_registry.adapters.sql_gate import newest_gates
 from checkpoint_registry.adapters.sql_heads import first_move, move_head, read_checkpoint
 from checkpoint_registry.adapters.sql_versions import latest_versions, record_version
 from checkpoint_registry.domain.errors import ModelExists, UnknownCheckpoint, UnknownModel
-from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob
+from checkpoint_registry.domain.jobs import GATE_ACTOR, GateJob, JobPhase
 from checkpoint_registry.domain.models import Checkpoint, EngineLease, HeadMove, Model
+from identities.entities import interactive_run_id
 from sql_store import Database, owned
 
 
@@ -109,6 +110,14 @@ class SqlModelStore:
             return False
 
         return await self._db.run(work)
+
+    async def unread_gate(self, model: str) -> int | None:
+        """The version of a checkpoint whose run was not asked yet whether it has a gate; None: there is none.
+        Steps of interactive training ask for none."""
+        jobs = tables.gate_job
+        unread = owned(jobs, model=model, phase=JobPhase.NEW.value)
+        query = select(func.min(jobs.c.version)).where(unread, jobs.c.run_id != interactive_run_id(model))
+        return await self._db.run(lambda connection: connection.execute(query).scalar())
 
     async def move_head(
         self, target: Checkpoint, *, expected_revision: int | None, actor: str, reason: str, at: datetime

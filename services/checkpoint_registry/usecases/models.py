@@ -12,6 +12,7 @@ from checkpoint_registry.domain.models import Checkpoint, CheckpointState, HeadM
 from checkpoint_registry.ports import Clock
 from identities import entities
 from service_kit.errors import InvalidRequest
+from upcycle.errors import Unavailable
 
 MAX_ACTOR: Final = 64
 
@@ -107,15 +108,20 @@ class ManageModels:
         """Moves head to any checkpoint of the model.
 
         unless_gated: training asks; only a person moves the head of a model that has a gate. Raises
-        HeadMoved, UnknownCheckpoint, InvalidRequest, GateDecides.
+        HeadMoved, UnknownCheckpoint, InvalidRequest, GateDecides; Unavailable until it is known whether the
+        model has one.
         """
         order.validate()
+        # Read before the model: what is known by then, the model shows.
+        unread = await self._store.unread_gate(order.model) if unless_gated else None
         target = await self._store.checkpoint(order.checkpoint_id)
         before = await self._store.model(order.model)
         if target.model != order.model:
             raise UnknownCheckpoint(f"checkpoint {order.checkpoint_id!r} is not one of {order.model!r}")
         if unless_gated and before.gate_taskset and before.head_checkpoint_id != order.checkpoint_id:
             raise GateDecides(order.model, before.gate_taskset)
+        if unread is not None and before.head_checkpoint_id != order.checkpoint_id:
+            raise Unavailable(f"the planner to say if the run of {order.model}@v{unread} has a gate")
         move = await self._store.move_head(
             target,
             expected_revision=expected_revision,

@@ -131,6 +131,14 @@ compose-test: $(VENV)/.dev ## build the images, train on docker-compose.yml, kil
 test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
 	pytest -q -m docker
 
+.PHONY: simulate
+simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SEEDS=0-200, or SEED=n with its trace)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-200)) $(if $(TWICE),--twice)
+
+.PHONY: simulate-bugs
+simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how soon does the simulator find each (CPU_S=600)
+	$(BIN)/python -m tests.simulation.study $(or $(CPU_S),600)
+
 .PHONY: chaos
 chaos: $(VENV)/.dev ## kill -9 everything for DURATION_S seconds and count what was lost (SEED=n)
 	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED))

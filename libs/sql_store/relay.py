@@ -18,7 +18,7 @@ from google.protobuf import symbol_database
 from google.protobuf.message import Message
 from opentelemetry import context, propagate
 from prometheus_client import Counter, Gauge
-from sqlalchemy import Connection, delete, func, literal, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, literal, or_, select, update
 
 from event_bus.codec import Encoded
 from event_bus.delivery import PubAck
@@ -60,6 +60,28 @@ class Row:
     payload: str
     trace: str
     again: bool
+
+
+_UNPUBLISHED: Final = OUTBOX.c.published_at.is_(None)
+_WAITING_ROWS: Final = (  # built once, as the others here: that costs several times what running them costs
+    select(*(OUTBOX.c[name] for name in Row.__slots__))
+    .where(
+        _UNPUBLISHED,
+        OUTBOX.c.stream == bindparam("stream_"),
+        OUTBOX.c.subject.not_in(bindparam("full", expanding=True)),
+    )
+    .order_by(OUTBOX.c.id)
+    .limit(_BATCH)
+)
+_FIRST_HOLDING: Final = (
+    select(func.min(OUTBOX.c.id))
+    .where(_UNPUBLISHED, OUTBOX.c.schema.in_(bindparam("held_by", expanding=True)))
+    .scalar_subquery()
+)
+_NOT_HELD_ROWS: Final = _WAITING_ROWS.where(or_(_FIRST_HOLDING.is_(None), OUTBOX.c.id < _FIRST_HOLDING))
+_MARK: Final = (
+    update(OUTBOX).where(OUTBOX.c.id.in_(bindparam("ids", expanding=True))).values(published_at=func.now())
+)
 
 
 class OutboxRelay:
@@ -227,19 +249,11 @@ def _unpublished(
     connection: Connection, stream: str, full: Collection[str], held_by: Sequence[str]
 ) -> list[Row]:
     """The next rows of a stream, up to the first unpublished fact of a schema in `held_by`."""
-    columns = [OUTBOX.c[name] for name in Row.__slots__]
-    wanted = (
-        select(*columns)
-        .where(OUTBOX.c.published_at.is_(None), OUTBOX.c.stream == stream, OUTBOX.c.subject.not_in(full))
-        .order_by(OUTBOX.c.id)
-        .limit(_BATCH)
-    )
+    wanted, values = _WAITING_ROWS, {"stream_": stream, "full": list(full)}
     if held_by:
-        holding = OUTBOX.c.published_at.is_(None), OUTBOX.c.schema.in_(held_by)
-        first = select(func.min(OUTBOX.c.id)).where(*holding).scalar_subquery()
-        wanted = wanted.where(or_(first.is_(None), OUTBOX.c.id < first))
-    return [Row(*values) for values in connection.execute(wanted)]
+        wanted, values = _NOT_HELD_ROWS, {**values, "held_by": list(held_by)}
+    return [Row(*columns) for columns in connection.execute(wanted, values)]
 
 
 def _mark_published(connection: Connection, ids: Sequence[int]) -> None:
-    connection.execute(update(OUTBOX).where(OUTBOX.c.id.in_(ids)).values(published_at=func.now()))
+    connection.execute(_MARK, {"ids": list(ids)})

@@ -115,7 +115,7 @@ def _add_planner(
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
     peer_facts = PeerFacts(registry, trajectories, training, gauge)
-    loop = PlannerLoop(plan, gauge, peer_facts, rules)
+    loop = PlannerLoop(plan, gauge, peer_facts, rules, now=utc_now)
     servicer = TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),

@@ -1,6 +1,8 @@
 """The two loops of the service: planning, and housekeeping of leases."""
 
 import asyncio
+from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
 from episodes import Purpose
@@ -13,7 +15,6 @@ from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, has_overdue, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
-from service_kit.clock import utc_now
 from service_kit.loops import until_stopped
 
 SWEEP_S: Final = 1.0
@@ -23,8 +24,17 @@ HOUSEKEEPING_S: Final = 1.0
 class PlannerLoop:
     """Plans whenever something changed, and looks for what is overdue once a second."""
 
-    def __init__(self, plan: SqlPlan, gauge: BusGauge, peer_facts: PeerFacts, rules: PlanRules) -> None:
+    def __init__(
+        self,
+        plan: SqlPlan,
+        gauge: BusGauge,
+        peer_facts: PeerFacts,
+        rules: PlanRules,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
         self._plan = plan
+        self._now = now
         self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
         self._gauge = gauge
         self._peer_facts = peer_facts
@@ -79,7 +89,7 @@ class PlannerLoop:
             self._swept.discard(ended)
         for run in runs:
             await self._sweep(run)
-            telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, utc_now()))
+            telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, self._now()))
 
     async def _sweep(self, run: RunRecord) -> None:
         run_id = run.run_id

@@ -171,9 +171,13 @@ def call_off(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, reason: str) -
     unit.announce_cancelled(run, episode, reason)
 
 
-def close_group(unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str) -> None:
-    """End a group: another may open."""
-    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=run.step))
+def close_group(
+    unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str, *, trained_by: int = 0
+) -> None:
+    """End a group: another may open. trained_by: the step that trained it, whose `step.completed` may have
+    come before; 0 where none did."""
+    at_step = min(run.step, trained_by - 1) if trained_by else run.step
+    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=at_step))
 
 
 def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Select, Table, and_, func, select, true, tuple_, update
+from sqlalchemy import Connection, Select, Table, and_, bindparam, func, select, true, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 _FEED_ID: Final = 1
 _IDS_PER_QUERY: Final = 500
+_LOCKED_POSITION: Final = select(FEED.c.position).where(FEED.c.id == _FEED_ID).with_for_update()
+_MOVE: Final = update(FEED).where(FEED.c.id == _FEED_ID).values(position=bindparam("moved_to"))
+_BY_ID: Final = select(EPISODES).where(EPISODES.c.episode_id.in_(bindparam("ids", expanding=True)))
 
 
 class SqlIndex:
@@ -111,20 +114,19 @@ def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
 
 def _lock_feed(connection: Connection) -> int:
     """The newest position. Another projection waits here until this transaction ends."""
-    query = select(FEED.c.position).where(FEED.c.id == _FEED_ID).with_for_update()
-    return int(connection.execute(query).scalar_one())
+    return int(connection.execute(_LOCKED_POSITION).scalar_one())
 
 
 def _move_feed(connection: Connection, position: int) -> None:
-    connection.execute(update(FEED).where(FEED.c.id == _FEED_ID).values(position=position))
+    connection.execute(_MOVE, {"moved_to": position})
 
 
 def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
     ids = sorted(episode_ids)
     found: dict[str, Episode] = {}
     for start in range(0, len(ids), _IDS_PER_QUERY):
-        query = select(EPISODES).where(EPISODES.c.episode_id.in_(ids[start : start + _IDS_PER_QUERY]))
-        found |= {row["episode_id"]: episode_of(row) for row in connection.execute(query).mappings()}
+        some = {"ids": ids[start : start + _IDS_PER_QUERY]}
+        found |= {row["episode_id"]: episode_of(row) for row in connection.execute(_BY_ID, some).mappings()}
     return found
 
 

@@ -67,6 +67,17 @@ async def test_what_is_expected_to_be_excluded_is_sampled_ahead_but_for_a_fifth_
     assert sum(found.values()) - excluded <= 1.2 * trained
 
 
+async def test_a_run_goes_on_whose_step_is_known_before_its_group_is_settled(planner: PlannerHarness) -> None:
+    """A redelivery may come after what was stored behind it: the group of step 1 is no group of step 2."""
+    await planner.begin(train_spec(prompts=1, staleness=0, steps=2), num_tasks=10)
+    members = planner.members(0)
+    await planner.apply(*(planner.graded(episode) for episode in members))
+    await planner.apply(Advanced(planner.run_id, 1, 1))
+    await planner.apply(planner.settled(planner.group_id(0), members))
+    await planner.plan_all()
+    assert {row.group_id for row in await planner.episodes()} == {planner.group_id(0), planner.group_id(1)}
+
+
 def at(steps: int, step: int, planned: int) -> RunRecord:
     spec = train_spec(prompts=PROMPTS, steps=steps)
     now = datetime(2026, 1, 1, tzinfo=UTC)

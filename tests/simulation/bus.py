@@ -1,0 +1,231 @@
+"""An EventBus over the simulated server: publishing, batches and replays are the platform's own code.
+
+Two things are replaced: the connection, and FastStream's dispatch of messages to handlers, which is too
+slow for a hundred thousand histories. `SlotReader` follows the rules of event_bus/middlewares.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final
+from unittest.mock import patch
+
+from google.protobuf.message import Message
+from nats.errors import Error as NatsError
+from tests.simulation.jetstream import SimulatedJetStream
+
+from event_bus import Carries, ConsumerSpec, Delivery, EventBus, EventRouter, Topology, codec, dead_letters
+from event_bus.attempts import Attempts
+from event_bus.deps import ConsumerDeps
+from event_bus.errors import MalformedEvent, PoisonMessage
+from event_bus.faststream_ext.subscriber import DurableSubscriber, QueueSubscriber
+from event_bus.incoming import Decoder, delivery_of, in_work, nack, retry_after_s, retry_delay_s
+from event_bus.middlewares.attempts import MAX_UNANSWERED
+from event_bus.pulls import fetched
+from service_kit.errors import as_errors
+from upcycle.errors import Unavailable
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S: Final = 0.25
+_PARSED: Final = codec._parsed
+Call = Callable[[Any, Delivery[Any]], Awaitable[None]]
+
+
+class SimulatedConnection:
+    """Takes the place of BusConnection: connected again at once after each loss."""
+
+    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, model: str) -> None:
+        self._jetstream = jetstream
+        self.broker = SimulatedBroker(jetstream, topology, model)
+        self.is_connected = True
+
+    def jetstream(self) -> Any:
+        return self._jetstream
+
+    def on_reconnect(self, call: Callable[[], None]) -> None:
+        self._jetstream.on_reconnect.append(call)
+
+    def epoch(self) -> int:
+        return self._jetstream.epoch
+
+    async def open(self) -> None:
+        """It is open."""
+
+    async def await_provisioned(self, streams: object, durables: Mapping[ConsumerSpec, object]) -> None:
+        """The server was made with them."""
+
+    async def close(self) -> None:
+        """A process that stops is a process that crashes here."""
+
+
+class SimulatedBroker:
+    """Takes the place of FastStream's broker: pulls for each durable that has handlers."""
+
+    def __init__(self, jetstream: SimulatedJetStream, topology: Topology, model: str) -> None:
+        """model: the one whose queues are read."""
+        self.jetstream, self.topology, self.model = jetstream, topology, model
+        self.running = False
+        self.subscribers: list[DurableSubscriber] = []
+        self.context = self
+        self.deps: ConsumerDeps | None = None
+        self._pulling: list[asyncio.Task[None]] = []
+
+    def set_global(self, name: str, deps: ConsumerDeps) -> None:
+        """As FastStream's context: the bus leaves here what its readers need."""
+        self.deps = deps
+
+    def add_middleware(self, middleware: object) -> None:
+        """See SlotReader."""
+
+    def include_router(self, router: EventRouter) -> None:
+        self.subscribers += [one for one in router.subscribers if isinstance(one, DurableSubscriber)]
+
+    async def start(self) -> None:
+        self.running = True
+        for subscriber in self.subscribers:
+            is_queue = isinstance(subscriber, QueueSubscriber)
+            spec = subscriber.spec.of_model(self.model) if is_queue else subscriber.spec
+            reader = SlotReader(subscriber, spec, self)
+            for _ in range(subscriber._slots._value):
+                self._pulling.append(asyncio.create_task(reader.pull()))
+
+    async def stop_subscribers(self) -> None:
+        self.running = False
+
+
+class SlotReader:
+    """Gives the messages of one durable to its handlers, one at a time per slot."""
+
+    def __init__(self, subscriber: DurableSubscriber, spec: ConsumerSpec, broker: SimulatedBroker) -> None:
+        assert broker.deps is not None
+        self._spec = spec
+        self._deps = broker.deps
+        self._jetstream: Any = broker.jetstream
+        self._decoder = Decoder.of(broker.topology, spec)
+        self._calls = dict(_calls_of(subscriber))
+
+    async def pull(self) -> None:
+        """Until the process ends."""
+        subscription = await self._jetstream.pull_subscribe_bind(self._spec.durable, stream=self._spec.stream)
+        while True:
+            try:
+                raws = await fetched(subscription, 1, self._deps.timings.pull_s)
+            except NatsError:
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for raw in raws:
+                await self._answer(raw)
+
+    async def _answer(self, raw: Any) -> None:
+        """Every message gets exactly one answer."""
+        try:
+            before = await self._deps.notes.read(raw)
+        except Unavailable:
+            await nack(raw, self._spec.durable, 2.0)
+            return
+        unanswered = before.unanswered(raw.metadata.num_delivered)
+        if self._spec.max_deliver > 0 and unanswered >= MAX_UNANSWERED:
+            await self._dead_letter(raw, f"{unanswered} deliveries ended without an answer")
+            return
+        try:
+            await self._handle(raw, before)
+        except (PoisonMessage, MalformedEvent) as error:
+            await self._dead_letter(raw, str(error))
+        except Unavailable as error:
+            await self._deps.notes.write(raw, Attempts(before.answered + 1, before.failures))
+            await nack(raw, self._spec.durable, retry_after_s(error, self._deps.timings))
+        except Exception as error:
+            failures = before.failures + 1
+            _LOG.error("handler_failed", exc_info=error, extra={"consumer": self._spec.durable})
+            if 0 < self._spec.max_deliver <= failures:
+                await self._dead_letter(raw, f"failed {failures} times, last: {error!r}")
+                return
+            await self._deps.notes.write(raw, Attempts(before.answered + 1, failures))
+            await nack(raw, self._spec.durable, retry_delay_s(failures, self._deps.timings))
+        else:
+            await raw.ack()
+
+    async def _handle(self, raw: Any, before: Attempts) -> None:
+        event = self._decoder.message(raw.subject, raw.data, raw.headers)
+        async with in_work([raw], self._spec):
+            with as_errors():
+                await self._calls[type(event)](event, delivery_of(raw, event, before.failures))
+
+    async def _dead_letter(self, raw: Any, reason: str) -> None:
+        if await dead_letters.stored(self._deps.publisher, raw, consumer=self._spec.durable, reason=reason):
+            await raw.term()
+        else:
+            await nack(raw, self._spec.durable, 2.0)
+
+
+def _calls_of(subscriber: DurableSubscriber) -> Iterable[tuple[type, Call]]:
+    for item in subscriber.calls:
+        function: Any = item.handler._original_call
+        takes_delivery = len(inspect.signature(function).parameters) > 1
+        types = [item.filter.message_type] if isinstance(item.filter, Carries) else subscriber.spec.events
+        for one in types:
+            yield one, function if takes_delivery else _without_delivery(function)
+
+
+def _without_delivery(function: Callable[[Any], Awaitable[None]]) -> Call:
+    async def call(event: Any, delivery: Delivery[Any]) -> None:
+        await function(event)
+
+    return call
+
+
+class UnwatchedStreams:
+    """Takes the place of StreamWatch: streams lose nothing here, and looking at them costs."""
+
+    def __init__(self, connection: object, streams: object, *, keeps_its_place: str) -> None:
+        self.reads_facts = False
+
+    def watch(self, spec: ConsumerSpec) -> None: ...
+
+    async def begin(self) -> None: ...
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def look(self) -> None: ...
+
+    def missing(self) -> list[str]:
+        return []
+
+    alarms = of_all_readers = missing
+
+    def begins_again(self, after_sequence: int) -> bool:
+        return False
+
+
+class SimulatedBus(EventBus):
+    """One per life of a process; only its connection is another."""
+
+    def __init__(
+        self, jetstream: SimulatedJetStream, *, client_name: str, topology: Topology, model: str
+    ) -> None:
+        """model: the one whose queues are read."""
+        connection = SimulatedConnection(jetstream, topology, model)
+        settings: Any = None
+        with (
+            patch("event_bus.bus.BusConnection", lambda *_: connection),
+            patch("event_bus.bus.StreamWatch", UnwatchedStreams),
+        ):
+            super().__init__(settings, client_name=client_name, topology=topology)
+
+
+class DecodedOnce:
+    """Takes the place of the codec's parser: several services read each message, and reading JSON is slow."""
+
+    def __init__(self) -> None:
+        self._messages: dict[tuple[type[Message], bytes], Message] = {}
+
+    def __call__(self, message_type: type[Message], payload: bytes) -> Message:
+        """See codec._parsed."""
+        key = message_type, payload
+        if key not in self._messages:
+            self._messages[key] = _PARSED(message_type, payload)
+        copy = message_type()
+        copy.CopyFrom(self._messages[key])
+        return copy

@@ -1,0 +1,334 @@
+"""One history: a run from its submission to its end, under the faults that the seed chose.
+
+It has two parts, as TigerBeetle's histories have: first faults, in which nothing wrong may happen; then
+calm, in which the run must end. Promises are looked at after each commit and each stored message.
+"""
+
+import asyncio
+import logging
+import random
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+from tests.simulation import services, stubs
+from tests.simulation.bus import DecodedOnce
+from tests.simulation.invariants import Broken, PromiseWatch
+from tests.simulation.nats_server import SimulatedServer
+from tests.simulation.network import SimulatedNetwork, Weather
+from tests.simulation.plans import FAULTS_S, Fault, Plan
+from tests.simulation.rpc import SimulatedPeers
+from tests.simulation.services import Infrastructure
+from tests.simulation.storage import SimulatedDatabase
+from tests.simulation.virtual_time import (
+    NothingLeft,
+    SimulatedProcess,
+    VirtualLoop,
+    run_virtually,
+    running_process,
+)
+
+from blob_store import MemoryBlobStore
+from episodes import Split
+from event_bus.topology import UPCYCLE
+from grpo_trainer.domain.states import BasePolicy
+from identities.entities import checkpoint_id
+from policy_files import PolicyFacts, manifest_ref, upload
+from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.domain.environments import PythonEnvironment
+from scenario_runner.domain.runs import FINAL_RUN_STATES
+from scenario_runner.domain.tasksets import RegisteredTaskset, RunnableTask
+from scenario_runner.usecases import revisions
+from scenario_runner.usecases.submitting import Runs, SubmitRun, TraceContext
+from upcycle.retrying import retry
+from upcycle.run_config import PolicyChoice
+
+T = TypeVar("T")
+_CALM_S: Final = 900.0
+"""What a run gets to end once nothing fails any more: longer than every deadline of the platform."""
+_SWEEP_S: Final = 4.0
+"""Seconds between two sweeps of the planner, which looks every second in production: that costs, and finds
+nothing that this does not."""
+_BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+"""Errors that no fault of a history may cause."""
+PLANNER_DB, STORE_DB = "scenario_runner", "trajectory_store"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How a history ended. broken: the promise that did not hold; empty where all did."""
+
+    seed: int
+    broken: str = ""
+    run_ended: str = ""
+    cpu_s: float = 0.0
+    num_callbacks: int = 0
+    trace: list[str] = field(default_factory=list)
+
+
+class Simulation:
+    """Plays histories one after the other; tables and statements are made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._databases = {name: SimulatedDatabase(name) for name in (PLANNER_DB, STORE_DB)}
+        for database in self._databases.values():
+            database.prepare()
+        self._objects, self._head = _base_policy(folder)
+
+    def play(self, plan: Plan, *, traced: bool = False) -> Verdict:
+        """The verdict about one history."""
+        began = time.process_time()
+        history = _History(plan, traced=traced)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            history.prepare(self._databases, dict(self._objects), self._head, Path(folder))
+            verdict = history.verdict()
+        verdict.cpu_s = time.process_time() - began
+        return verdict
+
+
+class _History:
+    def __init__(self, plan: Plan, *, traced: bool) -> None:
+        self._plan = plan
+        self._trace: list[str] | None = [] if traced else None
+        self._rng = random.Random(f"history {plan.seed}")
+        self._loop = VirtualLoop(self._rng, self._on_crash)
+        self._network = SimulatedNetwork(self._loop, self._rng, plan.weather)
+        self._luck = stubs.Luck(
+            random.Random(f"luck {plan.seed}"), plan.opening_fails, plan.playing_fails, plan.grading_fails
+        )
+        self._lives: dict[tuple[str, int], SimulatedProcess] = {}
+        self._run_id = ""
+        self._is_calm = False
+
+    def prepare(
+        self,
+        databases: dict[str, SimulatedDatabase],
+        objects: dict[str, bytes],
+        head: BasePolicy,
+        folder: Path,
+    ) -> None:
+        """Empty tables, an empty stream, and one policy in the object store."""
+        self._given = Infrastructure(
+            loop=self._loop,
+            rng=self._rng,
+            network=self._network,
+            server=SimulatedServer(self._loop, UPCYCLE, [services.MODEL]),
+            peers=SimulatedPeers(self._loop, self._network),
+            databases=databases,
+            objects=objects,
+            luck=self._luck,
+            head=head,
+            folder=folder,
+            wake_planner=[],
+        )
+        self._watch = PromiseWatch(self._given, self._say)
+        self._given.server.on_stored = self._watch.on_stored
+        databases[PLANNER_DB].begin_history(self._network, self._watch.on_planned)
+        databases[STORE_DB].begin_history(self._network, self._watch.on_counted)
+
+    def verdict(self) -> Verdict:
+        """Play it."""
+        verdict = Verdict(self._plan.seed)
+        self._loop.set_exception_handler(self._on_unhandled)
+        with ExitStack() as patches:
+            logs = [_ServiceLogs(self._loop, self._say)]
+            patches.enter_context(patch.object(logging.getLogger(), "handlers", logs))
+            patches.enter_context(patch("time.monotonic", self._loop.time))
+            patches.enter_context(patch("scenario_runner.loops.SWEEP_S", _SWEEP_S))
+            patches.enter_context(patch("event_bus.codec._parsed", DecodedOnce()))
+            patches.enter_context(
+                patch("rollout_sampler.usecases.play_episode.EpisodePlayer", stubs.StubPlayer)
+            )
+            patches.enter_context(patch("environment_client.client.connect", self._given.peers.channel))
+            try:
+                verdict.run_ended = run_virtually(self._loop, self._play())
+            except Broken as broken:
+                verdict.broken = str(broken)
+            except NothingLeft:
+                verdict.broken = "HUNG: no task waits for anything that will come"
+        verdict.num_callbacks = self._loop.num_callbacks
+        verdict.trace = self._trace or []
+        return verdict
+
+    async def _play(self) -> str:
+        for name, count in self._plan.replicas.items():
+            for replica in range(count):
+                self._start(name, replica, 1)
+        await self._submit()
+        events = asyncio.create_task(self._events())
+        await self._end_of_run(FAULTS_S)
+        await events
+        self._calm()
+        ended = await self._end_of_run(_CALM_S)
+        if not ended:
+            raise Broken("HUNG", self._watch.describe(self._run_id))
+        await self._everything_delivered()
+        self._watch.at_the_end()
+        return ended
+
+    async def _submit(self) -> None:
+        """As a client does, which asks again until it is answered."""
+        numbers = range(self._plan.num_tasks)
+        tasks = tuple(
+            RunnableTask(f"t{number}", "s", "{}", "default", f"{number:064d}") for number in numbers
+        )
+        source = PythonEnvironment("e", "/e.py")
+        taskset = RegisteredTaskset("ts", "0" * 64, Split.TRAIN, source, len(tasks), tasks)
+        plan = SqlPlan(self._given.databases[PLANNER_DB], now=self._given.now)
+        submit = SubmitRun(plan, _AnyPolicy(), new_id=self._given.new_id, wake=self._wake_planner)
+        self._runs = Runs(plan, wake=self._wake_planner)
+        await _repeated(lambda: plan.transact(lambda unit: revisions.store(unit, taskset)))
+        view = await _repeated(lambda: submit("request", self._plan.spec, TraceContext("", {})))
+        self._run_id = view.run.run_id
+
+    def _wake_planner(self) -> None:
+        for wake in self._given.wake_planner:
+            wake()
+
+    async def _events(self) -> None:
+        """Everything that befalls the run and its processes, at its moment."""
+        due: list[tuple[float, Callable[[], Awaitable[object]]]] = [
+            (fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+            for fault in self._plan.faults
+        ]
+        if self._plan.cancel_at_s is not None:
+            due.append((self._plan.cancel_at_s, lambda: self._runs.cancel(self._run_id, "by a person")))
+        if self._plan.stop_at_s is not None:
+            due.append((self._plan.stop_at_s, lambda: self._runs.stop(self._run_id, "by a person")))
+        for at_s, act in sorted(due, key=lambda one: one[0]):
+            await asyncio.sleep(max(0.0, at_s - self._loop.time()))
+            await _repeated(act)
+
+    async def _befall(self, fault: Fault) -> None:
+        process = self._lives[fault.service, fault.replica]
+        self._say(f"{fault.what} {fault.server} for {fault.lasts_s:g} s", process.name)
+        if fault.what == "crash":
+            process.steps_to_crash, process.down_s = fault.steps, fault.lasts_s
+        elif fault.what == "freeze":
+            process.is_frozen = True
+            self._loop.later(fault.lasts_s, self._loop.wake, process)
+        else:
+            link = f"{fault.service}/{fault.replica}"
+            self._network.cut(link, fault.server)
+            self._loop.later(fault.lasts_s, self._network.heal, link, fault.server)
+
+    def _calm(self) -> None:
+        """From now on nothing fails."""
+        self._say("calm", "")
+        self._is_calm = True
+        self._network.weather = Weather()
+        self._network.heal_all()
+        self._luck.be_kind()
+        for process in self._lives.values():
+            process.steps_to_crash = None
+            if process.is_frozen:
+                self._loop.wake(process)
+
+    async def _end_of_run(self, within_s: float) -> str:
+        """The final state of the run; empty where it has none by then."""
+        until = self._loop.time() + within_s
+        while self._loop.time() < until:
+            if (state := self._watch.state_of(self._run_id)) in FINAL_RUN_STATES:
+                return state
+            self._restart_the_dead()
+            await asyncio.sleep(0.5)
+        return ""
+
+    async def _everything_delivered(self) -> None:
+        until = self._loop.time() + _CALM_S
+        while self._loop.time() < until and self._watch.difference() is not None:
+            self._restart_the_dead()
+            await asyncio.sleep(1.0)
+
+    def _start(self, name: str, replica: int, life: int) -> None:
+        process = SimulatedProcess(name, replica, life)
+        self._lives[name, replica] = process
+        self._say("starts", process.name)
+        starting = self._loop.spawn(process, services.STARTS[name](self._given, process))
+        starting.add_done_callback(lambda done: _note_failed_start(process, done))
+
+    def _on_crash(self, process: SimulatedProcess) -> None:
+        self._say("crashed", process.name)
+        process.is_dead = True
+        down_s = 0.5 if self._is_calm else process.down_s
+        self._loop.later(down_s, self._start, process.service, process.replica, process.life + 1)
+
+    def _restart_the_dead(self) -> None:
+        """A process of which a worker ended exits; the machine starts it again."""
+        for process in list(self._lives.values()):
+            if process.died_of is not None and not process.is_dead:
+                if isinstance(process.died_of, _BUGS):
+                    raise Broken("BUG", f"{process.name}: {process.died_of!r}")
+                self._say(f"died of {process.died_of!r}", process.name)
+                self._on_crash(process)
+
+    def _on_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        where = "".join(traceback.format_exception(error)[-3:]) if error is not None else ""
+        self._say(f"unhandled: {context['message']} {where}", "")
+
+    def _say(self, what: str, who: str) -> None:
+        if self._trace is not None:
+            self._trace.append(f"{self._loop.time():9.3f}  {who:<16} {what}")
+
+
+class _AnyPolicy:
+    """A registry that knows every policy."""
+
+    async def check_policy(self, policy: PolicyChoice) -> None:
+        """It exists."""
+
+    async def head_version(self, model: str) -> int:
+        return 0
+
+
+async def _repeated(ask: Callable[[], Awaitable[T]]) -> T:
+    return await retry(ask, budget_s=_CALM_S)
+
+
+def _note_failed_start(process: SimulatedProcess, starting: asyncio.Task[None]) -> None:
+    if not starting.cancelled() and starting.exception() is not None:
+        process.died_of = starting.exception()
+
+
+class _ServiceLogs(logging.Handler):
+    """What the services log is part of the trace. A bug that a service survives ends the history."""
+
+    def __init__(self, loop: VirtualLoop, say: Callable[[str, str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._loop = loop
+        self._say = say
+        self._usual = set(vars(logging.makeLogRecord({}))) | {"message"}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._loop.is_over:
+            return
+        extra = {name: value for name, value in vars(record).items() if name not in self._usual}
+        error = record.exc_info[1] if record.exc_info else None
+        process = running_process()
+        who = process.name if process else ""
+        self._say(
+            f"{record.getMessage()} {extra} {error!r}" if error else f"{record.getMessage()} {extra}", who
+        )
+        if isinstance(error, _BUGS):
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._loop.failure = Broken(
+                "BUG", f"{who}: {error!r} in {Path(where.filename).name}:{where.lineno}"
+            )
+
+
+def _base_policy(folder: Path) -> tuple[dict[str, bytes], BasePolicy]:
+    """The version that every history begins with, uploaded as the registry does it."""
+    blobs, directory = MemoryBlobStore(), folder / "base"
+    stubs.write_policy(directory, "base")
+    facts = PolicyFacts(model=services.MODEL, version=0, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    manifest = asyncio.run(upload(blobs, directory, facts))
+    return blobs.objects, BasePolicy(0, checkpoint_id(services.MODEL, 0), manifest_ref(manifest))

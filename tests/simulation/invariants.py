@@ -1,0 +1,145 @@
+"""The promises, as statements about what is committed and stored. Looked at from outside of all processes."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tests.simulation.nats_server import StoredMessage
+from tests.simulation.services import Infrastructure
+
+from event_bus.topology import EVENTS
+from trajectory_store.domain.facts import LedgerState
+
+_LEDGER: Final = "SELECT episode_id, state, in_conflict, trained_twice FROM episodes"
+_RUNS: Final = "SELECT run_id, state FROM run"
+_PLANNED: Final = "SELECT episode_id, state FROM episode"
+
+
+class Broken(Exception):
+    """A promise that does not hold. which: its short name."""
+
+    def __init__(self, which: str, why: str) -> None:
+        super().__init__(f"{which}: {why}")
+        self.which = which
+
+
+class PromiseWatch:
+    """Looks at tables and stream of a history."""
+
+    def __init__(self, given: Infrastructure, say: Callable[[str, str], None]) -> None:
+        self._given = given
+        self._say = say
+        self._ends: dict[str, str] = {}
+        self._trained: dict[str, tuple[str, int]] = {}
+        self._settled: dict[str, str] = {}
+        self._steps: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def state_of(self, run_id: str) -> str:
+        """Of the run, as the planner has it."""
+        return str(dict(self._rows("scenario_runner", _RUNS))[run_id])
+
+    def describe(self, run_id: str) -> str:
+        """What a hung run looks like."""
+        states = Counter(state for _, state in self._rows("scenario_runner", _PLANNED))
+        return f"{self.state_of(run_id)}, episodes {dict(states)}"
+
+    def at_the_end(self) -> None:
+        """What must hold once a run is over and everything was delivered. Raises Broken."""
+        if (difference := self.difference()) is not None:
+            raise Broken("LEDGER", difference)
+
+    def difference(self) -> str | None:
+        """The first episode about whose end planner and ledger disagree."""
+        ledger = {row[0]: _LEDGER_STATES[row[1]] for row in self._rows("trajectory_store", _LEDGER)}
+        for episode_id, state in self._rows("scenario_runner", _PLANNED):
+            have = ledger.get(episode_id, "unknown")
+            # The planner may cancel what ended at the same moment: the ledger keeps what came first.
+            if have != state and not (state == "cancelled" and have in ("failed", "evaluated", "excluded")):
+                return f"{episode_id} is {state} for the planner, {have} in the ledger"
+        return None
+
+    def on_stored(self, message: StoredMessage, stream: str) -> None:
+        """A message was added to a stream."""
+        if stream != EVENTS:
+            return
+        kind = ".".join(message.subject.split(".")[3:5])
+        fact = json.loads(message.data)
+        self._say(f"{message.headers.get('Nats-Msg-Id')} {_short(fact)}", f"stream {message.sequence}")
+        with self._noted():
+            if kind == "group.settled":
+                self._on_settled(fact)
+            elif kind == "step.completed":
+                self._on_step(fact)
+
+    def on_planned(self) -> None:
+        """The planner committed."""
+        with self._noted():
+            for episode_id, state in self._rows("scenario_runner", _PLANNED):
+                self._one_end(f"plan {episode_id}", state)
+
+    def on_counted(self) -> None:
+        """The ledger committed."""
+        with self._noted():
+            for episode_id, state, in_conflict, trained_twice in self._rows("trajectory_store", _LEDGER):
+                if in_conflict:
+                    raise Broken("CONFLICT", f"{episode_id} has two ends in the ledger")
+                if trained_twice:
+                    raise Broken("TRAINED TWICE", f"{episode_id} in the ledger")
+                self._one_end(f"ledger {episode_id}", _LEDGER_STATES[state])
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """The history ends here; the code that runs now must not see why."""
+        try:
+            yield
+        except Broken as broken:
+            self._given.loop.failure = broken
+
+    def _on_settled(self, fact: dict[str, Any]) -> None:
+        if fact.get("sourceRunId"):
+            return
+        self._settled.setdefault(fact["groupId"], fact["outcome"])
+        for episode_id in fact.get("episodeIds", ()):
+            if fact["outcome"] == "trained":
+                claim = (fact["runId"], int(fact.get("step", 0)))
+                if self._trained.setdefault(episode_id, claim) != claim:
+                    raise Broken("TRAINED TWICE", f"{episode_id}: {self._trained[episode_id]} and {claim}")
+
+    def _on_step(self, fact: dict[str, Any]) -> None:
+        key = (fact["runId"], int(fact["step"]))
+        members = tuple(sorted(fact.get("trajectoryIds", ())))
+        if self._steps.setdefault(key, members) != members:
+            raise Broken("TWO STEPS", f"{key} was completed with two different batches")
+        for group_id in {one.rsplit("-e", 1)[0].removeprefix("traj-") for one in members}:
+            if self._settled.get(group_id) != "trained":
+                raise Broken("VOID STEP ANNOUNCED", f"{key}: {group_id} is {self._settled.get(group_id)}")
+
+    def _one_end(self, what: str, state: str) -> None:
+        before = self._ends.get(what)
+        if state not in _OPEN:
+            self._ends[what] = state
+        if before in (None, state) or (before, state) == ("evaluated", "trained"):
+            return
+        # The planner's own timeout may lose to a grade that the stream had before it: the grade counts.
+        if what.startswith("plan ") and before == "failed" and state in ("graded", "evaluated"):
+            self._ends.pop(what, None)
+            return
+        raise Broken("TWO ENDS", f"{what} was {before} and is {state}")
+
+    def _rows(self, service: str, statement: str) -> list[Any]:
+        return self._given.databases[service].rows(statement)
+
+
+_OPEN: Final = frozenset({"planned", "graded", "requested", "recorded"})
+_LEDGER_STATES: Final = {
+    LedgerState.REQUESTED: "planned",
+    LedgerState.RECORDED: "planned",
+    **{state: state.name.lower() for state in LedgerState if state >= LedgerState.GRADED},
+}
+
+
+def _short(fact: dict[str, Any]) -> str:
+    wanted = ("outcome", "reason", "step", "version", "kind", "isFinal", "reward", "state")
+    return " ".join(f"{name}={fact[name]}" for name in wanted if name in fact)

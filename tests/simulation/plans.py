@@ -1,0 +1,110 @@
+"""What a seed chooses: the run, how bad the network is, how many replicas there are, what befalls them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.simulation import services
+from tests.simulation.network import Weather
+
+from episodes import Purpose
+from upcycle.run_config import PolicyChoice, RunSpec, Training
+
+FAULTS_S: Final = 45.0
+"""How long faults may begin; after that everything works, and the run must end."""
+_SERVERS: Final = ("nats", "s3", "planner", "sql/scenario_runner", "sql/trajectory_store")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to a replica at a moment.
+
+    what: `crash` (after the replica ran `steps` times more; it is started again after lasts_s), `freeze` (as
+    SIGSTOP does, for lasts_s) or `partition` (from one server, for lasts_s).
+    """
+
+    at_s: float
+    what: str
+    service: str
+    replica: int
+    lasts_s: float
+    steps: int
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One history, before it is played. cancel_at_s, stop_at_s: when a person ends the run early."""
+
+    seed: int
+    spec: RunSpec
+    num_tasks: int
+    weather: Weather
+    replicas: dict[str, int]
+    faults: tuple[Fault, ...]
+    cancel_at_s: float | None
+    stop_at_s: float | None
+    opening_fails: float
+    playing_fails: float
+    grading_fails: float
+
+
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed: small runs, so that a hundred thousand are affordable."""
+    rng = random.Random(seed)
+    spec = _spec(rng)
+    replicas = dict.fromkeys(services.STARTS, 1)
+    for name in (services.SAMPLER, services.GRADER):
+        replicas[name] = rng.choice((1, 1, 2))
+    early, at_s = rng.random(), rng.uniform(0, 20)
+    return Plan(
+        seed=seed,
+        spec=spec,
+        num_tasks=rng.randint(2, 4),
+        weather=Weather(
+            slow=rng.choice((0.0, 0.02, 0.2)),
+            lost=rng.choice((0.0, 0.0, 0.01, 0.05)),
+            repeated=rng.choice((0.0, 0.1)),
+        ),
+        replicas=replicas,
+        faults=tuple(sorted(_faults(rng, replicas), key=lambda one: one.at_s)),
+        cancel_at_s=at_s if early < 0.15 else None,
+        stop_at_s=at_s if 0.15 <= early < 0.3 and spec.purpose is Purpose.TRAIN else None,
+        opening_fails=rng.choice((0.0, 0.1)),
+        playing_fails=rng.choice((0.0, 0.2)),
+        grading_fails=rng.choice((0.0, 0.1)),
+    )
+
+
+def _spec(rng: random.Random) -> RunSpec:
+    policy, deadline_s = PolicyChoice(services.MODEL), services.EPISODE_DEADLINE_S
+    if rng.random() < 0.3:
+        group_size = rng.choice((1, 1, 2))
+        return RunSpec("ts", Purpose.EVAL, policy, group_size, episode_deadline_s=deadline_s)
+    training = Training(
+        steps=rng.choice((1, 1, 2, 3)),
+        prompts_per_step=rng.choice((1, 1, 2)),
+        max_staleness=rng.randint(0, 1),
+    )
+    group_size = rng.choice((2, 2, 2, 3))
+    return RunSpec("ts", Purpose.TRAIN, policy, group_size, training=training, episode_deadline_s=deadline_s)
+
+
+def _faults(rng: random.Random, replicas: dict[str, int]) -> Sequence[Fault]:
+    found = []
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        service = rng.choice(sorted(replicas))
+        # Most of what matters happens in the first seconds.
+        at_s = rng.choice((rng.uniform(0, 3), rng.uniform(0, FAULTS_S)))
+        fault = Fault(
+            at_s=at_s,
+            what=rng.choice(("crash", "crash", "freeze", "partition")),
+            service=service,
+            replica=rng.randrange(replicas[service]),
+            lasts_s=rng.choice((0.1, 2.0, 12.0, 40.0)),
+            steps=rng.randint(0, 40),
+            server=rng.choice(_SERVERS),
+        )
+        found.append(fault)
+    return found

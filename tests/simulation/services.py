@@ -1,0 +1,279 @@
+"""How each service is composed in a history: as its own app.py does, over the simulated infrastructure.
+
+Each function here is one life of one process; it returns when the process runs.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from grpc import StatusCode
+from tests.simulation import stubs
+from tests.simulation.bus import SimulatedBus
+from tests.simulation.jetstream import SimulatedJetStream
+from tests.simulation.nats_server import SimulatedServer
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.rpc import SimulatedPeers
+from tests.simulation.storage import SimulatedBlobs, SimulatedDatabase
+from tests.simulation.virtual_time import SimulatedProcess, VirtualLoop, running_process
+
+from environment_client import EnvironmentClient, EnvironmentTimeouts
+from event_bus.topology import EVENTS, ROLLOUT_SAMPLER_EVAL, ROLLOUT_SAMPLER_TRAIN, UPCYCLE
+from grpo_trainer import views
+from grpo_trainer.adapters.bus_facts import BusFacts
+from grpo_trainer.adapters.trainers_store import TrainersStore
+from grpo_trainer.domain.errors import UnknownSession
+from grpo_trainer.domain.model_leases import ModelLeases
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.handlers import FactReader, stored_facts
+from grpo_trainer.holding import ModelHolding
+from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.sessions import RunSessions
+from grpo_trainer.runs.stores import BlobBodies, BlobStates
+from reward_grader.adapters.transcripts import GraderTranscripts
+from reward_grader.domain import ExtraGraders
+from reward_grader.handlers import trajectory_router
+from reward_grader.usecases import GradeTrajectory
+from rollout_sampler.adapters.trajectories import StoredTrajectories
+from rollout_sampler.handlers import episode_router
+from rollout_sampler.usecases.play_episode import PlayEpisode, SamplerDeps
+from rollout_sampler.usecases.turns import PlayLimits
+from scenario_runner.adapters.peers import BusGauge, PeerFacts
+from scenario_runner.adapters.planned_episodes import SqlPlannedEpisodes
+from scenario_runner.adapters.sql_plan import SqlPlan
+from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
+from scenario_runner.app import BEFORE_COMMANDS
+from scenario_runner.handlers import plan_router
+from scenario_runner.loops import FleetLoop, PlannerLoop
+from scenario_runner.servicer.environments import EnvironmentServicer
+from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES
+from scenario_runner.usecases.leases import LeaseRules, Leases
+from scenario_runner.usecases.planning import PlanRules
+from sql_store import OutboxRelay
+from trajectory_store import servicer as ledger_servicer
+from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.handlers import ledger_router
+from trajectory_store.servicer import TrajectoryServicer, UseCases
+from upcycle.api.training.v1.events_pb2 import PolicyPublished
+from upcycle.api.training.v1.service_pb2 import GetSessionResponse
+
+PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
+MODEL: Final = "m"
+EPISODE_DEADLINE_S: Final = 30
+RULES: Final = PlanRules(
+    eval_episodes_in_flight=6,
+    groups_per_transaction=3,
+    ending_grace_s=20.0,
+    stop_grace_s=40.0,
+    settle_deadline_s=10.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Infrastructure:
+    """What outlives every process of a history."""
+
+    loop: VirtualLoop
+    rng: random.Random
+    network: SimulatedNetwork
+    server: SimulatedServer
+    peers: SimulatedPeers
+    databases: dict[str, SimulatedDatabase]
+    objects: dict[str, bytes]
+    luck: stubs.Luck
+    head: BasePolicy
+    folder: Path
+    wake_planner: list[Callable[[], None]]
+    """Of the newest life of the planner, which plans when a run was submitted through it."""
+
+    def now(self) -> datetime:
+        return self.loop.utc_now()
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}-{self.rng.getrandbits(48):012x}"
+
+    def latest_version(self, model: str) -> int:
+        """The newest published version of a model."""
+        stream = self.server.streams[EVENTS]
+        newest = stream.last_on(UPCYCLE.fact_subject(PolicyPublished, model))
+        return int(json.loads(stream.messages[newest].data)["version"]) if newest else self.head.version
+
+    def bus(self) -> SimulatedBus:
+        jetstream = SimulatedJetStream(self.server, self.network)
+        process = running_process()
+        return SimulatedBus(
+            jetstream, client_name=process.name if process else "", topology=UPCYCLE, model=MODEL
+        )
+
+    def peer(self, address: str) -> Any:
+        return SimpleNamespace(channel=self.peers.channel(address))
+
+    def blobs(self) -> Any:
+        return SimulatedBlobs(self.network, self.objects)
+
+
+Start = Callable[[Infrastructure, SimulatedProcess], Any]
+
+
+class SimulatedGauge(BusGauge):
+    """BusGauge with a simulated connection."""
+
+    def __init__(self, given: Infrastructure) -> None:
+        self._jetstream = SimulatedJetStream(given.server, given.network)
+
+    async def _connected(self) -> Any:
+        return SimpleNamespace(jetstream=lambda timeout: self._jetstream)
+
+
+async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
+    """scenario_runner with both roles: plans runs, and hosts environments."""
+    database = given.databases["scenario_runner"]
+    plan = SqlPlan(database, now=given.now)
+    gauge = SimulatedGauge(given)
+    registry, ledger, training = (given.peer(one) for one in ("registry", STORE, TRAINER))
+    peer_facts = PeerFacts(registry, ledger, training, gauge)
+    loop = PlannerLoop(plan, gauge, peer_facts, RULES, now=given.now)
+    given.wake_planner[:] = [loop.wake]
+    bus = given.bus()
+    bus.include_router(plan_router(plan, wake=loop.wake))
+    episodes = SqlPlannedEpisodes(database, now=given.now)
+    host: Any = stubs.StubHost(given.luck)
+    leases = Leases(
+        host,
+        episodes,
+        ScenarioTranscripts(given.blobs()),
+        LeaseRules(64, 60.0),
+        now=given.now,
+        new_id=given.new_id,
+    )
+    own_address = f"{process.service}-{process.replica}"
+    servicer = EnvironmentServicer(leases, address=lambda: own_address)
+    for address in (PLANNER, own_address):
+        given.peers.serve(address, process, servicer, ENVIRONMENT_STATUSES)
+    await bus.start()
+    await OutboxRelay(database, bus, poll_s=1.0, before_commands=BEFORE_COMMANDS).start()
+    _forever(loop.run)
+    _forever(FleetLoop(leases, episodes).run)
+
+
+async def store(given: Infrastructure, process: SimulatedProcess) -> None:
+    """trajectory_store: the ledger."""
+    database = given.databases["trajectory_store"]
+    bus = given.bus()
+    index, unused = SqlIndex(database), cast(Any, None)
+    bus.include_router(ledger_router(index, on_change=lambda: None, batch_size=100))
+    servicer = TrajectoryServicer(UseCases(index, unused, unused, unused, unused), now=given.now)
+    given.peers.serve(STORE, process, servicer, ledger_servicer.STATUS_OF)
+    await bus.start()
+    await OutboxRelay(database, bus, poll_s=1.0).start()
+
+
+async def sampler(given: Infrastructure, process: SimulatedProcess) -> None:
+    """rollout_sampler: its handlers and use case; the turns are a stub's."""
+    bus = given.bus()
+    environments = EnvironmentClient(PLANNER, EnvironmentTimeouts(open_s=10.0, unreachable_s=3.0))
+    engines: Any = StubEngines(given)
+    deps = SamplerDeps(environments, engines, engines, StoredTrajectories(given.blobs()))
+    limits = PlayLimits(episode_s=EPISODE_DEADLINE_S * 0.8, late_start_s=10.0, retry_s=10.0)
+    play = PlayEpisode(deps, limits, now=given.now, new_nonce=lambda: given.new_id("n"))
+    for spec in (ROLLOUT_SAMPLER_TRAIN, ROLLOUT_SAMPLER_EVAL):
+        router, _ = episode_router(spec, play, bus, now=given.now, slots=3)
+        bus.include_router(router)
+    await bus.start()
+
+
+class StubEngines:
+    """Engines that serve each version as soon as it is published."""
+
+    def __init__(self, given: Infrastructure) -> None:
+        self._given = given
+        self.luck = given.luck
+
+    async def version_now(self, wanted: Any) -> int:
+        return self._given.latest_version(wanted.model)
+
+    async def chat_format(self, model: str, version: int) -> int:
+        return version
+
+
+async def grader(given: Infrastructure, process: SimulatedProcess) -> None:
+    """reward_grader."""
+    bus = given.bus()
+    environments = EnvironmentClient(timeouts=EnvironmentTimeouts(grade_s=10.0))
+    extras = ExtraGraders(environment_weight=1.0, graders=(), timeout_s=10.0)
+    grade = GradeTrajectory(
+        environments, GraderTranscripts(given.blobs()), extras, gone_after_s=15.0, now=given.now
+    )
+    bus.include_router(trajectory_router(grade, bus, now=given.now, slots=4))
+    await bus.start()
+
+
+class ShownSessions:
+    """TrainingServicer.GetSession; that module imports torch."""
+
+    def __init__(self, sessions: RunSessions) -> None:
+        self._sessions = sessions
+
+    async def GetSession(self, request: Any, context: object) -> GetSessionResponse:
+        try:
+            view = views.find(self._sessions, request.run_id)
+        except UnknownSession:
+            view = await views.stored(self._sessions, request.run_id)
+        return GetSessionResponse(session=view)
+
+
+async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
+    """grpo_trainer: sessions of runs, on a stub learner. A replica that starts again finds its folder, and so
+    its name."""
+    name = f"{process.service}-{process.replica}"
+    bus, blobs, folder = given.bus(), given.blobs(), given.folder / name
+    folder.mkdir(exist_ok=True)
+    store = TrainersStore(blobs, monotonic=given.loop.time)
+    holding = ModelHolding(store, name, monotonic=given.loop.time)
+    holding.able = bus.unable
+    holding.address = lambda: name
+    deps = RunDeps(
+        new_learner=stubs.StubLearner,
+        bodies=BlobBodies(blobs, train_parse_errors=False),
+        states=BlobStates(blobs),
+        policies=stubs.StubPolicies(blobs, folder / "policies", given.head),
+        held_out=stubs.NothingHeldOut(),
+        facts=BusFacts(bus, now=given.now, check=holding.surely),
+        holding=holding,
+        instruments=stubs.StubInstruments(),
+        now=given.now,
+        work_dir=folder,
+    )
+    sessions = RunSessions(deps, stored_facts(bus), leases=ModelLeases())
+    reader = FactReader(bus, sessions)
+    given.peers.serve(TRAINER, process, ShownSessions(sessions), {UnknownSession: StatusCode.NOT_FOUND})
+    await bus.start()
+    _forever(reader.run)
+
+
+def _forever(run: Callable[[asyncio.Event], Any]) -> None:
+    """A worker of a process; when it ends, so does the process."""
+    working = asyncio.ensure_future(run(asyncio.Event()))
+    working.add_done_callback(_ended)
+
+
+def _ended(done: asyncio.Future[Any]) -> None:
+    process = running_process()
+    if process is not None and not done.cancelled():
+        process.died_of = done.exception() or RuntimeError("a worker returned")
+
+
+STARTS: Final[dict[str, Start]] = {
+    PLANNER: planner,
+    STORE: store,
+    SAMPLER: sampler,
+    GRADER: grader,
+    TRAINER: trainer,
+}
+__all__ = ["GRADER", "PLANNER", "SAMPLER", "STARTS", "STORE", "TRAINER", "Infrastructure"]

@@ -1,0 +1,218 @@
+"""What a history does not run for real: environments, engines, the learner. Each depends only on the seed."""
+
+import hashlib
+import json
+import random
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from episodes import EpisodeBroken, EpisodeFailure
+from grpo_trainer.adapters.policies import HeldOutTasks, PolicyCache, RegistryPolicies
+from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.states import BasePolicy
+from grpo_trainer.learner.protocol import BatchGroup, Canary, StepNumbers
+from grpo_trainer.telemetry import TrainerInstruments
+from rollout_sampler.domain import EpisodeTask
+from scenario_runner.domain.environments import (
+    EnvironmentLost,
+    EpisodeFault,
+    EpisodeToPlay,
+    Grade,
+    ToolOutcome,
+)
+from upcycle.api.trajectory.v1 import trajectory_pb2
+from upcycle.environment.tools import ToolSpec
+
+TOKEN: Final = 7
+
+
+def safetensors_of(text: str) -> bytes:
+    """A weights file with one tensor, whose bytes follow from a text."""
+    data = hashlib.sha256(text.encode()).digest()
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def write_policy(directory: Path, text: str) -> None:
+    """A HF directory whose weights follow from a text."""
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(safetensors_of(text))
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_text("{}")
+
+
+class StubEnvironment:
+    """One episode: no tools; the reward follows from the episode's name."""
+
+    prompt: tuple[Mapping[str, str], ...] = ({"role": "user", "content": "?", "name": ""},)
+    tools: tuple[ToolSpec, ...] = ()
+
+    def __init__(self, episode: EpisodeToPlay, rules: "Luck") -> None:
+        self._episode = episode
+        self._rules = rules
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        raise EpisodeFault(EpisodeFailure.SCENARIO_ERROR, f"there is no tool {name}")
+
+    async def grade(self, answer: str, transcript: Mapping[str, Any]) -> Grade:
+        self._rules.maybe_break(
+            self._rules.grading_fails, EpisodeFault, EpisodeFailure.SCENARIO_ERROR, "grade"
+        )
+        reward = self._rules.reward_of(self._episode.episode_id)
+        return Grade(reward, reward == 1.0, (), {}, 0.01)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Luck:
+    """How often what is not simulated goes wrong."""
+
+    def __init__(
+        self, rng: random.Random, opening_fails: float, playing_fails: float, grading_fails: float
+    ) -> None:
+        self._rng = rng
+        self.opening_fails = opening_fails
+        self.playing_fails = playing_fails
+        self.grading_fails = grading_fails
+        self._salt = rng.random()
+
+    def be_kind(self) -> None:
+        """Nothing goes wrong from now on."""
+        self.opening_fails = self.playing_fails = self.grading_fails = 0.0
+
+    def reward_of(self, episode_id: str) -> float:
+        """0 or 1; the same whenever it is asked."""
+        digest = hashlib.sha256(f"{self._salt}/{episode_id}".encode()).digest()
+        return float(digest[0] % 2)
+
+    def maybe_break(self, chance: float, error: Callable[..., Exception], *args: object) -> None:
+        """Raise an error, sometimes."""
+        if chance and self._rng.random() < chance:
+            raise error(*args)
+
+
+class StubHost:
+    """Starts environments at once."""
+
+    def __init__(self, luck: Luck) -> None:
+        self._luck = luck
+
+    async def start(self, episode: EpisodeToPlay) -> StubEnvironment:
+        self._luck.maybe_break(self._luck.opening_fails, EnvironmentLost, "its process was killed")
+        return StubEnvironment(episode, self._luck)
+
+
+class StubPlayer:
+    """Takes the place of EpisodePlayer: one turn of two tokens, by the version that is served."""
+
+    engine_id = "engine"
+    is_mostly_tools = False
+    tools_s = 0.0
+
+    def __init__(
+        self, task: EpisodeTask, environment: object, version: int, engines: Any, environments: object
+    ) -> None:
+        self._version = version
+        self._luck: Luck = engines.luck
+
+    async def play_into(self, body: trajectory_pb2.TrajectoryBody, limits: object, nonce: str) -> None:
+        """See EpisodePlayer."""
+        broken = self._luck.maybe_break
+        broken(self._luck.playing_fails, EpisodeBroken, EpisodeFailure.ENGINE_ERROR, "the engine broke")
+        turn = trajectory_pb2.Turn(
+            new_prompt_ids=[1, 2],
+            sampled_ids=[TOKEN, TOKEN],
+            sampled_logprobs=[-0.5, -0.5],
+            sampled_texts=["x", "x"],
+            versions=[
+                trajectory_pb2.TokenVersions(version=self._version, weights_digest="0" * 64, num_tokens=2)
+            ],
+            finish_reason=trajectory_pb2.FINISH_REASON_STOP,
+            text="xx",
+        )
+        body.turns.append(turn)
+        broken(self._luck.playing_fails, EpisodeBroken, EpisodeFailure.TOOL_TIMEOUT, "its tool hung")
+        body.answer, body.stop_reason = "xx", trajectory_pb2.STOP_REASON_ANSWERED
+
+
+def _write(directory: Path, gradients: str) -> None:
+    directory.mkdir()
+    (directory / "gradients.json").write_text(gradients)
+
+
+class StubSnapshot:
+    """Weights on the host: the gradients that they hold, as text."""
+
+    canary: Canary = (([TOKEN, TOKEN], [-0.5]),)
+
+    def __init__(self, gradients: tuple[str, ...]) -> None:
+        self._gradients = gradients
+
+    async def save(self, directory: Path) -> None:
+        _write(directory, json.dumps(self._gradients))
+
+    async def export(self, directory: Path) -> None:
+        write_policy(directory, json.dumps(self._gradients))
+
+
+class StubLearner:
+    """Its weights are the list of the groups whose gradients they hold."""
+
+    def __init__(self) -> None:
+        self._gradients: tuple[str, ...] = ()
+
+    async def begin(self, spec: TrainingSpec, base: Path) -> None:
+        self._gradients = ()
+
+    async def resume(self, spec: TrainingSpec, base: Path, tensors: Path) -> None:
+        self._gradients = tuple(json.loads((tensors / "gradients.json").read_text()))
+
+    def check(self, group: BatchGroup) -> None:
+        """It takes any tokens."""
+
+    async def step(self, groups: Sequence[BatchGroup]) -> StepNumbers:
+        self._gradients += tuple(group.group_id for group in groups)
+        return StepNumbers({"loss": 1.0, "learner_s": 0.1, "rank_s": 0.1}, applied=True)
+
+    async def snapshot(self) -> StubSnapshot:
+        return StubSnapshot(self._gradients)
+
+    async def close(self) -> None:
+        """Nothing is loaded."""
+
+
+class StubInstruments(TrainerInstruments):
+    """No spans and no metrics."""
+
+    @contextmanager
+    def step(self, *_: object) -> Any:
+        yield "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    def count_step(self, *_: object) -> None: ...
+
+    def count_settled(self, *_: object) -> None: ...
+
+
+class StubPolicies(RegistryPolicies):
+    """Publishing and fetching are real; head is what the history says."""
+
+    def __init__(self, store: Any, folder: Path, head: BasePolicy) -> None:
+        self._store = store
+        self.cache = PolicyCache(store, folder, in_use=lambda: ())
+        self._head = head
+
+    async def head(self, model: str) -> BasePolicy:
+        return self._head
+
+
+class NothingHeldOut(HeldOutTasks):
+    """There is no gate."""
+
+    def __init__(self) -> None: ...
+
+    async def digests(self, taskset: str) -> tuple[str, ...]:
+        return ()

@@ -1,0 +1,53 @@
+"""The simulator itself: a slice of histories, that a seed is one history, and what it finds."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from tests.simulation.history import Simulation
+from tests.simulation.plans import plan_of
+from tests.simulation.put_back import BUGS, Bug
+from tests.simulation.stubs import StubLearner
+from tests.simulation.study import find
+
+_ROOT = Path(__file__).parents[2]
+
+
+def simulated(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_every_promise_holds_in_a_slice_of_histories_and_each_replays() -> None:
+    """Traces are compared within a process and, by their digest, between two."""
+    first = simulated("--seeds", "0-29", "--twice", "--keep-going")
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert found["ends"]["completed"] > 15, "most runs survive their faults, or the histories show little"
+    again = json.loads(simulated("--seeds", "0-4", "--twice").stdout)
+    assert again["traces"] == {seed: found["traces"][seed] for seed in again["traces"]}
+
+
+def test_a_bug_that_a_service_survives_ends_the_history() -> None:
+    plans = (plan_of(seed) for seed in range(50))
+    plan = next(one for one in plans if one.spec.training and one.cancel_at_s is one.stop_at_s is None)
+    with tempfile.TemporaryDirectory() as folder, patch.object(StubLearner, "step", _with_a_bug):
+        verdict = Simulation(Path(folder)).play(plan)
+    assert verdict.broken.startswith("BUG: trainer/0")
+
+
+def _with_a_bug(learner: StubLearner, group: object) -> None:
+    raise TypeError("no such argument")
+
+
+@pytest.mark.study
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_that_is_put_back_is_found(bug: Bug) -> None:
+    assert find(bug)["found"]

@@ -63,7 +63,7 @@ def model_to_wire(model: Model) -> registry_pb2.Model:
         latest=version_to_wire(model.latest),
         promoted_at=timestamp(model.promoted_at),
         gate_taskset=model.gate_taskset,
-        head_moved_by_gate=model.head_moved_by_gate,
+        head_set_revision=model.head_set_revision,
     )
 
 

@@ -207,6 +207,13 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
         .group_by(tables.checkpoint.c.model)
         .subquery()
     )
+    moves = tables.head_move.c
+    by_others = (
+        select(moves.model, func.max(moves.revision).label("head_set_revision"))
+        .where(owned(tables.head_move), moves.actor != GATE_ACTOR)
+        .group_by(moves.model)
+        .subquery()
+    )
     of_model = tables.model.c
     is_last = owned(tables.head_move, model=of_model.model, revision=of_model.head_revision)
     query = (
@@ -214,9 +221,10 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
             tables.model,
             newest.c.newest_version,
             tables.head_move.c.moved_at.label("promoted_at"),
-            (tables.head_move.c.actor == GATE_ACTOR).label("head_moved_by_gate"),
+            by_others.c.head_set_revision,
         )
         .join(newest, newest.c.model == tables.model.c.model)
+        .join(by_others, by_others.c.model == tables.model.c.model)
         .join(tables.head_move, is_last)
         .where(owned(tables.model) if model is None else owned(tables.model, model=model))
     )

@@ -39,7 +39,8 @@ class Model:
     promoted_at: datetime
     """When head moved to where it is."""
     created_at: datetime
-    head_moved_by_gate: bool
+    head_set_revision: int
+    """Revision of the last move of head that the gate did not make."""
     gate_taskset: str
     """Held-out taskset of the newest gate that a run of the model asked for; empty: none did."""
 

@@ -34,9 +34,7 @@ class RegistryHeads:
         """The head of a model. Raises UnknownModel; Unavailable."""
         with lookup(self._what, f"model {model!r} is not registered", UnknownModel):
             reply = await self._stub.GetModel(registry_pb2.GetModelRequest(model=model))
-        return Head(
-            wire.base_from_wire(reply.head), reply.model.head_revision, reply.model.head_moved_by_gate
-        )
+        return Head(wire.base_from_wire(reply.head), reply.model.head_revision, reply.model.head_set_revision)
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         """Whether the registry has recorded the checkpoint. Raises Unavailable."""

@@ -250,7 +250,7 @@ class InteractiveSession:
         moved from them, also by the gate."""
         is_own = self._newest is not None and self._newest.published == at.base
         is_head = head.revision == at.revision or head.checkpoint_id == at.checkpoint_id
-        return is_head or (is_own and head.leaves(at.base))
+        return is_head or (is_own and head.leaves(at.base, at.revision))
 
     async def _refuse_pending(self, head: Head, at: Head) -> None:
         if self._pending:

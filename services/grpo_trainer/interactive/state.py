@@ -26,22 +26,22 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The promoted checkpoint of a model; revision: +1 at each move. moved_by_gate: by evidence, forward or
-    back; otherwise a person or a step set it there."""
+    """The promoted checkpoint of a model; revision: +1 at each move. set_revision: of the last move that a
+    person or a step made, not the gate."""
 
     base: BasePolicy
     revision: int
-    moved_by_gate: bool = False
+    set_revision: int = 0
 
     @property
     def checkpoint_id(self) -> str:
         return self.base.checkpoint_id
 
-    def leaves(self, trained: BasePolicy) -> bool:
-        """True if training goes on from `trained` although head moved: head is the same, or the gate moved it
-        to an older version. What the gate promotes while later steps are taken does not undo these; a person
-        who sets head, or a newer version that a run trained, does."""
-        is_older = self.moved_by_gate and self.base.version < trained.version
+    def leaves(self, trained: BasePolicy, since: int) -> bool:
+        """True if training goes on from `trained` although head moved: head is the same, or only the gate
+        moved it since revision `since`, to an older version. What the gate promotes while later steps are
+        taken does not undo these; a person who sets head, or a newer version that a run trained, does."""
+        is_older = self.set_revision <= since and self.base.version < trained.version
         return self.checkpoint_id == trained.checkpoint_id or is_older
 
 
@@ -79,7 +79,7 @@ class InteractiveState:
     def is_current(self, head: Head) -> bool:
         """True if the next step continues this state: head points to it, has not moved since the step began
         (keep_head, or the process ended before it promoted the step), or was moved by the gate alone."""
-        return head.revision == self.head_revision or head.leaves(self.published)
+        return head.revision == self.head_revision or head.leaves(self.published, self.head_revision)
 
     def is_unpromoted(self, head: Head) -> bool:
         """True if the step should have moved head, and head has not moved since the step began."""

@@ -128,7 +128,7 @@ async def test_interactive_training_of_a_model_with_a_gate_is_judged_by_it(harne
     await harness.finish(3, 0.95)
     assert await harness.head() == 3
     found = await harness.models.model(MODEL)
-    assert (found.head_moved_by_gate, found.gate_taskset) == (True, GATE.taskset)
+    assert (found.head_revision, found.head_set_revision, found.gate_taskset) == (2, 1, GATE.taskset)
     saved = checkpoint(4, f"interactive-{MODEL}")
     await harness.gate.record(saved, "", keeps_head=True)  # as TrainingClient.step(..., promote=False) asks
     await harness.drive()

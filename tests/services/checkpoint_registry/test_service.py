@@ -183,7 +183,7 @@ async def test_training_does_not_move_the_head_of_a_model_with_a_gate_and_a_pers
         await stack.save("gated", 1, base.manifest)
         await stack.fact(events_pb2.CheckpointPromoted, "gated")
         found = (await stub.GetModel(pb.GetModelRequest(model="gated"))).model
-        assert (found.gate_taskset, found.head_moved_by_gate) == ("held-out", True)
+        assert (found.gate_taskset, found.head_revision, found.head_set_revision) == ("held-out", 2, 1)
         with pytest.raises(RemoteRefused, match="GATE_DECIDES") as refused, remote_errors("set head"):
             await stub.SetHead(request)
         assert "its gate on 'held-out'" in refused.value.message
@@ -191,7 +191,7 @@ async def test_training_does_not_move_the_head_of_a_model_with_a_gate_and_a_pers
         assert (await stub.SetHead(request)).move.revision == 2
         request.checkpoint_id, request.unless_gated = base.checkpoint_id, False
         moved = await stub.SetHead(request)
-        assert (moved.model.head_version, moved.model.head_moved_by_gate) == (0, False)
+        assert (moved.model.head_version, moved.model.head_set_revision) == (0, 3)
         assert moved.move.actor == "gate (unauthenticated)"
 
 

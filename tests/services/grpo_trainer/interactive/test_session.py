@@ -339,6 +339,20 @@ async def test_a_step_of_another_trainer_is_continued_though_head_did_not_move(w
     assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
 
 
+async def test_a_head_that_a_person_set_is_followed_though_the_gate_moved_it_again(world: World) -> None:
+    async with trainer_on(world) as trainer:
+        trainer.registry.has_gate = True
+        for step in (1, 2, 3):
+            await trainer.forward_backward(f"f{step}", batch())
+            await trainer.optim_step(f"o{step}")
+        await trainer.registry.set_head(MODEL, 1)
+        await trainer.registry.set_head(MODEL, 2, by_gate=True)
+        await trainer.forward_backward("f4", batch())
+        await trainer.optim_step("o4")
+    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000004"]
+    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
+
+
 async def test_models_train_side_by_side(world: World) -> None:
     await world.publish_base(model="other", seed=1)
     async with trainer_on(world, max_open=1) as trainer:

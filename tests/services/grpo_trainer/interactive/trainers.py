@@ -55,12 +55,12 @@ class Registry(RegistryHeads):
     revisions: dict[str, int] = field(default_factory=dict)
     moves: list[str] = field(default_factory=list)
     has_gate: bool = False
-    moved_by_gate: bool = False
+    set_revisions: dict[str, int] = field(default_factory=dict)
 
     async def head(self, model: str) -> Head:
         if model not in self.world.heads:
             raise UnknownModel(f"model {model!r} is not registered")
-        return Head(self.world.heads[model], self.revisions.get(model, 1), self.moved_by_gate)
+        return Head(self.world.heads[model], self.revisions.get(model, 1), self.set_revisions.get(model, 1))
 
     async def holds(self, model: str, checkpoint_id: str) -> bool:
         return f"checkpoint.saved/default/{checkpoint_id}" in self.world.recorder.events
@@ -85,7 +85,8 @@ class Registry(RegistryHeads):
 
         self.world.heads[model] = BasePolicy(version, entities.checkpoint_id(model, version), ref)
         self.revisions[model] = self.revisions.get(model, 1) + 1
-        self.moved_by_gate = by_gate
+        if not by_gate:
+            self.set_revisions[model] = self.revisions[model]
 
 
 @dataclass

@@ -91,7 +91,7 @@ class Model(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     PROMOTED_AT_FIELD_NUMBER: _builtins.int
     GATE_TASKSET_FIELD_NUMBER: _builtins.int
-    HEAD_MOVED_BY_GATE_FIELD_NUMBER: _builtins.int
+    HEAD_SET_REVISION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """slug"""
     forked_from_checkpoint_id: _builtins.str
@@ -104,8 +104,8 @@ class Model(_message.Message):
     """newest checkpoint of the tree"""
     gate_taskset: _builtins.str
     """held-out taskset of the newest gate that a run asked for; empty: head moves without one"""
-    head_moved_by_gate: _builtins.bool
-    """the gate moved head to where it is, forward or back"""
+    head_set_revision: _builtins.int
+    """of the last move of head that the gate did not make; less than head_revision: the gate moved head since"""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -129,11 +129,11 @@ class Model(_message.Message):
         latest: Global___PublishedVersion | None = ...,
         promoted_at: _timestamp_pb2.Timestamp | None = ...,
         gate_taskset: _builtins.str = ...,
-        head_moved_by_gate: _builtins.bool = ...,
+        head_set_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "latest", b"latest", "promoted_at", b"promoted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "gate_taskset", b"gate_taskset", "head_checkpoint_id", b"head_checkpoint_id", "head_moved_by_gate", b"head_moved_by_gate", "head_revision", b"head_revision", "head_version", b"head_version", "latest", b"latest", "model", b"model", "newest_version", b"newest_version", "promoted_at", b"promoted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "forked_from_checkpoint_id", b"forked_from_checkpoint_id", "gate_taskset", b"gate_taskset", "head_checkpoint_id", b"head_checkpoint_id", "head_revision", b"head_revision", "head_set_revision", b"head_set_revision", "head_version", b"head_version", "latest", b"latest", "model", b"model", "newest_version", b"newest_version", "promoted_at", b"promoted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -208,7 +208,7 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
         .subquery()
     )
     moves = tables.head_move.c
-    by_others = (
+    newest_set = (
         select(moves.model, func.max(moves.revision).label("head_set_revision"))
         .where(owned(tables.head_move), moves.actor != GATE_ACTOR)
         .group_by(moves.model)
@@ -221,10 +221,10 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
             tables.model,
             newest.c.newest_version,
             tables.head_move.c.moved_at.label("promoted_at"),
-            by_others.c.head_set_revision,
+            newest_set.c.head_set_revision,
         )
         .join(newest, newest.c.model == tables.model.c.model)
-        .join(by_others, by_others.c.model == tables.model.c.model)
+        .join(newest_set, newest_set.c.model == tables.model.c.model)
         .join(tables.head_move, is_last)
         .where(owned(tables.model) if model is None else owned(tables.model, model=model))
     )

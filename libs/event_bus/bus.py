@@ -33,6 +33,7 @@ from identities.tenants import DEFAULT_TENANT
 from service_kit.component import ALARM
 from service_kit.errors import as_errors
 from service_kit.groups import BusSettings
+from service_kit.loops import ended
 
 _LOG = logging.getLogger(__name__)
 _TEAR_DOWN_S: Final = 5.0
@@ -121,7 +122,7 @@ class EventBus:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._deps.in_flight.drain(self._timings.drain_s))
             group.create_task(self._connection.broker.stop_subscribers())
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
         if self._connection.is_connected:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_LOOK_S):

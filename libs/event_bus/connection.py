@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import nats
@@ -29,6 +29,7 @@ EXIT_CONNECTION_CLOSED: Final = 70
 _POLL_S: Final = 0.2
 _API_TIMEOUT_S: Final = 5.0
 _CONNECT_S: Final = 10.0
+_CLOSE_S: Final = 10.0
 
 
 def filters_of(config: ConsumerConfig | None) -> frozenset[str]:
@@ -148,7 +149,9 @@ class BusConnection:
     async def close(self) -> None:
         """Disconnect; what NATS answers is logged, not raised."""
         self._closing = True
-        await self.broker.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.broker.stop()
         self._jetstream = None
 
     async def _on_error(self, error: Exception) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from service_kit.component import TaskDied
+from service_kit.loops import ended
 
 
 class BackgroundTasks:
@@ -42,10 +43,7 @@ class BackgroundTasks:
 
     async def cancel(self) -> None:
         """Cancel what still runs and wait for its end."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(list(self._tasks))
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -44,6 +44,22 @@ async def first_of(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def ended(tasks: Collection[asyncio.Task[Any]], *, again_s: float = 2.0) -> None:
+    """Cancel tasks, and return once all have ended.
+
+    again_s: a cancellation is repeated after so long, because one that arrives together with the answer that
+    a task waits for is lost (`asyncio.wait_for`, Python 3.11), and a loop would go on.
+    """
+    running = set(tasks)
+    for task in running:
+        if not task.cancelling():
+            task.cancel()
+    while running:
+        _, running = await asyncio.wait(running, timeout=again_s)
+        for task in running:
+            task.cancel()
 
 
 async def pause(stop: asyncio.Event, seconds: float, wake: asyncio.Event | None = None) -> bool:

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from service_kit.loops import pause, until_stopped
+from service_kit.loops import ended, pause, until_stopped
 from upcycle.errors import Unavailable
 from upcycle.retrying import retry
 
@@ -83,3 +83,46 @@ async def test_a_pause_says_whether_to_go_on_and_clears_the_wake() -> None:
     assert not wake.is_set()
     stop.set()
     assert not await pause(stop, 3600, wake)
+
+
+async def test_a_task_that_lost_its_cancellation_ends_all_the_same() -> None:
+    lost = 0
+
+    async def loop() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if lost == 2:
+                    raise
+                lost += 1
+
+    tasks = [asyncio.create_task(loop()), asyncio.create_task(asyncio.sleep(3600))]
+    await asyncio.sleep(0)
+    await ended(tasks, again_s=0.01)
+    assert lost == 2
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_a_task_that_is_being_cancelled_ends_what_it_does_undisturbed() -> None:
+    is_clean = False
+
+    async def work() -> None:
+        nonlocal is_clean
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            is_clean = True
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    await ended([task])
+    assert is_clean
+
+
+async def test_nothing_to_end_is_no_wait() -> None:
+    await ended([])

@@ -17,7 +17,7 @@ from scenario_runner.adapters.zygotes import ZygoteOptions
 from scenario_runner.domain.environments import EpisodeTimeouts
 from scenario_runner.domain.runs import Prices
 from scenario_runner.handlers import plan_router
-from scenario_runner.loops import FleetLoop, PlannerLoop
+from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES, TASKSET_STATUSES
 from scenario_runner.servicer.tasksets import TasksetServicer
@@ -115,7 +115,8 @@ def _add_planner(
     gauge = BusGauge(settings.bus)
     service.add(Closing("bus gauge", gauge.stop))
     peer_facts = PeerFacts(registry, trajectories, training, gauge)
-    loop = PlannerLoop(plan, gauge, peer_facts, rules, now=utc_now)
+    loop = PlannerLoop(plan, rules)
+    sweeps = SweepLoop(plan, gauge, peer_facts, rules, now=utc_now)
     servicer = TasksetServicer(
         RegisterTaskset(plan, hosts, SourceRules(settings.environment_roots, settings.allow_tcp)),
         Tasksets(plan),
@@ -135,6 +136,7 @@ def _add_planner(
     service.add(bus)
     service.add(OutboxRelay(database, bus, before_commands=BEFORE_COMMANDS))
     service.add(Worker("planner", loop.run))
+    service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
 
 

@@ -1,47 +1,36 @@
-"""The two loops of the service: planning, and housekeeping of leases."""
+"""The loops of the service: planning, sweeping, and housekeeping of leases."""
 
 import asyncio
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
 from typing import Final
 
 from episodes import Purpose
 from scenario_runner import telemetry
 from scenario_runner.adapters.peers import BusGauge, PeerFacts
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.peer_facts import GraderBacklog
 from scenario_runner.domain.runs import RunRecord
 from scenario_runner.ports import PlannedEpisodes
 from scenario_runner.usecases.leases import Leases
 from scenario_runner.usecases.planning import PlanRules, has_overdue, plan_more, sweep
 from scenario_runner.usecases.reconciling import Reconcile
 from scenario_runner.usecases.supply import offer_more
-from service_kit.loops import until_stopped
+from service_kit.loops import one_piece, until_stopped
 
+PLAN_S: Final = 1.0
 SWEEP_S: Final = 1.0
 HOUSEKEEPING_S: Final = 1.0
+_RUNS_AT_ONCE: Final = 16
 
 
 class PlannerLoop:
-    """Plans whenever something changed, and looks for what is overdue once a second."""
+    """Plans whenever something changed, at the latest after a second."""
 
-    def __init__(
-        self,
-        plan: SqlPlan,
-        gauge: BusGauge,
-        peer_facts: PeerFacts,
-        rules: PlanRules,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, plan: SqlPlan, rules: PlanRules) -> None:
         self._plan = plan
-        self._now = now
-        self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
-        self._gauge = gauge
-        self._peer_facts = peer_facts
         self._rules = rules
         self._wake = asyncio.Event()
-        self._next_sweep = 0.0
-        self._swept: set[str] = set()
 
     def wake(self) -> None:
         """Plan soon: something changed."""
@@ -49,14 +38,11 @@ class PlannerLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until stopped. While the database is unavailable, the loop waits for it."""
-        await until_stopped(
-            stop, self._plan_and_sweep, every_s=SWEEP_S, wake=self._wake, waiting="planner_waits"
-        )
+        await until_stopped(stop, self._plan_all, every_s=PLAN_S, wake=self._wake, waiting="planner_waits")
 
-    async def _plan_and_sweep(self) -> None:
+    async def _plan_all(self) -> None:
         for run in await self._plan.read(lambda unit: unit.active_runs()):
             await self._plan_run(run.run_id, run.spec.purpose)
-        await self._sweep_if_due()
 
     async def _plan_run(self, run_id: str, purpose: Purpose) -> None:
         if purpose is Purpose.TRAIN:
@@ -77,25 +63,60 @@ class PlannerLoop:
                 return
             telemetry.GROUPS_OFFERED.inc(count)
 
-    async def _sweep_if_due(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now < self._next_sweep:
-            return
-        self._next_sweep = now + SWEEP_S
+
+class SweepLoop:
+    """Looks for what is overdue once a second, and asks other services about it. Planning waits for none of
+    them, and no run for the questions of another one.
+    """
+
+    def __init__(
+        self,
+        plan: SqlPlan,
+        gauge: BusGauge,
+        peer_facts: PeerFacts,
+        rules: PlanRules,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._plan = plan
+        self._now = now
+        self._reconcile = Reconcile(plan, peer_facts, deadline_s=rules.settle_deadline_s)
+        self._gauge = gauge
+        self._peer_facts = peer_facts
+        self._backlog = GraderBacklog()
+        self._rules = rules
+        self._asking = asyncio.Semaphore(_RUNS_AT_ONCE)
+        self._swept: set[str] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until stopped. While the database is unavailable, the loop waits for it."""
+        await until_stopped(stop, self._sweep_all, every_s=SWEEP_S, waiting="sweep_waits")
+
+    async def _sweep_all(self) -> None:
         runs = await self._plan.read(lambda unit: unit.active_runs())
         for ended in self._swept - {run.run_id for run in runs}:
             telemetry.EPISODES_IN_FLIGHT.remove(ended)
             self._reconcile.forget(ended)
             self._swept.discard(ended)
-        for run in runs:
-            await self._sweep(run)
-            telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, self._now()))
+        done = await asyncio.gather(*map(self._look_after, runs), return_exceptions=True)
+        for error in done:
+            if error is not None:
+                raise error
+
+    async def _look_after(self, run: RunRecord) -> None:
+        async with self._asking:
+            with one_piece(f"sweep of {run.run_id}"):
+                await self._sweep(run)
+                telemetry.ANNOUNCED_AGAIN.inc(await self._reconcile(run, self._now()))
 
     async def _sweep(self, run: RunRecord) -> None:
         run_id = run.run_id
         queue_is_idle = await self._gauge.is_idle(run.spec.purpose, run.spec.policy.model)
-        is_overdue = await self._plan.read(lambda unit: has_overdue(unit, run))
-        at_grader = await self._peer_facts.at_grader(run_id) if is_overdue else frozenset()
+        at_grader: Collection[str] = ()
+        if await self._plan.read(lambda unit: has_overdue(unit, run)):
+            deadline = timedelta(seconds=run.spec.episode_deadline_s)
+            found = await self._peer_facts.at_grader(run_id)
+            at_grader = self._backlog.waiting(found, deadline, self._now())
 
         def work(unit: PlanUnit) -> int:
             sweep(unit, run_id, self._rules, queue_is_idle=queue_is_idle, at_grader=at_grader)

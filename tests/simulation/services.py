@@ -50,7 +50,7 @@ from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.adapters.stored_transcripts import ScenarioTranscripts
 from scenario_runner.app import BEFORE_COMMANDS
 from scenario_runner.handlers import plan_router
-from scenario_runner.loops import FleetLoop, PlannerLoop
+from scenario_runner.loops import FleetLoop, PlannerLoop, SweepLoop
 from scenario_runner.servicer.environments import EnvironmentServicer
 from scenario_runner.servicer.statuses import ENVIRONMENT_STATUSES
 from scenario_runner.usecases.leases import LeaseRules, Leases
@@ -138,7 +138,8 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     gauge = SimulatedGauge(given)
     registry, ledger, training = (given.peer(one) for one in ("registry", STORE, TRAINER))
     peer_facts = PeerFacts(registry, ledger, training, gauge)
-    loop = PlannerLoop(plan, gauge, peer_facts, RULES, now=given.now)
+    loop = PlannerLoop(plan, RULES)
+    sweeps = SweepLoop(plan, gauge, peer_facts, RULES, now=given.now)
     given.wake_planner[:] = [loop.wake]
     bus = given.bus()
     bus.include_router(plan_router(plan, wake=loop.wake))
@@ -159,6 +160,7 @@ async def planner(given: Infrastructure, process: SimulatedProcess) -> None:
     await bus.start()
     await OutboxRelay(database, bus, poll_s=1.0, before_commands=BEFORE_COMMANDS).start()
     _forever(loop.run)
+    _forever(sweeps.run)
     _forever(FleetLoop(leases, episodes).run)
 
 

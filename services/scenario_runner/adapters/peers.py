@@ -22,7 +22,7 @@ from event_bus.topology import (
     ConsumerSpec,
 )
 from grpc_edge import Peer
-from scenario_runner.domain.peer_facts import DurableFact, EngineFact, SessionFact
+from scenario_runner.domain.peer_facts import DurableFact, EngineFact, GraderFact, SessionFact
 from scenario_runner.domain.runs import NotFound, Refused
 from service_kit.groups import BusSettings
 from upcycle.api.registry.v1 import registry_pb2, service_pb2
@@ -34,6 +34,7 @@ from upcycle.api.trajectory.v1 import service_pb2 as trajectory_pb2
 from upcycle.api.trajectory.v1 import trajectory_pb2 as trajectory_messages
 from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
 from upcycle.errors import Unavailable
+from upcycle.moments import moment_of
 from upcycle.rpc import RemoteNotFound, RemoteRefused, peer_errors
 from upcycle.run_config import PolicyChoice
 
@@ -110,18 +111,20 @@ class PeerFacts:
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         return None if reply is None else dict(reply.by_state)
 
-    async def at_grader(self, run_id: str) -> frozenset[str]:
+    async def at_grader(self, run_id: str) -> GraderFact:
         """Unsettled episodes whose trajectory is recorded, while the grader's queue holds work; none when the
         ledger or the bus does not answer."""
         grader = await self._bus.read(REWARD_GRADER)
         if grader is None or not (grader.num_pending or grader.num_unacknowledged):
-            return frozenset()
+            return GraderFact()
         request = trajectory_pb2.GetLedgerRequest(run_id=run_id, include_unsettled=True)
         reply = await _answered(self._trajectories.GetLedger(request, timeout=ASK_TIMEOUT_S))
         if reply is None:
-            return frozenset()
-        recorded = trajectory_messages.LEDGER_STATE_RECORDED
-        return frozenset(entry.episode_id for entry in reply.unsettled if entry.state == recorded)
+            return GraderFact()
+        is_recorded = trajectory_messages.LEDGER_STATE_RECORDED
+        entries = (entry for entry in reply.unsettled if entry.state == is_recorded)
+        recorded = {entry.episode_id: moment_of(entry.updated_at) for entry in entries}
+        return GraderFact(recorded, is_away=grader.is_abandoned)
 
     async def session(self, run_id: str) -> SessionFact | None:
         """See PeerFacts."""
@@ -144,6 +147,7 @@ class PeerFacts:
             session.holder,
             session.step,
             session.version,
+            session.failure_kind,
         )
 
     async def durables(self, purpose: Purpose, model: str) -> Mapping[str, DurableFact]:

@@ -63,7 +63,10 @@ LEFT_OPEN = (
 _SINCE_STEP = (_GROUP_OF_RUN, GROUP.c.at_step == sa.bindparam("since_step"))
 _WITHOUT_STEP = (*_SINCE_STEP, sa.not_(GROUP.c.is_open), GROUP.c.outcome.like("excluded(%"))
 TRAINED_SINCE = (
-    sa.select(sa.func.count()).select_from(GROUP).where(*_SINCE_STEP, GROUP.c.outcome == GroupOutcome.TRAINED)
+    sa.select(sa.func.count())
+    .select_from(GROUP)
+    .where(_GROUP_OF_RUN, GROUP.c.at_step >= sa.bindparam("since_step"))
+    .where(GROUP.c.outcome == GroupOutcome.TRAINED)
 )
 GROUPS_WITHOUT_STEP = (
     sa.select(GROUP.c.outcome, sa.func.count()).where(*_WITHOUT_STEP).group_by(GROUP.c.outcome)

@@ -27,8 +27,9 @@ class SqlAnnouncements(SqlTasksets):
         self._tasks: dict[tuple[str, int], RunnableTask] = {}
         self._groups: dict[str, GroupRow] = {}
 
-    def announce_submitted(self, run: RunRecord) -> None:
-        self._announce(run, published.run_submitted(run), event_ids.run_submitted(run.run_id))
+    def announce_submitted(self, run: RunRecord, *, again: bool = False) -> None:
+        fact, event_id = published.run_submitted(run), event_ids.run_submitted(run.run_id)
+        self._announce(run, fact, event_id, again=again)
 
     def announce_stopping(self, run: RunRecord, reason: str, *, is_final: bool = False) -> None:
         """Once of each kind, however often it is asked for."""
@@ -61,9 +62,7 @@ class SqlAnnouncements(SqlTasksets):
     def announce_graded_again(self, run: RunRecord, episode: EpisodeRow) -> None:
         """The grader's fact once more, from the row of the episode."""
         fact = published.trajectory_graded(episode, self._identity(run, episode))
-        event_id = event_ids.episode_outcome(episode.episode_id)
-        with self._trace_of(run):
-            enqueue_again(self._sql, fact, model=run.spec.policy.model, event_id=event_id)
+        self._announce(run, fact, event_ids.episode_outcome(episode.episode_id), again=True)
 
     def announce_again(self, known: Collection[str]) -> None:
         """What this service announced before under these ids; of what it did not, nothing."""
@@ -73,16 +72,22 @@ class SqlAnnouncements(SqlTasksets):
         fact = published.episode_cancelled(self._identity(run, episode), reason, self.now)
         self._announce(run, fact, event_ids.episode_cancelled(episode.episode_id))
 
-    def announce_shortened(self, run: RunRecord, group: GroupRow, reason: str) -> None:
+    def announce_shortened(
+        self, run: RunRecord, group: GroupRow, reason: str, *, again: bool = False
+    ) -> None:
         fact = published.group_shortened(run, group, reason)
-        self._announce(run, fact, event_ids.group_shortened(group.group_id, group.expected_members))
+        event_id = event_ids.group_shortened(group.group_id, group.expected_members)
+        self._announce(run, fact, event_id, again=again)
 
     def _identity(self, run: RunRecord, episode: EpisodeRow) -> EpisodeIdentity:
         return published.episode_identity(run, episode, self._task_of(episode))
 
-    def _announce(self, run: RunRecord, fact: Message, event_id: str, *, author: str = "") -> None:
+    def _announce(
+        self, run: RunRecord, fact: Message, event_id: str, *, author: str = "", again: bool = False
+    ) -> None:
+        store = enqueue_again if again else enqueue
         with self._trace_of(run):
-            enqueue(self._sql, fact, model=run.spec.policy.model, event_id=event_id, author=author)
+            store(self._sql, fact, model=run.spec.policy.model, event_id=event_id, author=author)
 
     @contextmanager
     def _trace_of(self, run: RunRecord) -> Iterator[None]:

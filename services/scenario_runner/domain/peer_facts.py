@@ -1,7 +1,12 @@
 """What other services say about a run, for `why` and for the planner."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+_MAX_DEADLINES: Final = 10
+"""Deadlines of an episode for which a grader that works may let it wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +62,32 @@ class SessionFact:
     """The trainer process that holds the run; empty where none does."""
     step: int = 0
     version: int = 0
+    failure_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GraderFact:
+    """What waits for the grader. recorded: episodes that were played, and since when. is_away: no grader
+    pulls, and none works."""
+
+    recorded: Mapping[str, datetime] = field(default_factory=dict)
+    is_away: bool = False
+
+
+class GraderBacklog:
+    """Decides which of the played episodes go on waiting for the grader beyond their deadline."""
+
+    def __init__(self) -> None:
+        self._working_since: datetime | None = None
+
+    def waiting(self, found: GraderFact, deadline: timedelta, now: datetime) -> frozenset[str]:
+        """All of them while no grader works, and for ten deadlines from then on; then those that were played
+        in the last ten: a grader that works has lost the others."""
+        if found.is_away:
+            self._working_since = None
+            return frozenset(found.recorded)
+        self._working_since = self._working_since or now
+        before = now - _MAX_DEADLINES * deadline
+        if self._working_since > before:
+            return frozenset(found.recorded)
+        return frozenset(episode for episode, since in found.recorded.items() if since > before)

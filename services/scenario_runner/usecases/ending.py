@@ -172,12 +172,12 @@ def call_off(unit: PlanUnit, run: RunRecord, episode: EpisodeRow, reason: str) -
 
 
 def close_group(
-    unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str, *, trained_by: int = 0
+    unit: PlanUnit, run: RunRecord, group: GroupRow, outcome: str, *, at_step: int | None = None
 ) -> None:
-    """End a group: another may open. trained_by: the step that trained it, whose `step.completed` may have
-    come before; 0 where none did."""
-    at_step = min(run.step, trained_by - 1) if trained_by else run.step
-    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=at_step))
+    """End a group: another may open. at_step: the run's newest step before it ended, where that is not the
+    newest one that the planner knows."""
+    step = run.step if at_step is None else at_step
+    unit.update_group(replace(group, is_open=False, outcome=outcome, settled_at=unit.now, at_step=step))
 
 
 def settle(unit: PlanUnit, episode: EpisodeRow, state: EpisodeState, reason: str, detail: str = "") -> None:

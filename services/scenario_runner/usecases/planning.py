@@ -364,7 +364,8 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
         settle(unit, episode, state, f"step {fact.step}" if is_trained else fact.reason)
     cancel(unit, run, [episode for episode in unsettled if episode not in named], "group_settled")
     outcome = fact.outcome if is_trained else f"{fact.outcome}({fact.reason})"
-    close_group(unit, run, group, outcome, trained_by=fact.step if is_trained else 0)
+    # A settlement that is read late, after `step.completed`, belongs to its own step all the same.
+    close_group(unit, run, group, outcome, at_step=fact.step - 1 if is_trained else None)
     if not group.num_graded:
         end_if_only_failures(unit, run.run_id)
 

@@ -6,7 +6,7 @@ What the stream still holds changes nothing there, and what the trainer knows it
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,7 +16,7 @@ from episodes import Purpose
 from identities import events as event_ids
 from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
 from scenario_runner.domain.explain import UNSETTLED_S
-from scenario_runner.domain.facts import Advanced
+from scenario_runner.domain.facts import Advanced, Fact, SessionFailed
 from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.runs import FINAL_RUN_STATES, EpisodeState, RunRecord
 from scenario_runner.usecases.planning import apply_facts
@@ -43,8 +43,20 @@ class Unanswered:
     is_ending: bool = False
     num_held: int = 0
     """How many groups and offers the trainer should have, also those of a moment ago."""
-    is_idle: bool = False
-    """Nothing is in flight and nothing on offer: only the trainer's `step.completed` is awaited."""
+    step: int = 0
+    settled_step: int = 0
+    """Newest step of which all groups are settled. Beyond `step`, its `step.completed` is awaited."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """The trainer need not be asked."""
+        return not (self.groups or self.offers or self.is_ending or self.settled_step > self.step)
+
+    def in_parts(self) -> Iterator["Unanswered"]:
+        """Each small enough for one transaction."""
+        for at in range(0, max(len(self.groups), len(self.offers), 1), _GROUPS_AT_ONCE):
+            part = slice(at, at + _GROUPS_AT_ONCE)
+            yield replace(self, groups=self.groups[part], offers=self.offers[part])
 
 
 class Reconcile:
@@ -68,73 +80,77 @@ class Reconcile:
             return 0
         self._looked_at[run.run_id] = now
         found = await self._plan.read(lambda unit: _unanswered(unit, run.run_id, now - self._deadline))
-        if not (found.groups or found.offers or found.is_ending or found.is_idle):
+        if found.is_nothing:
             return 0
         session = await self._trainer.session(run.run_id)
-        if found.is_idle:
-            await self._catch_up(run, session)
+        if session is not None:
+            await self._catch_up(run.run_id, session, found)
         has_all = session is None or bool(session.failure) or session.groups_ready >= found.num_held
         if has_all and not found.is_ending:
             return 0
-        return await self._announce(run.run_id, found)
+        num_again = 0
+        for part in found.in_parts():
+            num_again += await self._plan.transact(partial(_announce_again, run_id=run.run_id, found=part))
+        return num_again
 
-    async def _announce(self, run_id: str, found: Unanswered) -> int:
-        """All of them, a few per transaction: the trainer may lack the last ones only."""
-        count = 0
-        for start in range(0, max(len(found.groups), len(found.offers), 1), _GROUPS_AT_ONCE):
-            some = slice(start, start + _GROUPS_AT_ONCE)
-            part = replace(found, groups=found.groups[some], offers=found.offers[some])
-            count += await self._plan.transact(partial(_announce_again, run_id=run_id, found=part))
-        return count
-
-    async def _catch_up(self, run: RunRecord, session: SessionFact | None) -> None:
-        """The trainer says which step it reached, where its `step.completed` was lost."""
-        if session is not None and session.step > run.step:
-            log.warning("step_asked_for", extra={"run_id": run.run_id, "step": session.step})
-            reached = Advanced(run.run_id, session.step, session.version)
-            await self._plan.transact(lambda unit: apply_facts(unit, [reached]))
+    async def _catch_up(self, run_id: str, session: SessionFact, found: Unanswered) -> None:
+        """Apply what the trainer says where its `step.completed` or `session.failed` was lost."""
+        facts: list[Fact] = []
+        # A step of which a group is unsettled may be void, or its policy on its way into the store.
+        step = min(session.step, found.settled_step)
+        if step > found.step:
+            facts.append(Advanced(run_id, step, session.version - (session.step - step)))
+        if session.failure:
+            facts.append(SessionFailed(run_id, session.failure_kind, session.failure))
+        if facts:
+            log.warning("trainer_asked", extra={"run_id": run_id, "step": step, "failure": session.failure})
+            await self._plan.transact(lambda unit: apply_facts(unit, facts))
 
 
 def _unanswered(unit: PlanUnit, run_id: str, before: datetime) -> Unanswered:
     run = unit.run(run_id)
-    if run is None or run.state in FINAL_RUN_STATES:
+    if run is None or run.state in FINAL_RUN_STATES or run.spec.training is None:
         return Unanswered()
     complete = unit.complete_groups(run_id)
-    groups = [group_id for group_id, since in complete.items() if since < before]
     offered = unit.source_groups.offered(run_id)
-    offers = [one.group_id for one in offered if one.offered_at is not None and one.offered_at < before]
-    is_ending = run.ending_since is not None and run.ending_since < before
-    num_held = len(complete) + len(offered)
-    is_idle = not (unit.counts(run_id).in_flight or offered) and unit.num_in_step(run_id, run.step) > 0
-    return Unanswered(groups, offers, is_ending, num_held, is_idle)
+    num_steps = unit.num_in_step(run_id, run.step) // run.spec.training.prompts_per_step
+    return Unanswered(
+        groups=[group_id for group_id, since in complete.items() if since < before],
+        offers=[one.group_id for one in offered if one.offered_at is not None and one.offered_at < before],
+        is_ending=run.ending_since is not None and run.ending_since < before,
+        num_held=len(complete) + len(offered),
+        step=run.step,
+        settled_step=run.step + num_steps,
+    )
 
 
-def _announce_again(unit: PlanUnit, run_id: str, found: Unanswered) -> int:
+def _announce_again(unit: PlanUnit, *, run_id: str, found: Unanswered) -> int:
     run = unit.run(run_id)
     if run is None or run.state in FINAL_RUN_STATES:
         return 0
-    known = [event_ids.run_submitted(run_id)]
+    unit.announce_submitted(run, again=True)
     unit.prefetch(found.groups)
-    for group_id in found.groups:
-        known += _group_again(unit, run, group_id)
-    known += (event_ids.group_offered(run_id, group_id) for group_id in found.offers)
+    num_groups = sum(_group_again(unit, run, group_id) for group_id in found.groups)
+    known = [event_ids.group_offered(run_id, group_id) for group_id in found.offers]
     if run.ending is not None:
         known += (event_ids.run_stopping(run_id, is_final=final) for final in (False, True))
         known += (event_ids.group_settled(group_id) for group_id in found.groups)
         known += (event_ids.group_settled(group_id, offered_to=run_id) for group_id in found.offers)
     unit.announce_again(known)
-    extra = {"run_id": run_id, "groups": len(found.groups), "offers": len(found.offers)}
+    extra = {"run_id": run_id, "groups": num_groups, "offers": len(found.offers)}
     log.warning("announced_again", extra=extra)
-    return len(found.groups) + len(found.offers)
+    return num_groups + len(found.offers)
 
 
-def _group_again(unit: PlanUnit, run: RunRecord, group_id: str) -> list[str]:
-    """Announce its grades; returns the ids of what else the trainer must know of it."""
+def _group_again(unit: PlanUnit, run: RunRecord, group_id: str) -> bool:
+    """Announce all that the trainer must know of a group; returns whether it is complete still."""
     group, members = unit.group(group_id), unit.members(group_id)
     if group is None or not group.is_open or any(row.state is EpisodeState.PLANNED for row in members):
-        return []
+        return False
+    if group.expected_members < run.spec.group_size:
+        failed = [row.reason for row in members if row.state is EpisodeState.FAILED]
+        unit.announce_shortened(run, group, failed[-1] if failed else "", again=True)
     for row in members:
         if row.state is EpisodeState.GRADED and row.body_key:
             unit.announce_graded_again(run, row)
-    is_short = group.expected_members < run.spec.group_size
-    return [event_ids.group_shortened(group_id, group.expected_members)] if is_short else []
+    return True

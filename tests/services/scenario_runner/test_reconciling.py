@@ -1,5 +1,7 @@
 """What the trainer does not have is announced again: no run waits for a fact that the stream lost."""
 
+import asyncio
+import itertools
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +13,7 @@ import sqlalchemy as sa
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from tests.services.scenario_runner.conftest import Start
-from tests.services.scenario_runner.planning import PlannerHarness, train_spec
+from tests.services.scenario_runner.planning import PlannerHarness, check_conservation, train_spec
 from tests.services.scenario_runner.source_runs import BODY, SourcesHarness
 from tests.services.scenario_runner.source_runs import train_spec as drawing
 from tests.services.scenario_runner.support import (
@@ -24,16 +26,18 @@ from tests.services.scenario_runner.support import (
     submit,
     until,
 )
+from tests.services.scenario_runner.test_two_planners import second_plan
 
 from blob_store import ref as blob_ref
 from event_bus.provision import provision
 from scenario_runner.adapters.peers import PeerFacts
-from scenario_runner.domain.facts import Graded
+from scenario_runner.domain.facts import Advanced, Graded
 from scenario_runner.domain.peer_facts import SessionFact
 from scenario_runner.domain.runs import RunState
 from scenario_runner.usecases.reconciling import Reconcile
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
+from upcycle.errors import Unavailable
 
 DEADLINE_S = 60.0
 
@@ -104,6 +108,7 @@ async def outside(planner: PlannerHarness) -> Outside:
 async def test_a_complete_group_is_announced_again_as_it_was_under_the_same_ids(outside: Outside) -> None:
     assert await outside.later() == 1
     waiting = dict(await outside.waiting())
+    assert waiting.pop(f"run.submitted/{outside.planner.run_id}")
     first, second = outside.planner.members(0)
     fact = json_format.Parse(waiting.pop(f"episode.outcome/{first}"), trajectory_events.TrajectoryGraded())
     assert (fact.episode.episode_id, fact.episode.member, fact.episode.group_size) == (first, 0, 2)
@@ -111,7 +116,7 @@ async def test_a_complete_group_is_announced_again_as_it_was_under_the_same_ids(
     assert (fact.sampled_by.oldest, fact.sampled_by.newest) == (1, 1)
     assert blob_ref.from_wire(fact.body) == BODY
     assert (fact.usage.engine_s, fact.usage.environment_s) == (2.0, 8.0)
-    assert waiting.keys() == {f"episode.outcome/{second}"}  # the harness announced no run.submitted
+    assert waiting.keys() == {f"episode.outcome/{second}"}
     assert await outside.later() == 1  # and again, for as long as it is not settled
 
 
@@ -121,7 +126,7 @@ async def test_all_groups_of_a_large_step_are_announced(planner: PlannerHarness)
     await planner.apply(*(with_body(planner, one) for at in range(70) for one in planner.members(at)))
     outside = Outside(planner, Trainer(groups_ready=64))
     assert await outside.later() == 70
-    assert len(await outside.waiting()) == 140
+    assert sum(key.startswith("episode.outcome/") for key in await outside.waiting()) == 140
 
 
 async def test_nothing_is_announced_again_within_the_deadline_or_twice_in_it(outside: Outside) -> None:
@@ -132,9 +137,7 @@ async def test_nothing_is_announced_again_within_the_deadline_or_twice_in_it(out
 
 
 @pytest.mark.parametrize(
-    "trainer",
-    [Trainer(groups_ready=1), Trainer(groups_ready=None), Trainer(failure="out of memory")],
-    ids=["has it", "does not answer", "failed"],
+    "trainer", [Trainer(groups_ready=1), Trainer(groups_ready=None)], ids=["has it", "does not answer"]
 )
 async def test_a_trainer_that_has_all_or_cannot_take_it_is_left_alone(
     outside: Outside, trainer: Trainer
@@ -158,10 +161,11 @@ async def test_a_short_group_is_announced_with_its_size(planner: PlannerHarness)
         await planner.apply(planner.failed(f"{second[:-1]}{attempt}"))
     outside = Outside(planner)
     assert await outside.later() == 1
-    assert set(await outside.waiting()) == {
-        f"episode.outcome/{first}",
+    assert list(await outside.waiting()) == [  # in the order in which the trainer must read them
+        f"run.submitted/{planner.run_id}",
         f"group.shortened/{planner.group_id(0)}/1",
-    }
+        f"episode.outcome/{first}",
+    ]
 
 
 async def test_a_grade_that_beat_the_planners_timeout_is_announced_and_the_timeout_is_not(
@@ -213,6 +217,105 @@ async def test_a_step_whose_completion_was_lost_is_asked_for(planner: PlannerHar
     await Outside(planner, Trainer(step=steps)).later()
     run = await planner.run()
     assert (run.state, run.step, run.policy_version) == (RunState.COMPLETED, steps, steps + 4)
+
+
+async def test_a_lost_last_step_is_asked_for_beside_groups_that_will_not_train(
+    planner: PlannerHarness,
+) -> None:
+    """Two groups were open for the one step: the second one is complete, or still played."""
+    await planner.begin(train_spec(prompts=1, steps=1), num_tasks=3)
+    members, others = planner.members(0), planner.members(1)
+    await planner.apply(*map(planner.graded, [*members, others[0]]))
+    await planner.apply(planner.settled(planner.group_id(0), members))
+    await Outside(planner, Trainer(step=1)).later()
+    run = await planner.run()
+    assert (run.state, run.step) == (RunState.COMPLETED, 1)
+    await check_conservation(planner)
+
+
+async def test_a_step_of_which_a_group_is_unsettled_is_not_taken_over(planner: PlannerHarness) -> None:
+    """It is durable at the trainer, its policy is on its way into the store, and it may still be void."""
+    await planner.begin(train_spec(prompts=2, steps=1), num_tasks=4)
+    for group in (0, 1):
+        await planner.apply(*(with_body(planner, member) for member in planner.members(group)))
+    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
+    outside = Outside(planner, Trainer(step=1))
+    assert await outside.later() == 1
+    assert ((await planner.run()).state, (await planner.run()).step) == (RunState.RUNNING, 0)
+    await planner.apply(planner.settled(planner.group_id(1), planner.members(1)))
+    await outside.later()
+    assert (await planner.run()).state is RunState.COMPLETED
+
+
+async def test_a_settlement_that_is_read_after_its_step_takes_no_group_from_the_next(
+    planner: PlannerHarness,
+) -> None:
+    """Of 2 steps of 2 groups, one group.settled of the first was lost, and is published again."""
+    await planner.begin(train_spec(prompts=2, steps=2, staleness=0), num_tasks=4)
+    for group in (0, 1):
+        await planner.apply(*map(planner.graded, planner.members(group)))
+    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
+    await planner.apply(Advanced(planner.run_id, 1, 1))
+    await planner.apply(planner.settled(planner.group_id(1), planner.members(1)))
+    await planner.plan_all()
+    open_groups = await planner.do(lambda unit: unit.num_open_groups(planner.run_id))
+    assert open_groups == 2
+
+
+async def test_a_lost_session_failed_is_asked_for(outside: Outside) -> None:
+    outside.trainer.failure = "out of memory: a batch of one row does not fit"
+    await outside.later()
+    run = await outside.planner.run()
+    assert (run.ending, "out of memory" in run.failure) == (RunState.FAILED, True)
+    assert f"run.stopping/{run.run_id}/final" in await outside.waiting()
+
+
+async def test_two_planners_announce_the_same_group_once(outside: Outside, sql_url: str) -> None:
+    planner = outside.planner
+    await outside.published()
+    planner.now += timedelta(seconds=DEADLINE_S + 1)
+    run = await planner.run()
+    async with second_plan(planner, sql_url) as plan:
+        other = Reconcile(plan, outside.trainer, deadline_s=DEADLINE_S)
+        both = (outside.reconcile(run, planner.now), other(run, planner.now))
+        assert tuple(await asyncio.gather(*both)) == (1, 1)
+    assert sum(key.startswith("episode.outcome/") for key in await outside.waiting()) == 2
+    await check_conservation(planner)
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_a_planner_that_ends_at_any_point_of_it_leaves_the_rest_to_the_next(
+    planner: PlannerHarness, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Before it reads, asks, takes the step over, announces. The next planner begins from the tables."""
+    await planner.begin(train_spec(prompts=1, steps=2), num_tasks=3)
+    members = planner.members(0)
+    await planner.apply(*map(planner.graded, members), planner.settled(planner.group_id(0), members))
+    await planner.apply(*(with_body(planner, member) for member in planner.members(1)))
+    outside, calls = Outside(planner, Trainer(step=1)), itertools.count()
+    run = await planner.run()
+
+    def until_killed(work: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            if next(calls) == at:
+                raise Unavailable("killed")
+            return await work(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as killed:
+        for owner, name in ((planner.plan, "read"), (outside.trainer, "session"), (planner.plan, "transact")):
+            killed.setattr(owner, name, until_killed(getattr(owner, name)))
+        await outside.published()
+        planner.now += timedelta(seconds=DEADLINE_S + 1)
+        with pytest.raises(Unavailable):
+            await outside.reconcile(run, planner.now)
+    assert await Outside(planner, Trainer(step=1)).later() == 1
+    assert (await planner.run()).step == 1
+    assert {key for key in await outside.waiting() if key.startswith("episode.outcome/")} == {
+        f"episode.outcome/{member}" for member in planner.members(1)
+    }
+    await check_conservation(planner)
 
 
 async def test_an_offer_without_an_answer_is_made_again(sources: SourcesHarness) -> None:

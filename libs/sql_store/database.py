@@ -10,6 +10,8 @@ import contextvars
 import hashlib
 import logging
 import re
+import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _POSTGRES_CONNECTIONS: Final = 4
 _BUSY_TIMEOUT_MS: Final = 10_000
+_WAL_PAUSE_S: Final = 0.02
 _STATEMENT_TIMEOUT_MS: Final = 30_000
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_TRIES: Final = 4
@@ -204,13 +207,24 @@ def _storable(value: Any) -> Any:
 def _prepare_sqlite(connection: Any, record: object) -> None:
     # The driver must not begin transactions by itself: it begins them late, and outside our control.
     connection.isolation_level = None
-    for pragma in (
-        f"busy_timeout={_BUSY_TIMEOUT_MS}",
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+    _use_wal(connection)
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # The first process changes the mode of a new file. Beside another transaction SQLite refuses that at
+    # once, without waiting for busy_timeout.
+    give_up_at = time.monotonic() + _BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_WAL_PAUSE_S)
 
 
 def _begin_immediate(connection: Connection) -> None:

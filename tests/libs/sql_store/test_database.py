@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -206,6 +207,21 @@ async def test_an_unusable_sqlite_file_is_an_outage(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot make the folder"):
         await db.start()
     await db.stop()
+
+
+async def test_a_new_sqlite_waits_for_the_first_transaction_of_another_process(tmp_path: Path) -> None:
+    file = tmp_path / "x.sqlite"
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("CREATE TABLE begun (id)")
+    other.execute("BEGIN IMMEDIATE")
+    database = Database(f"sqlite:///{file}")
+    starting = asyncio.create_task(database.start())
+    done, _ = await asyncio.wait({starting}, timeout=0.3)  # it needs the lock that is held
+    other.execute("COMMIT")
+    await starting
+    assert not done
+    other.close()
+    await database.stop()
 
 
 async def test_a_sqlite_locked_by_another_process_is_an_outage(

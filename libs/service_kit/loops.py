@@ -41,9 +41,7 @@ async def first_of(
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await ended(tasks)
 
 
 async def ended(tasks: Collection[asyncio.Task[Any]], *, again_s: float = 2.0) -> None:

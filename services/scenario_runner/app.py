@@ -103,12 +103,7 @@ def _add_planner(
     server: GrpcServer,
 ) -> None:
     plan = SqlPlan(database, now=utc_now)
-    rules = PlanRules(
-        eval_episodes_in_flight=settings.eval_episodes_in_flight,
-        ending_grace_s=settings.cancel_grace_s,
-        stop_grace_s=settings.stop_grace_s,
-        settle_deadline_s=settings.settle_deadline_s,
-    )
+    rules = _rules(settings)
     registry = service.add(Peer("registry", settings.peers.registry, idempotent=_IDEMPOTENT))
     trajectories = service.add(Peer("trajectories", settings.peers.trajectories))
     training = service.add(Peer("training", settings.peers.training))
@@ -138,6 +133,15 @@ def _add_planner(
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
+
+
+def _rules(settings: ScenarioRunnerSettings) -> PlanRules:
+    return PlanRules(
+        eval_episodes_in_flight=settings.eval_episodes_in_flight,
+        ending_grace_s=settings.cancel_grace_s,
+        stop_grace_s=settings.stop_grace_s,
+        settle_deadline_s=settings.settle_deadline_s,
+    )
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from upcycle.errors import UpcycleError
 from upcycle.platform import running_stack
 
 if TYPE_CHECKING:
-    from event_bus.dead_letter_box import DeadLetter
+    from event_bus.dead_letter_box import DeadLetter, DeadLetterBox
     from service_kit.groups import BusSettings
 
 
@@ -68,10 +69,7 @@ async def list_dead(*, limit: int = 20, all: bool = False, as_json: JsonFlag = F
     :param all: those that were replayed or accepted too.
     :param as_json: one JSON line per dead letter.
     """
-    require_platform("bus")
-    from event_bus.dead_letter_box import DeadLetterBox
-
-    async with DeadLetterBox.opened(bus_settings()) as box:
+    async with _opened() as box:
         letters = await box.letters(limit=limit, with_handled=all)
     if as_json:
         for letter in letters:
@@ -87,10 +85,7 @@ async def show_dead(number: int, *, as_json: JsonFlag = False) -> int:
     :param number: as `list` names it.
     :param as_json: print one JSON line instead of text.
     """
-    require_platform("bus")
-    from event_bus.dead_letter_box import DeadLetterBox
-
-    async with DeadLetterBox.opened(bus_settings()) as box:
+    async with _opened() as box:
         content = await box.content(number)
     message = content.payload.decode(errors="replace")
     if as_json:
@@ -110,17 +105,11 @@ async def replay_dead(number: int, *more: int, as_json: JsonFlag = False) -> int
     :param more: more numbers. The first that cannot be replayed ends the command.
     :param as_json: one JSON line per replayed dead letter.
     """
-    require_platform("bus")
-    from event_bus.dead_letter_box import DeadLetterBox
-
-    async with DeadLetterBox.opened(bus_settings()) as box:
+    async with _opened() as box:
         for one in (number, *more):
             letter = await box.replay(one)
-            if as_json:
-                print_json("replayed", _fields(letter))
-            else:
-                what = f"{letter.subject} {letter.event_id} goes to {letter.reader} again"
-                result_console().print(f"dead letter {one}: {what}", markup=False, soft_wrap=True)
+            what = f"{letter.subject} {letter.event_id} goes to {letter.reader} again"
+            _say_handled("replayed", letter, f"dead letter {one}: {what}", as_json=as_json)
     return Exit.OK
 
 
@@ -132,18 +121,26 @@ async def accept_dead(number: int, *more: int, as_json: JsonFlag = False) -> int
     :param more: more numbers. The first that cannot be accepted ends the command.
     :param as_json: one JSON line per accepted dead letter.
     """
+    async with _opened() as box:
+        for one in (number, *more):
+            letter = await box.accept(one)
+            text = f"dead letter {one}: accepted, {letter.reader}: {letter.reason}"
+            _say_handled("accepted", letter, text, as_json=as_json)
+    return Exit.OK
+
+
+def _opened() -> AbstractAsyncContextManager["DeadLetterBox"]:
     require_platform("bus")
     from event_bus.dead_letter_box import DeadLetterBox
 
-    async with DeadLetterBox.opened(bus_settings()) as box:
-        for one in (number, *more):
-            letter = await box.accept(one)
-            if as_json:
-                print_json("accepted", _fields(letter))
-            else:
-                text = f"dead letter {one}: accepted, {letter.reader}: {letter.reason}"
-                result_console().print(text, markup=False, soft_wrap=True)
-    return Exit.OK
+    return DeadLetterBox.opened(bus_settings())
+
+
+def _say_handled(event: str, letter: "DeadLetter", text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(event, _fields(letter))
+    else:
+        result_console().print(text, markup=False, soft_wrap=True)
 
 
 def _gap(letter: "DeadLetter") -> str:

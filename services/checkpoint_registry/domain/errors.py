@@ -68,7 +68,7 @@ class GateDecides(RegistryError):
     def __init__(self, model: str, taskset: str) -> None:
         super().__init__(
             f"head of {model!r} is moved by its gate on {taskset!r}, not by a training step; "
-            "`upcycle models head --set` moves it by hand"
+            "`upcycle models head --set` moves it manually"
         )
 
 

@@ -124,6 +124,17 @@ def checkpoint(version: int, run_id: str = "run-train", *, digest: str = "") -> 
     )
 
 
+async def promote(
+    harness: RegistryHarness, version: int, rate: float, *, head_rate: float | None = None
+) -> None:
+    """A candidate is saved and evaluated; head_rate: head too."""
+    await harness.save(version)
+    await harness.drive()
+    await harness.finish(version, rate)
+    if head_rate is not None:
+        await harness.finish(await harness.head(), head_rate)
+
+
 @pytest.fixture
 async def harness(sql_url: str) -> AsyncIterator[RegistryHarness]:
     """A registry that holds model `incident` at version 0 and a training run with a gate."""

@@ -1,7 +1,7 @@
 """Candidates through the gate: promotion, holding, superseding, retries, restarts, races, rollback."""
 
 import pytest
-from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness, checkpoint
+from tests.services.checkpoint_registry.conftest import MODEL, START, RegistryHarness, checkpoint, promote
 from tests.services.checkpoint_registry.planner_double import GATE, HELD_OUT, PROFILE, evaluation_run, graded
 
 from blob_store import BlobRef
@@ -10,16 +10,6 @@ from checkpoint_registry.domain.models import Checkpoint, CheckpointState
 from checkpoint_registry.domain.runs import RunOutcome, TasksetView, exact_name
 from checkpoint_registry.usecases.rollback import RollbackPolicy
 from upcycle.errors import Unavailable
-
-
-async def promote(
-    harness: RegistryHarness, version: int, rate: float, *, head_rate: float | None = None
-) -> None:
-    await harness.save(version)
-    await harness.drive()
-    await harness.finish(version, rate)
-    if head_rate is not None:
-        await harness.finish(await harness.head(), head_rate)
 
 
 async def test_a_better_candidate_becomes_head(harness: RegistryHarness) -> None:
@@ -106,37 +96,6 @@ async def test_no_gate_leaves_a_candidate(harness: RegistryHarness) -> None:
     await harness.drive()
     assert await harness.state(1) is CheckpointState.CANDIDATE
     assert "asks for no gate" in await harness.reason(1)
-
-
-async def test_interactive_training_of_a_model_without_a_gate_is_not_judged(harness: RegistryHarness) -> None:
-    await harness.save(1, f"interactive-{MODEL}")
-    await harness.drive()
-    assert await harness.state(1) is CheckpointState.CANDIDATE
-    assert "no run of the model asked for a gate" in await harness.reason(1)
-    assert harness.planner.orders == {}
-    assert (await harness.models.model(MODEL)).gate_taskset == ""
-
-
-async def test_interactive_training_of_a_model_with_a_gate_is_judged_by_it(harness: RegistryHarness) -> None:
-    await promote(harness, 1, 0.4, head_rate=0.4)
-    assert (await harness.models.model(MODEL)).gate_taskset == GATE.taskset
-    for version in (2, 3):  # the second comes before the first was looked at
-        await harness.save(version, f"interactive-{MODEL}")
-    await harness.drive()
-    assert await harness.reason(2) == "superseded by v3 before it was evaluated"
-    assert await harness.state(3) is CheckpointState.EVALUATING
-    await harness.finish(3, 0.95)
-    assert await harness.head() == 3
-    found = await harness.models.model(MODEL)
-    assert (found.head_revision, found.head_set_revision, found.gate_taskset) == (2, 1, GATE.taskset)
-    saved = checkpoint(4, f"interactive-{MODEL}")
-    await harness.gate.record(saved, "", keeps_head=True)  # as TrainingClient.step(..., promote=False) asks
-    await harness.drive()
-    assert await harness.state(4) is CheckpointState.CANDIDATE
-    assert "keeps head" in await harness.reason(4)
-    job = await harness.gates.job("ckpt-incident-v00000003")
-    assert job is not None
-    assert (job.gate, job.profile) == (GATE, PROFILE)
 
 
 @pytest.mark.parametrize(("held_out", "why"), [(False, "is not held out"), (None, "is not registered")])

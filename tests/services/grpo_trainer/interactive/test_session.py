@@ -11,7 +11,7 @@ import torch
 from tests.services.grpo_trainer.bench import MODEL, World
 from tests.services.grpo_trainer.interactive.trainers import (
     SGD_LIKE,
-    InteractiveTrainer,
+    batch,
     inline,
     passing,
     sft_row,
@@ -34,18 +34,12 @@ from grpo_trainer.domain.errors import (
     UnknownModel,
     UnknownTrajectory,
 )
-from grpo_trainer.interactive.inputs import Lora, StoredInput, TrainingInput
+from grpo_trainer.interactive.inputs import Lora, StoredInput
 from grpo_trainer.interactive.state import Update
 from grpo_trainer.interactive.wire import datum_to_wire
 from identities.entities import checkpoint_id
 from upcycle.train.custom import weights_of
 from upcycle.train.results import DatumTensors, datum_of
-
-REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
-
-
-def batch(count: int = 8) -> list[TrainingInput]:
-    return [inline(seed, REWARDS[seed]) for seed in range(count)]
 
 
 async def test_two_passes_and_an_update_are_one_bigger_batch(world: World) -> None:
@@ -268,89 +262,6 @@ async def test_training_continues_from_a_head_that_was_set_elsewhere(world: Worl
         assert distance(first, branch) < 1e-7
     saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
     assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 0)  # type: ignore[attr-defined]
-
-
-async def step_while_the_gate_judges(trainer: InteractiveTrainer, number: int) -> None:
-    """A step of a model whose head the gate moves to v1 while the third is taken."""
-    trainer.registry.has_gate = True
-    if number == 3:
-        await trainer.registry.set_head(MODEL, 1, by_gate=True)
-    await trainer.forward_backward(f"f{number}", batch())
-    done = await trainer.optim_step(f"o{number}")
-    assert (done.version, done.is_head) == (number, False)
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-async def test_what_the_gate_promotes_does_not_undo_later_steps(world: World, *, restarts: bool) -> None:
-    async with trainer_on(world) as trainer:
-        for number in (1, 2) if restarts else (1, 2, 3):
-            await step_while_the_gate_judges(trainer, number)
-    if restarts:
-        async with trainer_on(world, registry=trainer.registry) as another:
-            await step_while_the_gate_judges(another, 3)
-    assert world.heads[MODEL].version == 1
-    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
-
-
-async def test_training_follows_a_newer_version_that_the_gate_promoted(world: World) -> None:
-    async with trainer_on(world) as trainer:
-        trainer.registry.has_gate = True
-        for step in (1, 2):
-            await trainer.forward_backward(f"f{step}", batch())
-            await trainer.optim_step(f"o{step}")
-        await trainer.registry.set_head(MODEL, 1)
-        await trainer.forward_backward("f3", batch())  # goes on from v1, where a person put head
-        await trainer.registry.set_head(MODEL, 2, by_gate=True)
-        with pytest.raises(HeadMoved):
-            await trainer.optim_step("o3")
-
-
-async def test_training_does_not_go_on_from_a_head_that_was_rolled_back(world: World) -> None:
-    """The session took no step from it: there is none that it would undo."""
-    async with trainer_on(world) as another:
-        await another.forward_backward("f1", batch())
-        await another.optim_step("o1")
-    async with trainer_on(world, registry=another.registry) as trainer:
-        trainer.registry.has_gate = True
-        await world.publish_base(version=2, seed=2)
-        await trainer.registry.set_head(MODEL, 2, by_gate=True)
-        await trainer.forward_backward("f2", batch())
-        await trainer.registry.set_head(MODEL, 0, by_gate=True)
-        with pytest.raises(HeadMoved):
-            await trainer.optim_step("o2")
-
-
-async def test_a_step_of_another_trainer_is_continued_though_head_did_not_move(world: World) -> None:
-    """A run takes the model from one trainer, and another one trains it after the run."""
-    async with trainer_on(world) as one, trainer_on(world, registry=one.registry) as other:
-        one.registry.has_gate = True
-        await one.forward_backward("f1", batch())
-        await one.optim_step("o1")
-        one.leases.queue_run(MODEL, "run-1")
-        with pytest.raises(ModelBusy):
-            await one.forward_backward("f2", batch())
-        one.leases.end_run(MODEL, "run-1")
-        await other.forward_backward("f2", batch())
-        await other.optim_step("o2")
-        await one.forward_backward("f3", batch())
-        await one.optim_step("o3")
-    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000003"]
-    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
-
-
-async def test_a_head_that_a_person_set_is_followed_though_the_gate_moved_it_again(world: World) -> None:
-    async with trainer_on(world) as trainer:
-        trainer.registry.has_gate = True
-        for step in (1, 2, 3):
-            await trainer.forward_backward(f"f{step}", batch())
-            await trainer.optim_step(f"o{step}")
-        await trainer.registry.set_head(MODEL, 1)
-        await trainer.registry.set_head(MODEL, 2, by_gate=True)
-        await trainer.forward_backward("f4", batch())
-        await trainer.optim_step("o4")
-    saved = world.recorder.events["checkpoint.saved/default/ckpt-tiny-v00000004"]
-    assert saved.parent_checkpoint_id == checkpoint_id(MODEL, 2)  # type: ignore[attr-defined]
 
 
 async def test_models_train_side_by_side(world: World) -> None:

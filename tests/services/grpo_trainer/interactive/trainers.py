@@ -261,3 +261,10 @@ def sft_row(seed: int, length: int = 6) -> RowInput:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (length,), generator=generator).tolist()
     return RowInput(f"r{seed}", ids, [0.0, 0.0, *[1.0] * (length - 2)], [], [], 1.0, None)
+
+
+REWARDS = (1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.0)
+
+
+def batch(count: int = 8) -> list[TrainingInput]:
+    return [inline(seed, REWARDS[seed]) for seed in range(count)]

@@ -130,16 +130,25 @@ class EventBus:
         await self._connection.close()
 
     async def publish(
-        self, event: Message, *, model: str, event_id: str, tenant: str = DEFAULT_TENANT, author: str = ""
+        self,
+        event: Message,
+        *,
+        model: str,
+        event_id: str,
+        tenant: str = DEFAULT_TENANT,
+        author: str = "",
+        again: bool = False,
     ) -> PubAck:
         """Store a fact about `model`. Equal ids are the same event: a repeat adds nothing. Of a type that
         decides, the first of all authors stands, and a later one is a duplicate.
 
-        author: of a decision whose type has several. Raises EventTooLarge, UnknownEvent; Unavailable after at
-        least 15 s of trying.
+        author: of a decision whose type has several. again: see `publish_encoded`. Raises EventTooLarge,
+        UnknownEvent; Unavailable after at least 15 s of trying.
         """
         stream, subject = self._topology.address(type(event), model, event_id, tenant=tenant, author=author)
-        return await self.publish_encoded(codec.encoded(event), stream, subject, event_id=event_id)
+        return await self.publish_encoded(
+            codec.encoded(event), stream, subject, event_id=event_id, again=again
+        )
 
     async def decide(self, decisions: Sequence[Decision]) -> list[Message | None]:
         """Publish up to 1000 decisions: all, or none where something else stands about one of them. Returns
@@ -152,6 +161,11 @@ class EventBus:
     async def standing(self, decision: Decision) -> Message | None:
         """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
         return await self._decisions.standing(decision)
+
+    async def repeat(self, decision: Decision) -> bool:
+        """Copy what stands about the same thing, of any author, to the facts once more: a reader lacks it.
+        Returns False where nothing stands. Raises Unavailable."""
+        return await self._decisions.repeat(decision)
 
     async def command(
         self, command: Message, *, pool: str, model: str, event_id: str, tenant: str = DEFAULT_TENANT

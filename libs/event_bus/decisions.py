@@ -102,6 +102,14 @@ class Decisions:
         """What stands about the same thing, of any author; None: nothing yet. Raises Unavailable."""
         return await self._standing(self._addressed(decision).subject)
 
+    async def repeat(self, decision: Decision) -> bool:
+        """Give the stream of facts another copy of what stands about the same thing, of any author. Returns
+        False where nothing stands. Raises Unavailable."""
+        stands = await self._newest(self._addressed(decision).subject)
+        if stands is not None:
+            await self._copy(stands)
+        return stands is not None
+
     async def _together(self, batch: Sequence[Outgoing]) -> None:
         """Raises AlreadyDecided where something stands about one of them."""
         if len(batch) > 1:

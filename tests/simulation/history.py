@@ -21,7 +21,7 @@ from unittest.mock import patch
 from tests.simulation import services, stubs
 from tests.simulation.bus import DecodedOnce
 from tests.simulation.invariants import Broken, PromiseWatch
-from tests.simulation.nats_server import SimulatedServer
+from tests.simulation.nats_server import SimulatedServer, StoredMessage
 from tests.simulation.network import SimulatedNetwork, Weather
 from tests.simulation.plans import FAULTS_S, Fault, Plan
 from tests.simulation.rpc import SimulatedPeers
@@ -37,7 +37,7 @@ from tests.simulation.virtual_time import (
 
 from blob_store import MemoryBlobStore
 from episodes import Split
-from event_bus.topology import UPCYCLE
+from event_bus.topology import EVENTS, UPCYCLE
 from grpo_trainer.domain.states import BasePolicy
 from identities.entities import checkpoint_id
 from policy_files import PolicyFacts, manifest_ref, upload
@@ -104,6 +104,7 @@ class _History:
         self._luck = stubs.Luck(
             random.Random(f"luck {plan.seed}"), plan.opening_fails, plan.playing_fails, plan.grading_fails
         )
+        self._losses = random.Random(f"losses {plan.seed}")
         self._lives: dict[tuple[str, int], SimulatedProcess] = {}
         self._run_id = ""
         self._is_calm = False
@@ -131,6 +132,7 @@ class _History:
         )
         self._watch = PromiseWatch(self._given, self._say)
         self._given.server.on_stored = self._watch.on_stored
+        self._given.server.loses = self._is_lost
         databases[PLANNER_DB].begin_history(self._network, self._watch.on_planned)
         databases[STORE_DB].begin_history(self._network, self._watch.on_counted)
 
@@ -260,6 +262,14 @@ class _History:
         process.is_dead = True
         down_s = 0.5 if self._is_calm else process.down_s
         self._loop.later(down_s, self._start, process.service, process.replica, process.life + 1)
+
+    def _is_lost(self, message: StoredMessage, stream: str) -> bool:
+        """The stream of facts loses ends of groups; what was decided stands."""
+        share = self._network.weather.forgotten
+        if stream != EVENTS or ".group.settled." not in message.subject or self._losses.random() >= share:
+            return False
+        self._say(f"stream {message.sequence} is lost", "")
+        return True
 
     def _restart_the_dead(self) -> None:
         """A process of which a worker ended exits; the machine starts it again."""

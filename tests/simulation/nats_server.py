@@ -200,6 +200,8 @@ class SimulatedServer:
     def __init__(self, loop: VirtualLoop, topology: Topology, models: Collection[str] = ()) -> None:
         self.loop = loop
         self.on_stored: Callable[[StoredMessage, str], None] = _nothing
+        self.loses: Callable[[StoredMessage, str], bool] = _never
+        """Whether a stream loses the message before anybody reads it, and that it had it."""
         self.streams = {spec.name: SimulatedStream(spec) for spec in topology.streams}
         self._numbers = itertools.count(1)
         queues = [spec.of_model(model) for spec in topology.queues for model in models]
@@ -275,6 +277,10 @@ class SimulatedServer:
         if 0 < kept.spec.max_per_subject < len(on_subject):
             kept.remove(on_subject[0])
         self.on_stored(message, kept.spec.name)
+        if self.loses(message, kept.spec.name):
+            kept.remove(message.sequence)
+            kept.seen.pop(event_id or "", None)
+            return
         for consumer in kept.consumers.values():
             if consumer.waiting and consumer.fits(subject):
                 consumer.wake()
@@ -295,3 +301,8 @@ def _check_expected(kept: SimulatedStream, subject: str, headers: Mapping[str, s
 
 def _nothing(message: StoredMessage, stream: str) -> None:
     """Nobody looks."""
+
+
+def _never(message: StoredMessage, stream: str) -> bool:
+    """It keeps what it stored."""
+    return False

@@ -66,6 +66,7 @@ def plan_of(seed: int) -> Plan:
             slow=rng.choice((0.0, 0.02, 0.2)),
             lost=rng.choice((0.0, 0.0, 0.01, 0.05)),
             repeated=rng.choice((0.0, 0.1)),
+            forgotten=random.Random(f"forgotten {seed}").choice((0.0, 0.0, 0.5)),
         ),
         replicas=replicas,
         faults=tuple(sorted(_faults(rng, replicas), key=lambda one: one.at_s)),

@@ -60,6 +60,12 @@ BUGS: Final = (
         "return bound",
     ),
     Bug(
+        "a group.settled that the stream lost is published by nobody",
+        "services/grpo_trainer/runs/group_buffer.py",
+        "            await self._answer_again(fact)\n",
+        "",
+    ),
+    Bug(
         "grade and failure of one episode are two decisions",
         "services/reward_grader/handlers.py",
         "events.episode_outcome(episode.episode_id))",

@@ -20,6 +20,7 @@ from grpo_trainer.domain.published import PublishedPolicy
 from grpo_trainer.domain.spec import TrainingSpec
 from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.trajectories import Settlement
+from identities import events as event_ids
 from upcycle.api.training.v1.events_pb2 import GroupSettled, StepCompleted
 
 log = logging.getLogger(__name__)
@@ -29,14 +30,19 @@ _AUTHOR: Final = "trainer"
 class Bus(Protocol):
     """The part of EventBus that is used here."""
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
-        """Returns when the fact is durable."""
+    async def publish(
+        self, event: Message, *, model: str, event_id: str, author: str = "", again: bool = False
+    ) -> object:
+        """Returns when the fact is durable. again: of a decision, what stands is copied once more."""
 
     async def decide(self, decisions: Sequence[Decision]) -> Sequence[Message | None]:
         """Publishes all or none; returns what stands about each."""
 
     async def standing(self, decision: Decision) -> Message | None:
         """What stands about the same thing."""
+
+    async def repeat(self, decision: Decision) -> bool:
+        """Copies what stands about the same thing once more; False where nothing does."""
 
 
 class BusFacts:
@@ -62,6 +68,19 @@ class BusFacts:
         (stands,) = await self._decide(spec, [decision])
         if stands is not None and not _agree(stands, decision.event):
             log.warning("group_was_settled", extra={"group_id": settlement.group_id, "stands": _said(stands)})
+
+    async def publish_settled_again(self, spec: TrainingSpec, settlement: Settlement) -> None:
+        """A reader lacks the end of a group: it gets what stands, ours where nothing does any more."""
+        decision = self._settled(spec, settlement)
+        self._check(spec.model)
+        await self._bus.publish(
+            decision.event, model=spec.model, event_id=decision.event_id, author=_AUTHOR, again=True
+        )
+
+    async def repeat_settled(self, spec: TrainingSpec, group_id: str, *, is_offered: bool) -> None:
+        """As above, of a group that another process settled. is_offered: it is a group of an evaluation."""
+        event_id = event_ids.group_settled(group_id, offered_to=spec.run_id if is_offered else None)
+        await self._bus.repeat(Decision(GroupSettled(), spec.model, event_id, _AUTHOR))
 
     async def publish_step(self, spec: TrainingSpec, record: StepRecord) -> None:
         """The ends of all groups of a step, and the step: all of it, or nothing.

@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from grpo_trainer.domain.errors import Untrainable, UnusableTrajectory
 from grpo_trainer.domain.offers import Completion, Lineage, OfferedGroup
 from grpo_trainer.domain.settled import SettledGroups
 from grpo_trainer.domain.spec import TrainingSpec
+from grpo_trainer.domain.steps import StepRecord
 from grpo_trainer.domain.token_rows import EpisodeTokens
 from grpo_trainer.domain.trajectories import CompleteGroup, GradedTrajectory, Settlement
 from grpo_trainer.learner.protocol import BatchGroup
@@ -26,6 +29,9 @@ from grpo_trainer.runs.deps import RunDeps
 from grpo_trainer.runs.groups import GroupAssembler
 
 log = logging.getLogger(__name__)
+
+_MAX_PUBLISHED: Final = 4096
+"""Settlements that can be published again; the planner asks for one within minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +86,16 @@ class GroupBuffer:
         self._instruments = deps.instruments
         self._inbox: deque[Fact] = deque()
         self._arrived = asyncio.Event()
+        self._published: dict[str, Settlement] = {}
+        self._replayed = 0
         self._fetches: dict[str, list[asyncio.Task[EpisodeTokens | UnusableTrajectory]]] = {}
         self._fetching = asyncio.Semaphore(32)
 
-    def begin(self, held_out_tasks: tuple[str, ...], lineage: Lineage) -> None:
+    def begin(self, held_out_tasks: tuple[str, ...], lineage: Lineage, *, replayed: int = 0) -> None:
         """Digests of tasks that must never train, and where the weights came from; before the first fact is
-        handled."""
+        handled. replayed: up to this sequence the facts were handled before, by an earlier process."""
         self.assembler = GroupAssembler(self.spec, self.settled, frozenset(held_out_tasks), lineage)
+        self._replayed = replayed
 
     def put(self, fact: Fact) -> None:
         """A fact about this run, in stream order."""
@@ -130,6 +139,9 @@ class GroupBuffer:
 
     async def _handle(self, fact: Fact) -> None:
         self.seen = fact.sequence
+        if isinstance(fact, GradedTrajectory | OfferedGroup) and fact.group_id in self.settled:
+            await self._answer_again(fact)
+            return
         if (self.retired or self.stopping) and not isinstance(fact, RunOver):
             return  # no step follows; the planner cancels what is left
         match fact:
@@ -167,6 +179,29 @@ class GroupBuffer:
         log.info(f"group_{settlement.outcome.value}", extra=extra)
         await self.retry.until_available(lambda: self._facts.publish_settled(self.spec, settlement))
         self.remember(settlement)
+        self._note_published([settlement])
+
+    def note_announced(self, step: StepRecord | None) -> None:
+        """All events of a step are published."""
+        self._note_published(() if step is None else step.settlements)
+
+    def _note_published(self, settlements: Iterable[Settlement]) -> None:
+        """The group.settled of these groups is in the stream. Whoever tells of one of them once more has not
+        read it: it is published again, under its id."""
+        self._published |= {settlement.group_id: settlement for settlement in settlements}
+        while len(self._published) > _MAX_PUBLISHED:
+            del self._published[next(iter(self._published))]
+
+    async def _answer_again(self, fact: GradedTrajectory | OfferedGroup) -> None:
+        settlement, facts = self._published.get(fact.group_id), self._facts
+        if settlement is not None:
+            known = settlement
+            await self.retry.until_available(lambda: facts.publish_settled_again(self.spec, known))
+        elif fact.sequence > self._replayed:
+            is_offered = isinstance(fact, OfferedGroup)
+            await self.retry.until_available(
+                lambda: facts.repeat_settled(self.spec, fact.group_id, is_offered=is_offered)
+            )
 
     def remember(self, settlement: Settlement) -> None:
         """The group is over; nothing about it will be looked at again."""

@@ -20,6 +20,7 @@ from grpo_trainer.learner.protocol import Snapshot
 from grpo_trainer.retrying import RetryUntilAvailable
 from grpo_trainer.runs.announcing import announce, confirm
 from grpo_trainer.runs.deps import RunDeps
+from grpo_trainer.runs.group_buffer import GroupBuffer
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,13 @@ class Persistence:
     """Stores and announces the states of one session."""
 
     def __init__(
-        self, deps: RunDeps, retry: RetryUntilAvailable, *, durable: Durable, ended: asyncio.Event
+        self, deps: RunDeps, retry: RetryUntilAvailable, *, durable: Durable, buffer: GroupBuffer
     ) -> None:
-        """ended: set when a state was stored and announced, or failed: it wakes the session."""
+        """buffer: told what was announced, and woken when a state was stored and announced, or failed."""
         self._deps = deps
         self._retry = retry
         self._durable = durable
-        self._ended = ended
+        self._buffer = buffer
         self._task: asyncio.Task[None] | None = None
         self._is_durable = False
 
@@ -53,7 +54,7 @@ class Persistence:
         self._is_durable = False
         work = self._persist(state, snapshot)
         self._task = asyncio.create_task(work, name=f"persist/{state.spec.run_id}/{state.step}")
-        self._task.add_done_callback(lambda _: self._ended.set())
+        self._task.add_done_callback(lambda _: self._buffer.changed.set())
 
     def check(self) -> None:
         """Raise the error of the state in flight, if it has failed."""
@@ -95,6 +96,7 @@ class Persistence:
         await confirm(durable, deps, self._retry)
         await self._durable(durable)
         await announce(durable, deps, snapshot, self._retry)
+        self._buffer.note_announced(durable.last_step)
         if durable.last_step is not None:
             deps.instruments.count_step(state.spec, durable.last_step)
         timings = {"durable_s": round(durable_s, 3), "announced_s": round(time.monotonic() - began, 3)}

@@ -95,9 +95,7 @@ class TrainingSession:
         settled = SettledGroups.from_json(run_id, state.settled) if state else SettledGroups(run_id)
         counts = {} if state is None else dict(state.settled_counts)
         self.buffer = GroupBuffer(self.spec, settled, counts, deps)
-        self._persistence = Persistence(
-            deps, self._retry, durable=self._became_durable, ended=self.buffer.changed
-        )
+        self._persistence = Persistence(deps, self._retry, durable=self._became_durable, buffer=self.buffer)
         self._attempts = BatchAttempts(self.spec, deps, self._retry)
         self._leaving = False
         self._superseded = False
@@ -175,12 +173,13 @@ class TrainingSession:
         else:
             await load_state(self.state, self._deps, self._learner, self._retry)
         self._watermark.opened(self.spec.run_id)
-        self.buffer.begin(self.state.held_out_tasks, self.state.lineage)
+        self.buffer.begin(self.state.held_out_tasks, self.state.lineage, replayed=self.state.seen)
         self.buffer.seen = self.state.cursor
         log.info("session_begun", extra={"run_id": self.spec.run_id, "step": self.state.step})
         try:
             await confirm(self.state, self._deps, self._retry)
             await announce(self.state, self._deps, await self._learner.snapshot(), self._retry)
+            self.buffer.note_announced(self.state.last_step)
         except Superseded as error:
             self._give_up(error)
 

@@ -1,8 +1,11 @@
 """Facts about runs, groups and episodes that the planner reads from the stream."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from blob_store import BlobRef
+from episodes import GroupOutcome
+from identities.entities import group_of_episode, parse_group_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,13 @@ class GroupSettled:
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """Fact: the trainer completed a step of a run, or published its version. trainer_s: of all its
-    steps so far."""
+    steps so far. episode_ids: all that the step trained, also of evaluations."""
 
     run_id: str
     step: int
     version: int
     trainer_s: float = 0.0
+    episode_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +87,28 @@ class SessionFailed:
 
 
 Fact = Graded | Failed | GroupSettled | Advanced | Stopping | SessionFailed
+
+
+def trained_by(fact: Advanced) -> Iterator[GroupSettled]:
+    """The ends of the groups of a step."""
+    members: dict[str, list[str]] = {}
+    for episode in fact.episode_ids:
+        members.setdefault(group_of_episode(episode), []).append(episode)
+    for group, episodes in members.items():
+        numbered = parse_group_id(group)
+        source = "" if numbered is None or numbered.run_id == fact.run_id else numbered.run_id
+        outcome = GroupOutcome.TRAINED.value
+        yield GroupSettled(group, fact.run_id, outcome, "", fact.step, tuple(episodes), source)
+
+
+def groups_of(fact: Fact) -> Iterable[str]:
+    """The groups of the run itself that a fact is about."""
+    match fact:
+        case Graded() | Failed():
+            return (group_of_episode(fact.episode_id),)
+        case GroupSettled():
+            return () if fact.source_run_id else (fact.group_id,)
+        case Advanced():
+            return [one.group_id for one in trained_by(fact) if not one.source_run_id]
+        case Stopping() | SessionFailed():
+            return ()

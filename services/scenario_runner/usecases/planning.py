@@ -11,11 +11,21 @@ from datetime import timedelta
 from typing import TypeVar
 
 from episodes import ATTRIBUTABLE, EpisodeFailure, GroupOutcome, GroupReason, Purpose
-from identities.entities import episode_id, group_id, group_of_episode
+from identities.entities import episode_id, group_id
 from scenario_runner.adapters.sql_plan import PlanUnit
 from scenario_runner.domain import plan
 from scenario_runner.domain.explain import UNSETTLED_S
-from scenario_runner.domain.facts import Advanced, Fact, Failed, Graded, GroupSettled, SessionFailed, Stopping
+from scenario_runner.domain.facts import (
+    Advanced,
+    Fact,
+    Failed,
+    Graded,
+    GroupSettled,
+    SessionFailed,
+    Stopping,
+    groups_of,
+    trained_by,
+)
 from scenario_runner.domain.runs import (
     OPEN_RUN_STATES,
     EpisodeRow,
@@ -96,7 +106,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     runs touched.
     """
     facts = list(facts)
-    unit.prefetch({group for fact in facts if (group := _group_of(fact)) is not None})
+    unit.prefetch({group for fact in facts for group in groups_of(fact)})
     touched: set[str] = set()
     for fact in facts:
         run = unit.run(fact.run_id)
@@ -371,6 +381,9 @@ def _on_group_settled(unit: PlanUnit, run: RunRecord, fact: GroupSettled) -> Non
 
 
 def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
+    for settled in trained_by(fact):  # before it in the stream, unless the stream lost them
+        _apply(unit, run, settled)
+    run = unit.run(run.run_id) or run
     step, version = max(run.step, fact.step), max(run.policy_version, fact.version)
     trainer_s = max(run.trainer_s, fact.trainer_s)
     advanced = replace(run, step=step, policy_version=version, trainer_s=trainer_s)
@@ -383,13 +396,3 @@ def _on_advanced(unit: PlanUnit, run: RunRecord, fact: Advanced) -> None:
         announce_released(unit, advanced)
     else:
         end_run(unit, advanced, RunState.COMPLETED, GroupReason.RUN_OVER)
-
-
-def _group_of(fact: Fact) -> str | None:
-    match fact:
-        case Graded() | Failed():
-            return group_of_episode(fact.episode_id)
-        case GroupSettled():
-            return None if fact.source_run_id else fact.group_id
-        case Advanced() | Stopping() | SessionFailed():
-            return None

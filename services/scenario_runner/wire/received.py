@@ -5,6 +5,7 @@ from typing import Any
 from blob_store import BlobRef
 from blob_store import ref as blob_ref
 from event_bus import Delivery
+from identities.entities import episode_of
 from scenario_runner.domain.facts import Advanced, Failed, Graded, GroupSettled, SessionFailed, Stopping
 from upcycle.api.common.v1 import common_pb2
 from upcycle.api.taskset.v1 import events_pb2 as taskset
@@ -61,7 +62,8 @@ def advanced(event: training.StepCompleted | training.PolicyPublished, _: Delive
         return None
     if isinstance(event, training.PolicyPublished):
         return Advanced(event.run_id, 0, event.version)
-    return Advanced(event.run_id, event.step, event.version, event.usage.trainer_s)
+    trained = tuple(episode_of(one) for one in event.trajectory_ids)
+    return Advanced(event.run_id, event.step, event.version, event.usage.trainer_s, trained)
 
 
 def session_failed(event: training.SessionFailed, _: Delivery[Any]) -> SessionFailed:

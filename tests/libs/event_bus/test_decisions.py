@@ -232,3 +232,23 @@ async def test_authors_and_ids_that_decide_nothing_are_refused_by_name(server: N
             await bus.decide([settled("g", "trained", "sampler")])
         with pytest.raises(UnknownEvent, match=r"'episode.outcome' says 'episode.outcome', and not what"):
             await bus.publish(graded().event, model=MODEL, event_id="episode.outcome")
+
+
+async def test_a_reader_that_lacks_a_decision_gets_another_copy_of_what_stands(server: NatsServer) -> None:
+    """The stream of facts lost it. Who repeats it need not know what stands, or be its author."""
+    ours, theirs = settled("g", "trained", "trainer"), settled("g", "excluded", "planner")
+    async with Running(server, 2) as (trainer, planner):
+        assert not await trainer.repeat(ours)  # nothing stands, and nothing is decided by it
+        assert await trainer.standing(ours) is None
+        await planner.decide([theirs])
+        assert await facts(trainer, 1) == [theirs.event]
+        await forget_ids(server)
+        assert await trainer.repeat(ours)
+        assert await facts(trainer, 2) == [theirs.event, theirs.event]
+        await forget_ids(server)
+        ack = await trainer.publish(
+            ours.event, model=MODEL, event_id=ours.event_id, author="trainer", again=True
+        )
+        assert ack.duplicate
+        assert await facts(trainer, 3) == [theirs.event] * 3
+        assert await trainer.standing(ours) == theirs.event

@@ -86,9 +86,11 @@ class Recorder:
         self.by_others: set[str] = set()
         self.published: asyncio.Event = asyncio.Event()
 
-    async def publish(self, event: Message, *, model: str, event_id: str) -> object:
+    async def publish(
+        self, event: Message, *, model: str, event_id: str, author: str = "", again: bool = False
+    ) -> object:
         known = self.events.get(event_id)
-        if known is not None:
+        if known is not None and event_id not in self.by_others:
             assert _timeless(known) == _timeless(event), f"{event_id} was published with another content"
         self.events.setdefault(event_id, event)
         self.order.append(event_id)
@@ -111,6 +113,13 @@ class Recorder:
 
     async def standing(self, word: Decision) -> Message | None:
         return self.events.get(word.event_id)
+
+    async def repeat(self, word: Decision) -> bool:
+        """As the bus: what stands is in the stream once more."""
+        if word.event_id in self.events:
+            self.order.append(word.event_id)
+            self.published.set()
+        return word.event_id in self.events
 
     def check(self, known: Message, word: Decision) -> None:
         """What the trainer said before must be what it says again."""

@@ -33,7 +33,7 @@ from event_bus.provision import provision
 from scenario_runner.adapters.peers import PeerFacts
 from scenario_runner.domain.facts import Advanced, Graded
 from scenario_runner.domain.peer_facts import SessionFact
-from scenario_runner.domain.runs import RunState
+from scenario_runner.domain.runs import EpisodeState, RunState
 from scenario_runner.usecases.reconciling import Reconcile
 from upcycle.api.taskset.v1 import taskset_pb2
 from upcycle.api.trajectory.v1 import events_pb2 as trajectory_events
@@ -230,6 +230,19 @@ async def test_a_lost_last_step_is_asked_for_beside_groups_that_will_not_train(
     await Outside(planner, Trainer(step=1)).later()
     run = await planner.run()
     assert (run.state, run.step) == (RunState.COMPLETED, 1)
+    await check_conservation(planner)
+
+
+async def test_a_step_settles_a_group_whose_own_end_was_lost(planner: PlannerHarness) -> None:
+    """Both were decided together. Without it the last step would cancel what it had trained."""
+    await planner.begin(train_spec(prompts=2, steps=1), num_tasks=4)
+    trained = [*planner.members(0), *planner.members(1)]
+    await planner.apply(*map(planner.graded, trained))
+    await planner.apply(planner.settled(planner.group_id(0), planner.members(0)))
+    await planner.apply(Advanced(planner.run_id, 1, 1, episode_ids=tuple(trained)))
+    assert (await planner.run()).state is RunState.COMPLETED
+    rows = {row.episode_id: (row.state, row.reason) for row in await planner.episodes()}
+    assert {rows[episode] for episode in trained} == {(EpisodeState.TRAINED, "step 1")}
     await check_conservation(planner)
 
 

@@ -10,6 +10,7 @@ from tests.services.scenario_runner.planning import RULES
 from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
 
 from episodes import Split
+from identities.entities import episode_id
 from scenario_runner.adapters.sql_plan import SqlPlan
 from scenario_runner.domain.facts import Advanced, GroupSettled, Stopping
 from scenario_runner.domain.runs import RunState
@@ -100,6 +101,17 @@ async def test_a_gate_evaluation_is_never_offered(sources: SourcesHarness) -> No
     await sources.play(gate)
     assert await sources.plan(run_id) == 0
     assert (await sources.view(run_id)).sources == ()
+
+
+async def test_a_step_settles_an_offer_whose_own_answer_was_lost(sources: SourcesHarness) -> None:
+    run_id = await sources.submit(ONLY_EVALUATIONS)
+    evaluation = await sources.submit(eval_spec(online=True))
+    played = await sources.play(evaluation)
+    await sources.plan(run_id)  # four groups of two
+    members = tuple(episode_id(group, member, 0) for group in played[:2] for member in range(2))
+    await sources.planner.apply(Advanced(run_id, 1, 6, episode_ids=members))
+    assert await sources.plan(run_id) == 2
+    assert await sources.report(run_id, evaluation) == SourceReport(evaluation, 6, 4, 2, 0)
 
 
 async def test_groups_that_became_old_while_they_waited_are_the_trainers_to_release(

@@ -132,8 +132,8 @@ test-docker: $(VENV)/.dev ## the suites on MinIO, NATS and Postgres containers
 	pytest -q -m docker
 
 .PHONY: simulate
-simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SEEDS=0-200, or SEED=n with its trace)
-	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-200)) $(if $(TWICE),--twice)
+simulate: $(VENV)/.dev ## play seeded histories of the platform under faults (SEEDS=0-200 JOBS=processes, or SEED=n with its trace)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-200)) --jobs $(or $(JOBS),$(shell nproc)) $(if $(TWICE),--twice) $(if $(KEEP),--keep $(KEEP) --keep-going)
 
 .PHONY: simulate-bugs
 simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how soon does the simulator find each (CPU_S=600)

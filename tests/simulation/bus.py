@@ -15,7 +15,17 @@ from google.protobuf.message import Message
 from nats.errors import Error as NatsError
 from tests.simulation.jetstream import SimulatedJetStream
 
-from event_bus import Carries, ConsumerSpec, Delivery, EventBus, EventRouter, Topology, codec, dead_letters
+from event_bus import (
+    BusTimings,
+    Carries,
+    ConsumerSpec,
+    Delivery,
+    EventBus,
+    EventRouter,
+    Topology,
+    codec,
+    dead_letters,
+)
 from event_bus.attempts import Attempts
 from event_bus.deps import ConsumerDeps
 from event_bus.errors import MalformedEvent, PoisonMessage
@@ -28,6 +38,8 @@ from upcycle.errors import Unavailable
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S: Final = 0.25
+_PULL_S: Final = 20.0
+"""Seven times that of production: a pull that finds nothing costs a history time, and finds nothing."""
 _PARSED: Final = codec._parsed
 Call = Callable[[Any, Delivery[Any]], Awaitable[None]]
 
@@ -212,7 +224,9 @@ class SimulatedBus(EventBus):
             patch("event_bus.bus.BusConnection", lambda *_: connection),
             patch("event_bus.bus.StreamWatch", UnwatchedStreams),
         ):
-            super().__init__(settings, client_name=client_name, topology=topology)
+            super().__init__(
+                settings, client_name=client_name, topology=topology, timings=BusTimings(pull_s=_PULL_S)
+            )
 
 
 class DecodedOnce:

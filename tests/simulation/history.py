@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,9 +53,15 @@ from upcycle.run_config import PolicyChoice
 T = TypeVar("T")
 _CALM_S: Final = 900.0
 """What a run gets to end once nothing fails any more: longer than every deadline of the platform."""
-_SWEEP_S: Final = 4.0
-"""Seconds between two sweeps of the planner, which looks every second in production: that costs, and finds
+_POLLS_S: Final = {
+    "scenario_runner.loops.SWEEP_S": 4.0,
+    "scenario_runner.loops.PLAN_S": 4.0,
+    "scenario_runner.loops.HOUSEKEEPING_S": 2.0,
+}
+"""Seconds between two looks of the planner, which looks every second in production: that costs, and finds
 nothing that this does not."""
+_AFTERWARDS_S: Final = 1.0
+"""Between two events that were planned for a time at which the run is over: they need not wait for it."""
 _BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 """Errors that no fault of a history may cause."""
 PLANNER_DB, STORE_DB = "scenario_runner", "trajectory_store"
@@ -107,6 +113,7 @@ class _History:
         self._losses = random.Random(f"losses {plan.seed}")
         self._lives: dict[tuple[str, int], SimulatedProcess] = {}
         self._run_id = ""
+        self._is_over = asyncio.Event()
         self._is_calm = False
 
     def prepare(
@@ -144,7 +151,8 @@ class _History:
             logs = [_ServiceLogs(self._loop, self._say)]
             patches.enter_context(patch.object(logging.getLogger(), "handlers", logs))
             patches.enter_context(patch("time.monotonic", self._loop.time))
-            patches.enter_context(patch("scenario_runner.loops.SWEEP_S", _SWEEP_S))
+            for name, seconds in _POLLS_S.items():
+                patches.enter_context(patch(name, seconds))
             patches.enter_context(patch("event_bus.codec._parsed", DecodedOnce()))
             patches.enter_context(
                 patch("rollout_sampler.usecases.play_episode.EpisodePlayer", stubs.StubPlayer)
@@ -167,6 +175,7 @@ class _History:
         await self._submit()
         events = asyncio.create_task(self._events())
         await self._end_of_run(FAULTS_S)
+        self._is_over.set()
         await events
         self._calm()
         ended = await self._end_of_run(_CALM_S)
@@ -206,8 +215,15 @@ class _History:
         if self._plan.stop_at_s is not None:
             due.append((self._plan.stop_at_s, lambda: self._runs.stop(self._run_id, "by a person")))
         for at_s, act in sorted(due, key=lambda one: one[0]):
-            await asyncio.sleep(max(0.0, at_s - self._loop.time()))
+            await self._until(at_s)
             await _repeated(act)
+
+    async def _until(self, at_s: float) -> None:
+        """A moment; once the run is over, soon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(at_s):
+                await self._is_over.wait()
+                await asyncio.sleep(_AFTERWARDS_S)
 
     async def _befall(self, fault: Fault) -> None:
         process = self._lives[fault.service, fault.replica]

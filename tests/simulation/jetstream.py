@@ -19,6 +19,8 @@ from tests.simulation.virtual_time import START, running_process
 T = TypeVar("T")
 SERVER: Final = "nats"
 _TOGETHER_S: Final = 0.3
+_ANSWER_S: Final = 3.0
+"""A connection that breaks is noticed after so long."""
 _BATCH: Final = "Nats-Batch-Id"
 
 
@@ -74,7 +76,7 @@ class _Subscription:
     async def fetch(self, batch: int = 1, timeout: float = 5.0) -> list[SimulatedMsg]:
         """Raises NatsTimeout where none came. What is lost on the way comes again after the ack wait."""
         taken = await self._network.conversation(
-            SERVER, self._next(batch, timeout), timeout_s=timeout, lost=self._jetstream.lost
+            SERVER, self._next(batch, timeout), timeout_s=min(timeout, _ANSWER_S), lost=self._jetstream.lost
         )
         return [SimulatedMsg(self._network, self._consumer, *one) for one in taken]
 

@@ -66,6 +66,8 @@ from upcycle.api.training.v1.service_pb2 import GetSessionResponse
 PLANNER, STORE, SAMPLER, GRADER, TRAINER = "planner", "store", "sampler", "grader", "trainer"
 MODEL: Final = "m"
 EPISODE_DEADLINE_S: Final = 30
+LEASE_S: Final = 16.0
+"""Twice that of production, because a trainer renews its leases five times as often."""
 RULES: Final = PlanRules(
     eval_episodes_in_flight=6,
     groups_per_transaction=3,
@@ -237,7 +239,7 @@ async def trainer(given: Infrastructure, process: SimulatedProcess) -> None:
     bus, blobs, folder = given.bus(), given.blobs(), given.folder / name
     folder.mkdir(exist_ok=True)
     store = TrainersStore(blobs, monotonic=given.loop.time)
-    holding = ModelHolding(store, name, monotonic=given.loop.time)
+    holding = ModelHolding(store, name, lease_s=LEASE_S, monotonic=given.loop.time)
     holding.able = bus.unable
     holding.address = lambda: name
     deps = RunDeps(

@@ -1,16 +1,16 @@
 """The databases and the object store of a history. What was committed outlives every process."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 from tests.simulation.network import SimulatedNetwork
+from tests.simulation.statements import SimulatedConnection
 
 from blob_store import BlobRef, MemoryBlobStore
 from sql_store import Database, migrate
-from sql_store.database import _NOTICES, _with_storable_texts
+from sql_store.database import _NOTICES
 from upcycle.errors import Unavailable
 
 T = TypeVar("T")
@@ -33,15 +33,16 @@ class SimulatedDatabase(Database):
     def prepare(self) -> None:
         """Make the tables; once per process, because migrations are slow."""
         asyncio.run(self._migrated())
-        event.remove(self._engine, "before_cursor_execute", _with_storable_texts)  # nothing here is odd
-        self._open = self._engine.connect()
-        self._empty = _raw(self._open).serialize()
+        with self._engine.connect() as connection:
+            raw: Any = connection.connection.driver_connection
+        self._open = SimulatedConnection(raw, self._engine.dialect)
+        self._empty = raw.serialize()
 
     def begin_history(self, network: SimulatedNetwork, on_commit: Callable[[], None]) -> None:
         """Empty tables. on_commit: called after each transaction."""
         self._network, self._on_commit = network, on_commit
         self._listeners.clear()
-        _raw(self._open).deserialize(self._empty)
+        self._open.raw.deserialize(self._empty)
 
     async def run(self, fn: Callable[[Connection], T]) -> T:
         """See Database.run."""
@@ -56,26 +57,31 @@ class SimulatedDatabase(Database):
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """What is committed, read from outside of the history."""
-        return _raw(self._open).execute(statement).fetchall()
+        return self._open.raw.execute(statement).fetchall()
 
     def _transact(self, fn: Callable[[Connection], T]) -> T:
-        """As the real one, over one connection that stays open: taking one from the pool costs as much as a
-        statement."""
+        """As the real one, over one connection that stays open."""
         if self._network is None:
             return super()._transact(fn)
         notices: set[str] = set()
-        with self._open.begin():
-            self._open.info[_NOTICES] = notices
-            result = fn(self._open)
+        connection: Any = self._open
+        connection.info[_NOTICES] = notices
+        connection.raw.execute("BEGIN")
+        try:
+            result = fn(connection)
+        except BaseException:
+            connection.raw.execute("ROLLBACK")
+            raise
+        connection.raw.execute("COMMIT")
         for topic in notices:
             for listener in self._listeners.get(topic, ()):
                 listener()
         return result
 
     def _committed(self, fn: Callable[[Connection], T]) -> T:
-        before = _raw(self._open).total_changes
+        before = self._open.raw.total_changes
         result = self._with_retries(fn)
-        if _raw(self._open).total_changes != before:
+        if self._open.raw.total_changes != before:
             self._on_commit()
         return result
 
@@ -85,11 +91,6 @@ class SimulatedDatabase(Database):
 
 def _nothing() -> None:
     """Nobody looks."""
-
-
-def _raw(connection: Connection) -> sqlite3.Connection:
-    found: Any = connection.connection.driver_connection
-    return found  # type: ignore[no-any-return]
 
 
 class SimulatedBlobs(MemoryBlobStore):

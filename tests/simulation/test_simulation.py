@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.simulation.history import Simulation
+from tests.simulation.many import Wanted, play
 from tests.simulation.plans import plan_of
 from tests.simulation.put_back import BUGS, Bug
 from tests.simulation.stubs import StubLearner
@@ -32,6 +33,14 @@ def test_every_promise_holds_in_a_slice_of_histories_and_each_replays() -> None:
     assert found["ends"]["completed"] > 15, "most runs survive their faults, or the histories show little"
     again = json.loads(simulated("--seeds", "0-4", "--twice").stdout)
     assert again["traces"] == {seed: found["traces"][seed] for seed in again["traces"]}
+
+
+def test_a_chunk_whose_result_is_kept_is_not_played_again(tmp_path: Path) -> None:
+    wanted = Wanted(0, 2, keep=tmp_path / "results")
+    played = play(wanted)
+    with patch.object(Simulation, "play", side_effect=AssertionError):
+        assert play(wanted) == played
+    assert sum(played.ends.values()) == played.histories == 3
 
 
 def test_a_bug_that_a_service_survives_ends_the_history() -> None:

@@ -61,7 +61,9 @@ def running_process() -> SimulatedProcess | None:
 class _Task(asyncio.Task[Any]):
     """Hashed by its number: the order of a set of tasks must not follow from addresses in memory."""
 
-    number = 0
+    def __init__(self, number: int, work: Any, **options: Any) -> None:
+        self.number = number  # first: asyncio keeps every task in a set
+        super().__init__(work, **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -70,7 +72,9 @@ class _Task(asyncio.Task[Any]):
 class _Future(asyncio.Future[Any]):
     """The same."""
 
-    number = 0
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        super().__init__(loop=loop)
 
     def __hash__(self) -> int:
         return self.number
@@ -81,13 +85,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     chooses. on_crash: called when a process reached its crash point."""
 
     _ready: deque[Any]
-    _scheduled: list[Any]
 
     def __init__(self, rng: random.Random, on_crash: Callable[[SimulatedProcess], None]) -> None:
         super().__init__()
         self._rng = rng
         self._on_crash = on_crash
         self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._created = 0
         self.num_callbacks = 0
@@ -135,21 +139,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task.get_coro().close()
         self._tasks.clear()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-        task = _Task(work, loop=loop, **options)
         self._created += 1
-        task.number = self._created
+        task = _Task(self._created, work, loop=loop, **options)
         self._tasks.append(task)  # kept: a task that is collected would run its `finally` blocks
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
         """See BaseEventLoop."""
-        future = _Future(loop=self)
         self._created += 1
-        future.number = self._created
-        return future
+        return _Future(self._created, self)
 
     def _run_once(self) -> None:
         handle = self._next()
@@ -180,16 +181,30 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 return handle
 
     def _advance(self) -> None:
-        scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
-        if not scheduled:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
             raise NothingLeft
-        self._now = max(self._now, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            self._ready.append(handle)
+        self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            self._ready.append(heapq.heappop(timers)[2])
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """See BaseEventLoop. Timers of one moment run in the order in which they were set."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._created += 1
+        heapq.heappush(self._timers, (when, self._created, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: object) -> None:
+        """It is passed over when its moment comes."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any

@@ -140,8 +140,9 @@ simulate-bugs: $(VENV)/.dev ## put known bugs back, one by one, into a copy: how
 	$(BIN)/python -m tests.simulation.study $(or $(CPU_S),600)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## kill -9 everything for DURATION_S seconds and count what was lost (SEED=n)
-	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED))
+chaos: $(VENV)/.dev ## break things for DURATION_S seconds, count what was lost (SEED=n REPLICAS=2 BACKEND=postgres BUS=3 KINDS=kill,cut)
+	$(BIN)/python -m tests.chaos --duration-s $(DURATION_S) $(if $(SEED),--seed $(SEED)) $(if $(REPLICAS),--replicas $(REPLICAS)) \
+	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BUS),--bus $(BUS)) $(if $(KINDS),--kinds $(KINDS))
 
 .PHONY: parity
 parity: $(VENV)/.dev ## the trainer's own code on recorded losses and gradients (FILE=path.npz)

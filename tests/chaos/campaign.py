@@ -1,76 +1,108 @@
-"""Train while a random process is killed with -9 every few seconds; then let the run end and audit it."""
+"""Train while one thing after the other is broken and healed; then let the run end and audit it."""
 
 import asyncio
-import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 from tests.chaos.audit import Audit, audit
+from tests.chaos.faults import Faults
+from tests.chaos.runs import Runs
+from tests.chaos.schedule import Planned
 
 from event_bus import EventBus
-from local_stack.stack import Stack
-from service_kit.deadlines import deadline
+from service_kit.deadlines import DeadlineExceeded, deadline
 from upcycle.api.registry.v1.service_pb2 import GetModelRequest
 from upcycle.api.taskset.v1.taskset_pb2 import RunSpec
 from upcycle.platform import Addresses, Platform
-from upcycle.run_client import is_over, submit_run
 
-PAUSE_S = (2.0, 6.0)
-RECOVERY_LIMIT_S = 60.0
-DRAIN_LIMIT_S = 300.0
-SETTLE_LIMIT_S = 60.0
+RECOVERY_LIMIT_S: Final = 120.0
+DRAIN_LIMIT_S: Final = 300.0
+SETTLE_LIMIT_S: Final = 120.0
+_POLL_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class Campaign:
-    """One chaos run on a running stack. `victims`: names of processes that may be killed."""
+    """One chaos run on a running stack. plan: what to break, without end. say: gets a line for each event."""
 
-    stack: Stack
+    faults: Faults
+    plan: Iterator[Planned]
     spec: RunSpec
-    victims: Sequence[str]
-    rng: random.Random
+    say: Callable[[str], None]
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of faults that this machine cannot do, with the reason."""
     kills: Counter[str] = field(default_factory=Counter)
-    recovered_s: list[float] = field(default_factory=list)
+    injected: Counter[str] = field(default_factory=Counter)
+    recovered_s: dict[str, list[float]] = field(default_factory=dict)
+    not_recovered: list[str] = field(default_factory=list)
 
     async def run(self, duration_s: float) -> dict[str, Any]:
-        """Kill for `duration_s` seconds while training, then drain; the line that `make chaos` prints."""
-        addresses = Addresses(self.stack.peers, "chaos", self.stack.gateway_key_file)
-        async with Platform(addresses) as platform:
-            run_id = (await submit_run(platform, self.spec)).run_id
-            until = time.monotonic() + duration_s
-            while time.monotonic() < until:
-                await asyncio.sleep(self.rng.uniform(*PAUSE_S))
-                await self._kill_one()
-                if await self._is_over(platform, run_id):
-                    run_id = (await submit_run(platform, self.spec)).run_id
-            async with deadline("the runs to end after the last kill", DRAIN_LIMIT_S):
-                while not await self._is_over(platform, run_id):
-                    await asyncio.sleep(0.5)
+        """Break things for `duration_s` seconds while training, then drain; the line of `make chaos`."""
+        stack = self.faults.stack
+        async with Platform(Addresses(stack.peers, "chaos", stack.gateway_key_file)) as platform:
+            runs = Runs(platform, self.spec, self.say)
+            watching = asyncio.create_task(runs.watch())
+            try:
+                await self._break(runs, watching, time.monotonic() + duration_s)
+                runs.no_more = True
+                await self._drain(runs, watching)
+            finally:
+                watching.cancel()
             result = await self._audit(platform)
-        return self._line(result)
+        return self._line(result, runs)
 
-    async def _kill_one(self) -> None:
-        victim = self.rng.choice(self.victims)
-        began = time.monotonic()
-        await self.stack.kill(victim)
-        self.kills[victim] += 1
-        await self.stack.wait_ready(victim, timeout_s=RECOVERY_LIMIT_S)
-        self.recovered_s.append(time.monotonic() - began)
+    async def _break(self, runs: Runs, watching: asyncio.Task[None], until: float) -> None:
+        for planned in self.plan:
+            await asyncio.sleep(planned.pause_s)
+            if time.monotonic() > until or watching.done():
+                return
+            await self._one(planned, runs)
 
-    async def _is_over(self, platform: Platform, run_id: str) -> bool:
-        from upcycle.api.taskset.v1.service_pb2 import GetRunRequest
+    async def _one(self, planned: Planned, runs: Runs) -> None:
+        fault = self.faults.make(planned)
+        self.say(str(planned))
+        self.injected[planned.kind] += 1
+        if planned.kind == "kill":
+            self.kills[planned.target] += 1
+        try:
+            await fault.inject()
+            await asyncio.sleep(planned.hold_s)
+        finally:
+            await fault.heal()
+        runs.begin_again()
+        await self._recover(planned, runs)
 
-        async with deadline(f"scenario_runner to answer for {run_id}", RECOVERY_LIMIT_S):
-            request = GetRunRequest(run_id=run_id)
-            run = (await _patiently(lambda: platform.tasksets.GetRun(request, timeout=5))).run
-        return is_over(run)
+    async def _recover(self, planned: Planned, runs: Runs) -> None:
+        """From the end of the fault until every process is ready and the run has settled another episode."""
+        began, settled, stack = time.monotonic(), runs.settled, self.faults.stack
+        try:
+            async with deadline(f"recovery from {planned}", RECOVERY_LIMIT_S):
+                names = [process.name for process in stack.processes]
+                await asyncio.gather(*(stack.wait_ready(name, RECOVERY_LIMIT_S) for name in names))
+                while runs.settled == settled:
+                    await asyncio.sleep(_POLL_S)
+        except DeadlineExceeded as error:
+            self.not_recovered.append(str(error))
+            self.say(str(error))
+            return
+        took = time.monotonic() - began
+        self.recovered_s.setdefault(planned.kind, []).append(took)
+        self.say(f"fault {planned.number}: recovered {took:.1f} s after its end")
+
+    async def _drain(self, runs: Runs, watching: asyncio.Task[None]) -> None:
+        await asyncio.wait({watching}, timeout=DRAIN_LIMIT_S)
+        if not watching.done():
+            runs.hung.setdefault(runs.current, f"not over {DRAIN_LIMIT_S:g} s after the last fault")
+        elif (error := watching.exception()) is not None:
+            raise error
 
     async def _audit(self, platform: Platform) -> Audit:
-        base = await platform.registry.GetModel(GetModelRequest(model=self.spec.policy.model), timeout=10)
-        bus = EventBus(self.stack.bus, client_name="chaos")
+        base = await platform.registry.GetModel(GetModelRequest(model=self.spec.policy.model), timeout=30)
+        bus = EventBus(self.faults.stack.bus, client_name="chaos")
         await bus.start()
         try:
             until = time.monotonic() + SETTLE_LIMIT_S
@@ -82,25 +114,24 @@ class Campaign:
         finally:
             await bus.stop()
 
-    def _line(self, result: Audit) -> dict[str, Any]:
-        times = sorted(self.recovered_s)
-        recovered = {"p50": round(times[len(times) // 2], 2), "max": round(times[-1], 2)} if times else {}
-        return {"kills": dict(self.kills), **asdict(result), "recovered_s": recovered}
+    def _line(self, result: Audit, runs: Runs) -> dict[str, Any]:
+        recovered = {
+            kind: {"p50": round(median(times), 2), "max": round(max(times), 2)}
+            for kind, times in sorted(self.recovered_s.items())
+        }
+        return {
+            "faults": dict(sorted(self.injected.items())),
+            "skipped": dict(self.skipped),
+            "kills": dict(self.kills),
+            **asdict(result),
+            "hung": len(runs.hung) + len(self.not_recovered),
+            "hangs": [*runs.hung.values(), *self.not_recovered],
+            "waited": dict(runs.waited),
+            "runs": dict(runs.finished),
+            "recovered_s": recovered,
+        }
 
 
-async def _patiently(call: Any) -> Any:
-    """Repeat while the service is away; the caller's deadline ends it."""
-    import grpc
-
-    while True:
-        try:
-            return await call()
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise
-            await asyncio.sleep(0.3)
-
-
-def verdict(line: dict[str, Any]) -> bool:
+def verdict(line: Mapping[str, Any]) -> bool:
     """Whether the platform kept its promises."""
-    return not (line["lost"] or line["trained_twice"] or line["stale_served"] or line["in_flight"])
+    return not any(line[what] for what in ("lost", "trained_twice", "stale_served", "in_flight", "hung"))

@@ -1,0 +1,50 @@
+"""What makes a campaign repeatable, and what it refuses."""
+
+from itertools import islice
+
+import pytest
+from tests.chaos.__main__ import main, parse, refusal
+from tests.chaos.campaign import verdict
+from tests.chaos.schedule import HOLD_S, schedule
+
+TARGETS = {
+    "kill": ["nats", "grpo_trainer", "grpo_trainer-2"],
+    "freeze": ["scenario_runner", "scenario_runner-2"],
+    "cut": ["grpo_trainer>s3", "rollout_sampler-2>nats"],
+}
+CLEAN = {"lost": 0, "trained_twice": 0, "stale_served": 0, "in_flight": 0, "hung": 0}
+
+
+def test_the_same_seed_breaks_the_same_things_for_as_long() -> None:
+    first, again, other = (list(islice(schedule(seed, TARGETS), 40)) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_every_kind_comes_in_each_round_and_a_kill_after_each_of_them() -> None:
+    kinds = [planned.kind for planned in islice(schedule(7, TARGETS), 8)]
+    assert kinds[1::2] == ["kill"] * 4
+    assert {*kinds[0:4:2]} == {*kinds[4:8:2]} == {"freeze", "cut"}
+
+
+def test_a_fault_hits_what_it_may_and_ends_within_its_bounds() -> None:
+    for planned in islice(schedule(7, TARGETS), 40):
+        shortest, longest = HOLD_S[planned.kind]
+        assert planned.target in TARGETS[planned.kind]
+        assert shortest <= planned.hold_s <= longest
+
+
+def test_two_replicas_on_sqlite_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--replicas", "2", "--backend", "sqlite"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "REPLICAS=2 needs BACKEND=postgres: a SQLite file has one owner by design" in said.err
+
+
+def test_one_replica_on_sqlite_is_not_refused() -> None:
+    assert refusal(parse([])) is None
+
+
+def test_each_broken_promise_fails_the_campaign() -> None:
+    assert verdict(CLEAN)
+    assert not any(verdict({**CLEAN, broken: 1}) for broken in CLEAN)

@@ -16,6 +16,7 @@ from upcycle.errors import Unavailable, UpcycleError
 
 if TYPE_CHECKING:
     from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceAsyncStub
+    from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceAsyncStub
     from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceAsyncStub
     from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceAsyncStub
     from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -116,6 +117,8 @@ class Platform:
     trajectories: "TrajectoryServiceAsyncStub"
     training: "TrainingServiceAsyncStub"
     registry: "RegistryServiceAsyncStub"
+    retention: "Mapping[str, RetentionServiceAsyncStub]"
+    """By peer: each service that owns what grows."""
 
     def __init__(self, addresses: Addresses | None = None) -> None:
         self.addresses = addresses or find_addresses()
@@ -123,6 +126,7 @@ class Platform:
 
     async def __aenter__(self) -> Self:
         from upcycle.api.registry.v1.service_pb2_grpc import RegistryServiceStub
+        from upcycle.api.retention.v1.service_pb2_grpc import RetentionServiceStub
         from upcycle.api.taskset.v1.service_pb2_grpc import TasksetServiceStub
         from upcycle.api.training.v1.service_pb2_grpc import TrainingServiceStub
         from upcycle.api.trajectory.v1.service_pb2_grpc import TrajectoryServiceStub
@@ -137,6 +141,7 @@ class Platform:
         self.trajectories = TrajectoryServiceStub(await channel("trajectories"))
         self.training = TrainingServiceStub(await channel("training"))
         self.registry = RegistryServiceStub(await channel("registry"))
+        self.retention = {peer: RetentionServiceStub(await channel(peer)) for peer in ("trajectories",)}
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

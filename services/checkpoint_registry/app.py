@@ -7,6 +7,7 @@ from checkpoint_registry.adapters.planner import IDEMPOTENT, GrpcTasksets
 from checkpoint_registry.adapters.policy_store import PolicyUploads
 from checkpoint_registry.adapters.sql_gate import SqlGateStore
 from checkpoint_registry.adapters.sql_models import SqlLeaseStore, SqlModelStore
+from checkpoint_registry.adapters.sql_references import SqlReferences
 from checkpoint_registry.adapters.sql_versions import SqlVersionStore
 from checkpoint_registry.adapters.version_files import VersionFiles
 from checkpoint_registry.domain.retention import RetentionPolicy
@@ -18,16 +19,19 @@ from checkpoint_registry.usecases.evidence import EvidencePolicy, GatherEvidence
 from checkpoint_registry.usecases.gating import GatePolicy, RunGate
 from checkpoint_registry.usecases.leases import EngineLeases
 from checkpoint_registry.usecases.models import ManageModels
+from checkpoint_registry.usecases.references import FindReferences
 from checkpoint_registry.usecases.retention import PruneVersions, RetentionDeps
 from checkpoint_registry.usecases.rollback import RollbackPolicy, WatchHead
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from retention.servicer import ReferenceServicer
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from upcycle.api.registry.v1.service_pb2_grpc import add_RegistryServiceServicer_to_server
+from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
 
 NAME = "checkpoint_registry"
 # A lapsed lease stays readable for a while, to show what became of an engine.
@@ -60,13 +64,16 @@ def build_app(settings: CheckpointRegistrySettings) -> Service:
     gate_loop = GateLoop(GateLoopDeps(gate, head, models, gates, wakeups), poll_s=settings.gate_poll_s)
     manage = ManageModels(models, _policy_store(settings, blobs), wakeups.wake, now=utc_now)
     servicer = RegistryServicer(manage, models, versions, EngineLeases(leases, now=utc_now))
+    references = FindReferences(SqlReferences(database), unread=bus.ready)
     grpc_server = GrpcServer(settings.host, settings.grpc_port)
     bus.include_router(registry_router(gate, evidence, versions, wakeups.wake))
     for component in (
         database,
         blobs,
         planner,
-        grpc_server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF),
+        grpc_server.add(add_RegistryServiceServicer_to_server, servicer, STATUS_OF).add(
+            add_ReferenceServiceServicer_to_server, ReferenceServicer(references), STATUS_OF
+        ),
         bus,
         OutboxRelay(database, bus),
         Worker("gate", gate_loop.run),

@@ -91,7 +91,7 @@ class GateLoop:
         """Models with a candidate under way; at first all: evidence may have come just before a crash."""
         due = set(await self._deps.jobs.models_with_open_jobs())
         if self._is_first_round:
-            due |= {model.model for model in await self._deps.models.models()}
+            due |= set(await self._deps.models.names())
             self._is_first_round = False
         return due
 

@@ -5,6 +5,7 @@ from typing import Final
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
+from retention.servicer import ReferenceServicer
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
@@ -25,6 +26,7 @@ from scenario_runner.settings import ScenarioRunnerSettings
 from scenario_runner.usecases.explaining import ExplainRun
 from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
+from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
@@ -35,6 +37,7 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
+from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
@@ -133,6 +136,8 @@ def _add_planner(
     service.add(Worker("planner", loop.run))
     service.add(Worker("sweeps", sweeps.run))
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
+    references = ReferenceServicer(FindReferences(plan))
+    server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
 
 
 def _rules(settings: ScenarioRunnerSettings) -> PlanRules:

@@ -1,8 +1,13 @@
 """Builds the trajectory store; nothing connects before it is started."""
 
+from datetime import timedelta
+
 from blob_store import S3BlobStore
 from event_bus import BusTimings, EventBus
-from grpc_edge import GrpcServer
+from grpc_edge import GrpcServer, Peer
+from retention.loop import SweepLoop
+from retention.references import IDEMPOTENT, GrpcReferences
+from retention.servicer import RetentionServicer
 from service_kit.background import Worker
 from service_kit.clock import utc_now
 from service_kit.component import Closing
@@ -10,11 +15,13 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import MigratedDatabase, OutboxRelay
 from trajectory_store.adapters.sql_index import SqlIndex
+from trajectory_store.adapters.sql_retention import SqlRetention
 from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
+from trajectory_store.domain.retention import Removable, StorePolicy
 from trajectory_store.handlers import ledger_router
 from trajectory_store.servicer import STATUS_OF, TrajectoryServicer, UseCases
 from trajectory_store.settings import TrajectoryStoreSettings
-from trajectory_store.usecases import (
+from trajectory_store.usecases.reading import (
     CheckBodies,
     ExportTrajectories,
     GetTrajectory,
@@ -22,6 +29,8 @@ from trajectory_store.usecases import (
     ReadBody,
     WatchTrajectories,
 )
+from trajectory_store.usecases.retaining import RemoveOld
+from upcycle.api.retention.v1.service_pb2_grpc import add_RetentionServiceServicer_to_server
 from upcycle.api.trajectory.v1.service_pb2_grpc import add_TrajectoryServiceServicer_to_server
 
 
@@ -50,8 +59,36 @@ def build_app(settings: TrajectoryStoreSettings) -> Service:
     server = GrpcServer(settings.host, settings.grpc_port)
     servicer = TrajectoryServicer(usecases, now=utc_now)
     server.add(add_TrajectoryServiceServicer_to_server, servicer, STATUS_OF)
+    _add_retention(service, settings, SqlRetention(db), store, server)
     service.add(server)
     return service
+
+
+def _add_retention(
+    service: Service,
+    settings: TrajectoryStoreSettings,
+    rows: SqlRetention,
+    bodies: S3BlobStore,
+    server: GrpcServer,
+) -> None:
+    planner = service.add(Peer("tasksets", settings.peers.tasksets, idempotent=IDEMPOTENT))
+    registry = service.add(Peer("registry", settings.peers.registry, idempotent=IDEMPOTENT))
+    references = GrpcReferences({"checkpoint_registry": registry, "scenario_runner": planner})
+    policy = StorePolicy(
+        _days(settings.retention_bodies_days),
+        _days(settings.retention_episodes_days),
+        settings.retention_bodies_bytes,
+    )
+    sweeps = {
+        what.value: RemoveOld(what, rows, bodies, references, policy, now=utc_now) for what in Removable
+    }
+    if settings.retention_every_s:
+        service.add(Worker("retention", SweepLoop(sweeps, every_s=settings.retention_every_s).run))
+    server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), STATUS_OF)
+
+
+def _days(number: float | None) -> timedelta | None:
+    return None if number is None else timedelta(days=number)
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import grpc.aio
 from grpc_edge import StatusTable
 from service_kit.errors import InvalidRequest
 from trajectory_store.adapters.sql_index import SqlIndex
-from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
-from trajectory_store.usecases import (
+from trajectory_store.domain.errors import BodyCorrupt, BodyRemoved, TrajectoryRemoved, UnknownTrajectory
+from trajectory_store.usecases.reading import (
     ExportChunk,
     ExportTrajectories,
     GetTrajectory,
@@ -30,6 +30,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 STATUS_OF: Final[StatusTable] = {
     UnknownTrajectory: grpc.StatusCode.NOT_FOUND,
     BodyCorrupt: grpc.StatusCode.DATA_LOSS,
+    BodyRemoved: grpc.StatusCode.FAILED_PRECONDITION,
+    TrajectoryRemoved: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
 }
 _DEFAULT_PAGE: Final = 100
@@ -117,5 +119,5 @@ def _messages(chunk: ExportChunk, form: pb.ExportFormat.ValueType) -> list[pb.Ex
             texts.append(bytearray())
         texts[-1] += line_of(episode, body)
     messages = [pb.ExportTrajectoriesResponse(jsonl=text.decode()) for text in texts]
-    messages[-1].quarantined = chunk.quarantined
+    messages[-1].quarantined, messages[-1].removed = chunk.quarantined, chunk.removed
     return messages

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from service_kit.groups import BusSettings, S3Settings, SqlSettings
+from service_kit.groups import BusSettings, PeerSettings, S3Settings, SqlSettings
 from service_kit.settings import ServiceSettings
 
 
@@ -28,6 +28,17 @@ class TrajectoryStoreSettings(ServiceSettings):
     """Bodies that an export reads at once."""
     watch_poll_s: float = Field(1.0, gt=0)
     """How soon a watcher sees changes that another replica made."""
+    retention_bodies_days: float | None = Field(None, ge=1, allow_inf_nan=False)
+    """Age after which bodies that nothing refers to are removed, in days; unset: never."""
+    retention_bodies_bytes: int | None = Field(None, gt=0)
+    """Size of all bodies beyond which the oldest that nothing refers to are removed, once a day old, in
+    bytes; unset: any size."""
+    retention_episodes_days: float | None = Field(None, ge=1, allow_inf_nan=False)
+    """Age after which rows of episodes without a body are removed, in days; the counts of their runs stay.
+    Unset: never."""
+    retention_every_s: float = Field(3600.0, ge=0, allow_inf_nan=False)
+    """How often what the settings above name is removed, in seconds; 0: only by `upcycle retention`."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)
+    peers: PeerSettings = Field(default_factory=PeerSettings)

@@ -6,3 +6,8 @@ from prometheus_client import Counter, Histogram
 
 FACTS: Final = Counter("upcycle_ledger_facts_total", "Facts folded into the ledger", ["event"])
 PROJECT_S: Final = Histogram("upcycle_ledger_batch_seconds", "Folding one batch of facts")
+LATE_FACTS: Final = Counter(
+    "upcycle_ledger_late_facts_total", "Facts about episodes whose rows retention removed"
+)
+REMOVED: Final = Counter("upcycle_store_removed_total", "What retention removed", ["what"])
+REMOVED_BYTES: Final = Counter("upcycle_store_removed_bytes_total", "Bytes of removed bodies")

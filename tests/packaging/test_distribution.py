@@ -16,7 +16,7 @@ METADATA = {
 }
 LIGHT = (
     "blob_store chat_format checkpoint_registry.app engine_client event_bus grpc_edge local_stack",
-    "model_gateway.app policy_engine.app policy_files reward_grader.app rollout_sampler.app",
+    "model_gateway.app policy_engine.app policy_files retention reward_grader.app rollout_sampler.app",
     "scenario_runner.app service_kit sql_store trajectory_body trajectory_store.app upcycle upcycle.cli.main",
 )
 SCRIPTS = METADATA["upcycle-platform"]["scripts"]

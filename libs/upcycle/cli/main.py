@@ -23,6 +23,10 @@ COMMANDS = {
     "runs": ("upcycle.cli.runs:runs", "List runs; pause, resume, stop or cancel one."),
     "why": ("upcycle.cli.why:why", "What is a run waiting for?"),
     "size": ("upcycle.cli.size:size", "How many cores, how much memory, how long, how expensive."),
+    "retention": (
+        "upcycle.cli.retention:retention",
+        "What is old and needed by nothing; --apply removes it.",
+    ),
     "doctor": ("upcycle.cli.doctor:doctor", "Check what this machine and the platform offer."),
 }
 TRAJECTORY_COMMANDS = {

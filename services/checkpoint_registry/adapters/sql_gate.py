@@ -41,9 +41,8 @@ class SqlGateStore:
 
     async def models_with_open_jobs(self) -> list[str]:
         """Models that have a job which is not done."""
-        query = (
-            select(tables.gate_job.c.model).where(tables.gate_job.c.phase != JobPhase.DONE.value).distinct()
-        )
+        phases = [phase.value for phase in JobPhase if phase is not JobPhase.DONE]  # by index: few are open
+        query = select(tables.gate_job.c.model).where(tables.gate_job.c.phase.in_(phases)).distinct()
         return await self._db.run(lambda connection: list(connection.execute(query).scalars()))
 
     async def jobs(self, model: str, phase: JobPhase) -> list[GateJob]:

@@ -73,6 +73,11 @@ class SqlModelStore:
         """All, by slug."""
         return await self._db.run(lambda connection: _models(connection, None))
 
+    async def names(self) -> list[str]:
+        """Slugs of all models, sorted; reads nothing of their trees."""
+        query = select(tables.model.c.model).where(owned(tables.model)).order_by(tables.model.c.model)
+        return await self._db.run(lambda connection: list(connection.execute(query).scalars()))
+
     async def checkpoint(self, checkpoint_id: str) -> Checkpoint:
         """Raises UnknownCheckpoint."""
         return await self._db.run(lambda connection: read_checkpoint(connection, checkpoint_id))
@@ -201,16 +206,17 @@ def _require_model(connection: Connection, model: str) -> None:
 
 
 def _models(connection: Connection, model: str | None) -> list[Model]:
+    one = {} if model is None else {"model": model}
     newest = (
         select(tables.checkpoint.c.model, func.max(tables.checkpoint.c.version).label("newest_version"))
-        .where(owned(tables.checkpoint))
+        .where(owned(tables.checkpoint, **one))
         .group_by(tables.checkpoint.c.model)
         .subquery()
     )
     moves = tables.head_move.c
     newest_set = (
         select(moves.model, func.max(moves.revision).label("head_set_revision"))
-        .where(owned(tables.head_move), moves.actor != GATE_ACTOR)
+        .where(owned(tables.head_move, **one), moves.actor != GATE_ACTOR)
         .group_by(moves.model)
         .subquery()
     )
@@ -226,7 +232,7 @@ def _models(connection: Connection, model: str | None) -> list[Model]:
         .join(newest, newest.c.model == tables.model.c.model)
         .join(newest_set, newest_set.c.model == tables.model.c.model)
         .join(tables.head_move, is_last)
-        .where(owned(tables.model) if model is None else owned(tables.model, model=model))
+        .where(owned(tables.model, **one))
     )
     rows: Sequence[RowMapping] = connection.execute(query.order_by(tables.model.c.model)).mappings().all()
     latest = latest_versions(connection, [row["model"] for row in rows])

@@ -84,7 +84,7 @@ class PruneVersions:
         return {*pinned, *held, *tree}
 
     async def _known_models(self) -> list[str]:
-        return [model.model for model in await self._deps.models.models()]
+        return await self._deps.models.names()
 
 
 def _of(model: str, named: Collection[Named]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from episodes import GroupOutcome, Purpose, Split
 from scenario_runner.adapters.sql_rows import run_of, slots_of
 from scenario_runner.adapters.tables import CLAIM, EPISODE, GROUP, RUN, SOURCE_GROUP, TASK
-from scenario_runner.domain.runs import OPEN_RUN_STATES, EpisodeState, RunRecord
+from scenario_runner.domain.runs import FINAL_RUN_STATES, OPEN_RUN_STATES, EpisodeState, RunRecord
 from scenario_runner.domain.source_groups import (
     TAKEN,
     WITHOUT_SIGNAL,
@@ -98,6 +99,21 @@ OPEN_RUNS = (
     )
     .order_by(RUN.c.submitted_at)
 )
+_IS_OVER = RUN.c.state.in_([state.value for state in FINAL_RUN_STATES])
+_RUN_IDS: sa.BindParameter[Any] = sa.bindparam("run_ids", expanding=True)
+NOT_OVER = sa.select(RUN.c.run_id).where(RUN.c.run_id.in_(_RUN_IDS), sa.not_(_IS_OVER))
+DRAWN_FROM = (
+    sa.select(SOURCE_GROUP.c.source_run_id)
+    .join_from(RUN, SOURCE_GROUP, SOURCE_GROUP.c.run_id == RUN.c.run_id)
+    .where(sa.not_(_IS_OVER), SOURCE_GROUP.c.source_run_id.in_(_RUN_IDS))
+    .distinct()
+)
+RELEASE = (
+    sa.update(RUN)
+    .where(RUN.c.run_id.in_(_RUN_IDS), RUN.c.released_at.is_(None))
+    .values(released_at=sa.bindparam("moment"))
+)
+RELEASED_AT = sa.select(RUN.c.released_at).where(RUN.c.run_id == sa.bindparam("run_id_"))
 _WITHOUT_BODY = sa.case((EPISODE.c.body_key == "", 1), else_=0)
 ENDED_GROUPS = (
     sa.select(
@@ -206,6 +222,23 @@ class SourceGroups:
             row = self._sql.execute(SOURCE_RUN, {"run_id_": run_id}).mappings().first()
             self._sources[run_id] = run_of(row) if row else None
         return self._sources[run_id]
+
+    def not_over(self, run_ids: Collection[str]) -> set[str]:
+        """Of these runs, those that are not in a final state."""
+        return set(self._sql.execute(NOT_OVER, {"run_ids": sorted(run_ids)}).scalars())
+
+    def drawn_from(self, run_ids: Collection[str]) -> set[str]:
+        """Of these runs, those of which a run that is not over has looked at groups."""
+        return set(self._sql.execute(DRAWN_FROM, {"run_ids": sorted(run_ids)}).scalars())
+
+    def release(self, run_ids: Collection[str], moment: datetime) -> None:
+        """From now on no run may begin to draw from these: their trajectories may be removed."""
+        self._sql.execute(RELEASE, {"run_ids": sorted(run_ids), "moment": moment})
+
+    def released_at(self, run_id: str) -> datetime | None:
+        """When a run was released; None: it was not."""
+        found: datetime | None = self._sql.execute(RELEASED_AT, {"run_id_": run_id}).scalar()
+        return found
 
     def open_runs(self, model: str, purpose: Purpose) -> list[RunRecord]:
         """Runs of a model that are running or paused, oldest first."""

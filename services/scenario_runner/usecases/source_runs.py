@@ -50,6 +50,12 @@ def check_source(unit: PlanUnit, spec: RunSpec, source_run_id: str) -> RunRecord
             f"source run {source_run_id} is {source.state.value}, not finished; wait for it, or submit "
             "evaluations with trainable, whose groups a running training run draws"
         )
+    released_at = unit.source_groups.released_at(source_run_id)
+    if released_at is not None:
+        raise Refused(
+            f"source run {source_run_id} was released to retention at {released_at:%Y-%m-%d %H:%M} UTC: its "
+            f"trajectories may be gone; evaluate {spec.policy.model!r} again and name that run"
+        )
     _check_split(unit, source)
     return source
 

@@ -44,6 +44,9 @@ _LEDGER: Final = (
     "trained_twice",
     "body_checked",
     "quarantine",
+    "body_removed_us",
+    "body_removed_why",
+    "body_deleted",
 )
 
 

@@ -9,9 +9,19 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from episodes.identity import PURPOSE_NUMBERS
 from identities import events
+from identities.entities import group_of_episode, parse_group_id
 from sql_store import Database, enqueue, owned
+from trajectory_store import telemetry
 from trajectory_store.adapters.rows import episode_of, row_of
-from trajectory_store.adapters.tables import ALARMS, EPISODES, FEED, LEDGER, UNCHECKED, UNSETTLED
+from trajectory_store.adapters.tables import (
+    ALARMS,
+    EPISODES,
+    FEED,
+    LEDGER,
+    REMOVED_RUNS,
+    UNCHECKED,
+    UNSETTLED,
+)
 from trajectory_store.domain.facts import EpisodeFact, LedgerState
 from trajectory_store.domain.ledger import CounterDelta, Episode, Ledger, deltas, fold
 from trajectory_store.domain.queries import FeedChange, PageKey, TrajectoryFilter
@@ -41,6 +51,14 @@ class SqlIndex:
         query = select(EPISODES).where(EPISODES.c.episode_id == episode_id)
         found = await self._db.run(lambda connection: _episodes(connection, query))
         return found[0] if found else None
+
+    async def removal_of(self, episode_id: str) -> tuple[int, str] | None:
+        """When retention removed the first rows of the run that an episode id names, and why; None: never."""
+        query = select(REMOVED_RUNS.c.removed_us, REMOVED_RUNS.c.why).where(
+            owned(REMOVED_RUNS, run_id=run_of_episode(episode_id))
+        )
+        found = await self._db.run(lambda connection: connection.execute(query).first())
+        return None if found is None else (int(found.removed_us), str(found.why))
 
     async def page(self, wanted: TrajectoryFilter, after: PageKey | None, limit: int) -> list[Episode]:
         """Recorded trajectories, newest first, beginning after a key."""
@@ -94,11 +112,17 @@ class SqlIndex:
 
 
 def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
-    position = _lock_feed(connection)
+    position = lock_feed(connection)
     before = _load(connection, {fact.identity.episode_id for fact in facts})
+    removed = _removed(
+        connection, {own_run(fact) for fact in facts if fact.identity.episode_id not in before}
+    )
     after = dict(before)
     for fact in facts:
         episode_id = fact.identity.episode_id
+        if episode_id not in before and own_run(fact) in removed:
+            telemetry.LATE_FACTS.inc()
+            continue
         after[episode_id] = fold(after.get(episode_id), fact)
     changes = [(before.get(key), new) for key, new in after.items() if before.get(key) != new]
     if not changes:
@@ -112,7 +136,7 @@ def _project(connection: Connection, facts: Sequence[EpisodeFact]) -> int:
     return len(rows)
 
 
-def _lock_feed(connection: Connection) -> int:
+def lock_feed(connection: Connection) -> int:
     """The newest position. Another projection waits here until this transaction ends."""
     return int(connection.execute(_LOCKED_POSITION).scalar_one())
 
@@ -128,6 +152,23 @@ def _load(connection: Connection, episode_ids: set[str]) -> dict[str, Episode]:
         some = {"ids": ids[start : start + _IDS_PER_QUERY]}
         found |= {row["episode_id"]: episode_of(row) for row in connection.execute(_BY_ID, some).mappings()}
     return found
+
+
+def run_of_episode(episode_id: str) -> str:
+    """The run that requested an episode, which its id says; empty for an id that is none."""
+    group = parse_group_id(group_of_episode(episode_id))
+    return "" if group is None else group.run_id
+
+
+def own_run(fact: EpisodeFact) -> str:
+    """The run that requested the episode; a step may know another run alone."""
+    return run_of_episode(fact.identity.episode_id) or fact.identity.run_id
+
+
+def _removed(connection: Connection, run_ids: set[str]) -> set[str]:
+    """Those of which retention removed rows: a row that is missing was removed, and was counted."""
+    known = select(REMOVED_RUNS.c.run_id).where(owned(REMOVED_RUNS), REMOVED_RUNS.c.run_id.in_(run_ids))
+    return set(connection.execute(known).scalars()) if run_ids else set()
 
 
 def _count(connection: Connection, delta: CounterDelta) -> None:
@@ -200,12 +241,14 @@ def _ledger(connection: Connection, run_id: str, num_unsettled: int) -> Ledger:
 
 
 def _quarantine(connection: Connection, episode: Episode, reason: str) -> None:
-    position = _lock_feed(connection) + 1
-    connection.execute(
+    position = lock_feed(connection) + 1
+    marked = connection.execute(
         update(EPISODES)
-        .where(EPISODES.c.episode_id == episode.identity.episode_id)
+        .where(EPISODES.c.episode_id == episode.identity.episode_id, EPISODES.c.body_removed_us.is_(None))
         .values(quarantine=reason, body_checked=true(), changed=position)
     )
+    if marked.rowcount == 0:  # retention removed the body meanwhile
+        return
     _move_feed(connection, position)
     event = views.quarantined_to_wire(episode, reason)
     event_id = events.trajectory_quarantined(event.episode.trajectory_id)

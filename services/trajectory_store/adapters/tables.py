@@ -21,6 +21,9 @@ METADATA = MetaData()
 # Queries must use these very texts: SQLite takes a partial index only for the condition it was made with.
 UNSETTLED = text("NOT settled")
 UNCHECKED = text("NOT body_checked AND body_key IS NOT NULL")
+BODIES = text("settled AND body_key IS NOT NULL AND body_removed_us IS NULL")
+BODIES_GOING = text("body_removed_us IS NOT NULL AND NOT body_deleted")
+WITHOUT_BODY = text("settled AND (body_key IS NULL OR body_deleted)")
 OUTBOX = outbox_table(METADATA)
 
 EPISODES = Table(
@@ -44,6 +47,10 @@ EPISODES = Table(
     *columns("quarantine", String),
     # changed: position in the feed of changes, of the newest change of this row.
     *columns("graded_us changed", BigInteger),
+    # Retention: decided at body_removed_us, and body_deleted once the object is gone.
+    *columns("body_removed_us", BigInteger),
+    *columns("body_removed_why", String),
+    *columns("body_deleted", Boolean),
 )
 LEDGER = Table(
     "ledger_counts",
@@ -60,3 +67,10 @@ ALARMS = Table(
 )
 # position: of the newest change. Every writer locks it, so positions commit in order.
 FEED = Table("feed", METADATA, *columns("id", SmallInteger), *columns("position", BigInteger))
+# Runs of which rows were removed: a late fact about an episode without a row adds none.
+REMOVED_RUNS = Table(
+    "removed_runs",
+    METADATA,
+    *columns("tenant run_id why", String),
+    *columns("removed_us num_episodes", BigInteger),
+)

@@ -7,3 +7,11 @@ class UnknownTrajectory(Exception):
 
 class BodyCorrupt(Exception):
     """The stored bytes are missing, are not what the record promised, or are no trajectory."""
+
+
+class BodyRemoved(Exception):
+    """Retention removed the body; the row of the episode says when and why."""
+
+
+class TrajectoryRemoved(Exception):
+    """Retention removed the row of the episode, and its body before it; the counts of its run stay."""

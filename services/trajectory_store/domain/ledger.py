@@ -40,6 +40,11 @@ class Episode:
     trained_twice: bool = False
     body_checked: bool = False
     quarantine: str = ""
+    body_removed_us: int | None = None
+    """When retention decided that the body goes; the object is gone soon after."""
+    body_removed_why: str = ""
+    body_deleted: bool = False
+    """The object of a removed body is gone."""
 
     @property
     def label(self) -> str:

@@ -36,6 +36,9 @@ def summary_to_wire(episode: Episode) -> trajectory_pb2.TrajectorySummary:
     )
     if record is not None:
         _add_record(summary, record)
+    if episode.body_removed_us is not None:
+        summary.body_removed_reason = episode.body_removed_why
+        summary.body_removed_at.CopyFrom(_timestamp(episode.body_removed_us))
     if grade is not None:
         why = trajectory_events.TrajectoryGraded.FromString(grade.subscores)
         summary.graded, summary.reward, summary.success = True, grade.reward, grade.success

@@ -12,7 +12,7 @@ from tests.services.trajectory_store import events
 from blob_store import BlobRef, S3BlobStore
 from event_bus import BusSettings, BusTimings, EventBus
 from identities import objects
-from service_kit.groups import S3Settings, SqlSettings
+from service_kit.groups import PeerSettings, S3Settings, SqlSettings
 from service_kit.ports import free_ports
 from trajectory_body import pack
 from trajectory_store.app import build_app
@@ -56,6 +56,7 @@ class Store:
     bus: EventBus
     blobs: S3BlobStore
     api: "TrajectoryServiceAsyncStub"
+    address: str
 
     async def publish(self, *messages: Message) -> None:
         for message in messages:
@@ -78,7 +79,7 @@ class Store:
 
 @asynccontextmanager
 async def running(
-    nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True
+    nats_url: str, s3: S3Settings, folder: Path, *, has_s3: bool = True, peers: PeerSettings | None = None
 ) -> AsyncIterator[Store]:
     grpc_port, http_port = free_ports(2)
     settings = TrajectoryStoreSettings(
@@ -90,6 +91,7 @@ async def running(
         bus=BusSettings(url=nats_url),
         s3=s3,
         sql=SqlSettings(data_dir=folder),
+        peers=peers or PeerSettings(),
     )
     service = build_app(settings)
     bus = EventBus(BusSettings(url=nats_url), client_name="test", timings=BusTimings(connect_s=30, drain_s=1))
@@ -100,7 +102,7 @@ async def running(
         await blobs.start()
     channel = connect(f"127.0.0.1:{grpc_port}")
     try:
-        yield Store(bus, blobs, TrajectoryServiceStub(channel))
+        yield Store(bus, blobs, TrajectoryServiceStub(channel), f"127.0.0.1:{grpc_port}")
     finally:
         await channel.close()
         await bus.stop()

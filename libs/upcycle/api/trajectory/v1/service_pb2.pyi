@@ -265,19 +265,23 @@ class ExportTrajectoriesResponse(_message.Message):
 
     JSONL_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     jsonl: _builtins.str
     """one or more complete lines, each ending in a newline"""
     quarantined: _builtins.int
     """trajectories left out since the last message because their body cannot be used"""
+    removed: _builtins.int
+    """the same, because retention removed their body"""
     def __init__(
         self,
         *,
         jsonl: _builtins.str = ...,
         quarantined: _builtins.int = ...,
+        removed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jsonl", b"jsonl", "quarantined", b"quarantined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jsonl", b"jsonl", "quarantined", b"quarantined", "removed", b"removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -537,6 +537,8 @@ class TrajectorySummary(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     QUARANTINE_REASON_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    BODY_REMOVED_AT_FIELD_NUMBER: _builtins.int
+    BODY_REMOVED_REASON_FIELD_NUMBER: _builtins.int
     stop_reason: Global___StopReason.ValueType
     num_turns: _builtins.int
     num_sampled_tokens: _builtins.int
@@ -547,6 +549,8 @@ class TrajectorySummary(_message.Message):
     """OpenTelemetry trace of the episode, 32 hex digits"""
     quarantine_reason: _builtins.str
     """why its body cannot be used; empty: nothing is wrong with it"""
+    body_removed_reason: _builtins.str
+    """the policy by which retention removed it"""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeIdentity: ...
     @_builtins.property
@@ -564,6 +568,10 @@ class TrajectorySummary(_message.Message):
     @_builtins.property
     def failure(self) -> Global___PolicyFailure:
         """why its reward is 0, where the policy caused a failure"""
+
+    @_builtins.property
+    def body_removed_at(self) -> _timestamp_pb2.Timestamp:
+        """absent: the body is there"""
 
     def __init__(
         self,
@@ -584,10 +592,12 @@ class TrajectorySummary(_message.Message):
         trace_id: _builtins.str = ...,
         quarantine_reason: _builtins.str = ...,
         failure: Global___PolicyFailure | None = ...,
+        body_removed_at: _timestamp_pb2.Timestamp | None = ...,
+        body_removed_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_removed_at", b"body_removed_at", "episode", b"episode", "failure", b"failure", "graded_at", b"graded_at", "ledger", b"ledger", "recorded_at", b"recorded_at", "sampled_by", b"sampled_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "episode", b"episode", "failure", b"failure", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_removed_at", b"body_removed_at", "body_removed_reason", b"body_removed_reason", "episode", b"episode", "failure", b"failure", "graded", b"graded", "graded_at", b"graded_at", "ledger", b"ledger", "num_sampled_tokens", b"num_sampled_tokens", "num_turns", b"num_turns", "quarantine_reason", b"quarantine_reason", "recorded_at", b"recorded_at", "reward", b"reward", "sampled_by", b"sampled_by", "stop_reason", b"stop_reason", "subscores", b"subscores", "success", b"success", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,13 +8,14 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from identities.entities import episode_of
 from service_kit.loops import until_stopped
 from trajectory_store.adapters.sql_index import SqlIndex
 from trajectory_store.adapters.trajectory_bodies import TrajectoryBodies
-from trajectory_store.domain.errors import BodyCorrupt, UnknownTrajectory
+from trajectory_store.domain.errors import BodyCorrupt, BodyRemoved, TrajectoryRemoved, UnknownTrajectory
 from trajectory_store.domain.ledger import Episode
 from trajectory_store.domain.queries import FeedChange, PageKey, TrajectoryFilter
 from upcycle.api.trajectory.v1.trajectory_pb2 import TrajectoryBody
@@ -35,7 +36,9 @@ class ReadBody:
         self._confirm_after_s = confirm_after_s
 
     async def __call__(self, episode: Episode) -> TrajectoryBody:
-        """Raises BodyCorrupt (the trajectory is then quarantined), Unavailable, UnknownTrajectory."""
+        """Raises BodyCorrupt (the trajectory is then quarantined), BodyRemoved, Unavailable,
+        UnknownTrajectory."""
+        refuse_removed(episode)
         if episode.quarantine:
             raise BodyCorrupt(f"{episode.identity.episode_id} is quarantined: {episode.quarantine}")
         try:
@@ -46,6 +49,7 @@ class ReadBody:
         try:
             return await self._bodies.read_body(episode)
         except BodyCorrupt as error:
+            refuse_removed(await self._index.find_episode(episode.identity.episode_id))
             await self._quarantine(episode, str(error))
             raise
 
@@ -53,6 +57,20 @@ class ReadBody:
         episode_id = episode.identity.episode_id
         log.error("trajectory_quarantined", extra={"episode_id": episode_id, "why": reason})
         await self._index.quarantine(episode, reason[:_MAX_REASON_CHARS])
+
+
+def refuse_removed(episode: Episode | None) -> None:
+    """Raises BodyRemoved for a row whose body retention removed."""
+    if episode is not None and episode.body_removed_us is not None:
+        raise BodyRemoved(
+            f"the body of {episode.identity.episode_id} was removed by retention on "
+            f"{day_of(episode.body_removed_us)}: {episode.body_removed_why}; its row and its reward are kept"
+        )
+
+
+def day_of(at_us: int) -> str:
+    """A moment as people read it, to the minute."""
+    return f"{datetime.fromtimestamp(at_us / 1_000_000, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 class GetTrajectory:
@@ -63,9 +81,16 @@ class GetTrajectory:
         self._read = read
 
     async def __call__(self, trajectory_or_episode_id: str) -> tuple[Episode, TrajectoryBody]:
-        """Raises UnknownTrajectory, BodyCorrupt, Unavailable."""
-        episode = await self._index.find_episode(episode_of(trajectory_or_episode_id))
+        """Raises UnknownTrajectory, TrajectoryRemoved, BodyRemoved, BodyCorrupt, Unavailable."""
+        episode_id = episode_of(trajectory_or_episode_id)
+        episode = await self._index.find_episode(episode_id)
         if episode is None:
+            removal = await self._index.removal_of(episode_id)
+            if removal is not None:
+                raise TrajectoryRemoved(
+                    f"episode {episode_id} has no row: of its run, retention removed rows on "
+                    f"{day_of(removal[0])}: {removal[1]}; the counts of the run are kept"
+                )
             raise UnknownTrajectory(f"no trajectory has the id {trajectory_or_episode_id!r}")
         return episode, await self._read(episode)
 
@@ -114,10 +139,12 @@ class WatchTrajectories:
 
 @dataclass(frozen=True, slots=True)
 class ExportChunk:
-    """Trajectories of one page with their bodies, and how many were left out as unusable."""
+    """Trajectories of one page with their bodies, and how many were left out: as unusable, and because
+    retention removed their bodies."""
 
     trajectories: Sequence[tuple[Episode, TrajectoryBody]]
     quarantined: int
+    removed: int = 0
 
 
 class ExportTrajectories:
@@ -136,17 +163,22 @@ class ExportTrajectories:
             after = _key_of(page[-1])
             limit = asyncio.Semaphore(self._parallel_reads)
             bodies = await asyncio.gather(*(self._body(episode, limit) for episode in page))
-            whole = [(episode, body) for episode, body in zip(page, bodies, strict=True) if body is not None]
-            yield ExportChunk(whole, len(page) - len(whole))
+            pairs = list(zip(page, bodies, strict=True))
+            whole = [(episode, body) for episode, body in pairs if isinstance(body, TrajectoryBody)]
+            removed = sum(body is BodyRemoved for body in bodies)
+            yield ExportChunk(whole, len(page) - len(whole) - removed, removed)
             if len(page) < self._page_size:
                 return
 
-    async def _body(self, episode: Episode, limit: asyncio.Semaphore) -> TrajectoryBody | None:
+    async def _body(
+        self, episode: Episode, limit: asyncio.Semaphore
+    ) -> TrajectoryBody | type[BodyCorrupt | BodyRemoved]:
+        """The body, or the class of the error that says why there is none."""
         async with limit:
             try:
                 return await self._read(episode)
-            except BodyCorrupt:
-                return None
+            except (BodyCorrupt, BodyRemoved) as error:
+                return type(error)
 
 
 class CheckBodies:
@@ -180,7 +212,7 @@ class CheckBodies:
                     break
                 try:
                     await self._read(episode)
-                except BodyCorrupt:
+                except (BodyCorrupt, BodyRemoved):
                     continue
                 good.append(episode.identity.episode_id)
         finally:

@@ -1,0 +1,38 @@
+"""Asks every service that may refer to a run. One that cannot answer stops the sweep: it may need all."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from grpc_edge import Peer
+from retention.sweeps import MAX_RUNS, Reference
+from upcycle.api.retention.v1.service_pb2 import ListReferencesRequest
+from upcycle.api.retention.v1.service_pb2_grpc import ReferenceServiceStub
+from upcycle.rpc import peer_errors
+
+IDEMPOTENT: Final = ("ListReferences",)
+
+
+class GrpcReferences:
+    """The services that refer to runs, behind gRPC."""
+
+    def __init__(self, peers: Mapping[str, Peer]) -> None:
+        """peers: by the name of the service, in the order in which they are asked. Those who release come
+        last: they are asked only about runs that no service before them needs."""
+        self._stubs = {name: ReferenceServiceStub(peer.channel) for name, peer in peers.items()}
+
+    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
+        """Which of these runs are needed. release: those that are not will not be from now on. Raises
+        Unavailable when one of the services does not answer, a service of an older version too."""
+        left, found = set(run_ids), list[Reference]()
+        for name in self._stubs:
+            ordered = sorted(left)
+            for start in range(0, len(ordered), MAX_RUNS):
+                found += await self._ask(name, ordered[start : start + MAX_RUNS], release=release)
+            left -= {one.run_id for one in found if not one.only_trained}
+        return found
+
+    async def _ask(self, name: str, run_ids: Sequence[str], *, release: bool) -> list[Reference]:
+        request = ListReferencesRequest(run_ids=run_ids, release=release)
+        with peer_errors(f"nothing is removed before {name} says which runs it needs", ()):
+            answer = await self._stubs[name].ListReferences(request)
+        return [Reference(one.run_id, one.why, one.only_trained) for one in answer.references]

@@ -1,0 +1,69 @@
+"""Which runs the registry's rows refer to: lineages of checkpoints, and evidence of gates."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, select
+
+from checkpoint_registry.adapters import tables
+from checkpoint_registry.domain.jobs import RequestState
+from identities.entities import interactive_run_id
+from retention import Reference
+from sql_store import Database, owned
+
+_CHUNK: Final = 500
+_EVIDENCE: Final = "evidence of a gate"
+_LINEAGE: Final = "lineage of a checkpoint"
+
+
+class SqlReferences:
+    """Each answer is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def to_runs(self, run_ids: Sequence[str]) -> list[Reference]:
+        """Of these runs. Raises Unavailable."""
+        return await self._db.read(lambda connection: _references(connection, run_ids))
+
+
+def _references(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
+    found = _sources(connection, set(run_ids))
+    for start in range(0, len(run_ids), _CHUNK):
+        some = run_ids[start : start + _CHUNK]
+        found += _lineages(connection, some) + _evidence(connection, some) + _requests(connection, some)
+    return found
+
+
+def _lineages(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
+    """Runs whose steps are in a checkpoint: of each, what it trained on."""
+    columns = tables.checkpoint.c
+    query = select(columns.run_id).where(owned(tables.checkpoint), columns.run_id.in_(run_ids)).distinct()
+    return [Reference(run_id, _LINEAGE, only_trained=True) for run_id in connection.execute(query).scalars()]
+
+
+def _sources(connection: Connection, run_ids: set[str]) -> list[Reference]:
+    """Runs that interactive training drew from. The ledger does not know which of their episodes trained."""
+    columns = tables.checkpoint.c
+    query = select(columns.sources).where(
+        owned(tables.checkpoint), columns.run_id.like(interactive_run_id("%"))
+    )
+    named = {run_id for sources in connection.execute(query).scalars() for run_id in sources or {}}
+    return [Reference(run_id, _LINEAGE) for run_id in sorted(named & run_ids)]
+
+
+def _evidence(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
+    """Evaluations on a taskset that a gate judges by: those that it judged by, and those that it may."""
+    columns = tables.evaluation.c
+    gates = select(tables.gate_job.c.taskset_digest).where(owned(tables.gate_job))
+    mine = owned(tables.evaluation) & columns.run_id.in_(run_ids)
+    query = select(columns.run_id).where(mine, columns.taskset_digest.in_(gates))
+    return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]
+
+
+def _requests(connection: Connection, run_ids: Sequence[str]) -> list[Reference]:
+    """Evaluations that a gate asked for and has not read yet."""
+    columns = tables.evaluation_request.c
+    unread = owned(tables.evaluation_request, state=RequestState.SUBMITTED.value)
+    query = select(columns.run_id).where(unread, columns.run_id.in_(run_ids))
+    return [Reference(run_id, _EVIDENCE) for run_id in connection.execute(query).scalars()]

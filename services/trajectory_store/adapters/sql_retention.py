@@ -1,0 +1,117 @@
+"""What the index removes, in SQL. Each method is one bounded transaction; those that write wait for the
+feed's lock, as every writer of rows does.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, delete, false, func, select, true, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from sql_store import Database, owned
+from trajectory_store.adapters.sql_index import lock_feed
+from trajectory_store.adapters.tables import BODIES, BODIES_GOING, EPISODES, REMOVED_RUNS, WITHOUT_BODY
+from trajectory_store.domain.facts import LedgerState
+from trajectory_store.domain.retention import OldRow, Removable
+
+_ROW: Final = EPISODES.c
+_CONDITION: Final = {Removable.BODIES: BODIES, Removable.EPISODES: WITHOUT_BODY}
+_MOMENT: Final = {Removable.BODIES: _ROW.recorded_us, Removable.EPISODES: _ROW.since_us}
+
+
+class SqlRetention:
+    """Rows that are old enough, and their removal. All raise Unavailable."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def old_rows(
+        self, what: Removable, before_us: int, after: tuple[int, str], limit: int
+    ) -> list[OldRow]:
+        """Settled ones from before a moment, oldest first, beginning after a key."""
+        at = _MOMENT[what]
+        query = (
+            select(EPISODES, at.label("at_us"))
+            .where(_CONDITION[what], owned(EPISODES), at < before_us, tuple_(at, _ROW.episode_id) > after)
+            .order_by(at, _ROW.episode_id)
+            .limit(limit)
+        )
+        return await self._db.run(lambda connection: [_old_row(row) for row in _rows(connection, query)])
+
+    async def beyond_bytes(self, limit: int) -> int:
+        """Bodies recorded before this moment are more than so many bytes ago; 0: all of them fit."""
+        size = func.sum(_ROW.body_size_bytes).over(order_by=(_ROW.recorded_us.desc(), _ROW.episode_id.desc()))
+        summed = select(_ROW.recorded_us, size.label("size")).where(BODIES, owned(EPISODES)).subquery()
+        query = select(func.max(summed.c.recorded_us)).where(summed.c.size > limit)
+        newest = await self._db.run(lambda connection: connection.execute(query).scalar())
+        return 0 if newest is None else int(newest) + 1
+
+    async def remove_bodies(self, reasons: Mapping[str, str], at_us: int) -> set[str]:
+        """Mark the bodies of these episodes as removed, each with its reason; the objects go after this.
+        Returns those that were marked now: another replica may have been first."""
+        return await self._db.run(lambda connection: _mark(connection, reasons, at_us))
+
+    async def bodies_going(self, limit: int) -> dict[str, str]:
+        """Marked bodies whose objects may still be there: key by episode id."""
+        query = select(_ROW.episode_id, _ROW.body_key).where(BODIES_GOING).limit(limit)
+        return await self._db.run(
+            lambda connection: {episode_id: key for episode_id, key in connection.execute(query)}
+        )
+
+    async def bodies_gone(self, episode_ids: Sequence[str]) -> None:
+        """Their objects are deleted."""
+
+        def work(connection: Connection) -> None:
+            lock_feed(connection)
+            gone = update(EPISODES).where(_ROW.episode_id.in_(episode_ids)).values(body_deleted=true())
+            connection.execute(gone)
+
+        await self._db.run(work)
+
+    async def remove_episodes(self, episode_ids: Sequence[str], why: str, at_us: int) -> set[str]:
+        """Delete rows that have no body, and remember their runs in the same transaction. Counters stay."""
+        return await self._db.run(lambda connection: _delete(connection, episode_ids, why, at_us))
+
+
+def _rows(connection: Connection, query: Any) -> Any:
+    return connection.execute(query).mappings()
+
+
+def _old_row(row: Any) -> OldRow:
+    state, size = LedgerState(row["state"]), row["body_size_bytes"] or 0
+    names = ("episode_id", "run_id", "trained_by_run", "at_us", "tenant")
+    return OldRow(**{name: row[name] for name in names}, state=state, size_bytes=size)
+
+
+def _mark(connection: Connection, reasons: Mapping[str, str], at_us: int) -> set[str]:
+    lock_feed(connection)
+    marked = set[str]()
+    for why in sorted(set(reasons.values())):
+        ids = [episode_id for episode_id, reason in reasons.items() if reason == why]
+        still = and_(BODIES, _ROW.episode_id.in_(ids))
+        now = set(connection.execute(select(_ROW.episode_id).where(still)).scalars())
+        marks = {"body_removed_us": at_us, "body_removed_why": why, "body_deleted": false()}
+        mark = update(EPISODES).where(_ROW.episode_id.in_(now)).values(**marks, body_checked=true())
+        connection.execute(mark)
+        marked |= now
+    return marked
+
+
+def _delete(connection: Connection, episode_ids: Sequence[str], why: str, at_us: int) -> set[str]:
+    lock_feed(connection)
+    still = and_(WITHOUT_BODY, _ROW.episode_id.in_(episode_ids))
+    found = connection.execute(select(_ROW.episode_id, _ROW.tenant, _ROW.run_id).where(still)).all()
+    gone = {row.episode_id for row in found}
+    connection.execute(delete(EPISODES).where(_ROW.episode_id.in_(gone)))
+    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(REMOVED_RUNS)
+    counted = {"num_episodes": REMOVED_RUNS.c.num_episodes + insert.excluded.num_episodes}
+    known = insert.on_conflict_do_update(index_elements=["tenant", "run_id"], set_=counted)
+    removed = Counter((row.tenant, row.run_id) for row in found)
+    rows = [
+        {"tenant": tenant, "run_id": run_id, "why": why, "removed_us": at_us, "num_episodes": number}
+        for (tenant, run_id), number in removed.items()
+    ]
+    if rows:
+        connection.execute(known, rows)
+    return gone

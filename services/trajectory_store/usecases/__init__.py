@@ -1,0 +1,1 @@
+"""What the store does: reading what was sampled, and removing what is old."""

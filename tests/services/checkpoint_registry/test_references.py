@@ -1,0 +1,48 @@
+"""Which runs the registry needs: lineages of checkpoints and evidence of gates, as long as it reads facts."""
+
+from dataclasses import replace
+
+import pytest
+from tests.services.checkpoint_registry.conftest import MODEL, RegistryHarness, checkpoint
+
+from checkpoint_registry.adapters.sql_references import SqlReferences
+from checkpoint_registry.usecases.references import FindReferences
+from identities.entities import interactive_run_id
+from retention import Reference
+from upcycle.errors import Unavailable
+
+
+def finder(harness: RegistryHarness, unread: str | None = None) -> FindReferences:
+    return FindReferences(SqlReferences(harness.database), unread=lambda: unread)
+
+
+async def test_what_a_checkpoint_trained_on_is_needed(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.gate.record(
+        replace(checkpoint(2, interactive_run_id(MODEL)), sources={"run-sft": 3, "run-other": 1}), ""
+    )
+    found = await finder(harness)(["run-train", "run-sft", "run-none", "run-evaluated"], True)
+    assert set(found) == {
+        Reference("run-train", "lineage of a checkpoint", only_trained=True),
+        Reference("run-sft", "lineage of a checkpoint"),
+    }
+
+
+async def test_what_a_gate_ordered_and_judged_by_is_needed_before_and_after(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    await harness.drive()
+    ordered = {harness.planner.order_of(1)}
+    evidence = {Reference(run_id, "evidence of a gate") for run_id in ordered}
+    assert set(await finder(harness)([*ordered, "run-none"], False)) == evidence
+    await harness.finish(1, 0.9)
+    await harness.finish(0, 0.3)
+    ordered.add(harness.planner.order_of(0))
+    assert await harness.head() == 1
+    found = await finder(harness)([*ordered, "run-none"], False)
+    assert set(found) == {Reference(run_id, "evidence of a gate") for run_id in ordered}
+
+
+async def test_nothing_is_answered_while_facts_are_unread(harness: RegistryHarness) -> None:
+    await harness.save(1)
+    with pytest.raises(Unavailable, match="may not know all checkpoints, its bus: not connected"):
+        await finder(harness, "not connected")(["run-train"], False)

@@ -1,0 +1,64 @@
+"""What the planner needs of old runs, and what no run may begin to draw from."""
+
+import pytest
+from tests.services.scenario_runner.source_runs import SourcesHarness, eval_spec, settled, train_spec
+
+from retention import Reference
+from scenario_runner.domain.runs import Refused, RunState
+from scenario_runner.usecases.ending import end_run
+from scenario_runner.usecases.references import FindReferences
+
+
+async def test_open_runs_and_what_they_draw_from_are_needed_and_others_not(sources: SourcesHarness) -> None:
+    await sources.register()
+    drawn, free = await sources.evaluation(), await sources.evaluation()
+    going_on = await sources.submit(eval_spec())
+    training = await sources.submit(train_spec(drawn))
+    find = FindReferences(sources.planner.plan)
+    runs = [drawn, free, going_on, training, "run-unknown", "interactive-m"]
+    needed = [
+        Reference(going_on, "run is not over"),
+        Reference(training, "run is not over"),
+        Reference(drawn, "a run draws from it"),
+    ]
+    for release in (False, True, True):
+        assert await find(runs, release) == needed
+    await sources.change(training, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled"))
+    offers = await sources.offers(training)
+    await sources.planner.apply(
+        *(settled(training, one.group_id, "released", "run_over", source=drawn) for one in offers)
+    )
+    await sources.sweep(training)
+    assert (await sources.run(training)).state is RunState.CANCELLED
+    assert await find([drawn], False) == []
+
+
+async def test_no_run_begins_to_draw_from_a_released_one(sources: SourcesHarness) -> None:
+    await sources.register()
+    released, asked = await sources.evaluation(), await sources.evaluation()
+    find = FindReferences(sources.planner.plan)
+    await find([asked], False)
+    await find([released], True)
+    with pytest.raises(Refused, match=f"source run {released} was released to retention"):
+        await sources.submit(train_spec(released))
+    assert await sources.submit(train_spec(asked))
+
+
+async def test_a_run_that_draws_and_a_release_at_once_never_both_succeed(sources: SourcesHarness) -> None:
+    """Whichever transaction is first, the other one sees it."""
+    import asyncio
+
+    await sources.register()
+    find = FindReferences(sources.planner.plan)
+    for _ in range(3):
+        source = await sources.evaluation()
+        submitted, found = await asyncio.gather(
+            sources.submit(train_spec(source)), find([source], True), return_exceptions=True
+        )
+        assert not isinstance(found, BaseException)
+        assert isinstance(submitted, Refused) == (found == []), (submitted, found)
+        if isinstance(submitted, str):
+            await sources.change(
+                submitted, lambda unit, run: end_run(unit, run, RunState.CANCELLED, "run_cancelled")
+            )
+            await sources.sweep(submitted)

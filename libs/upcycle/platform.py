@@ -141,7 +141,9 @@ class Platform:
         self.trajectories = TrajectoryServiceStub(await channel("trajectories"))
         self.training = TrainingServiceStub(await channel("training"))
         self.registry = RegistryServiceStub(await channel("registry"))
-        self.retention = {peer: RetentionServiceStub(await channel(peer)) for peer in ("trajectories",)}
+        self.retention = {
+            peer: RetentionServiceStub(await channel(peer)) for peer in ("trajectories", "tasksets")
+        }
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:

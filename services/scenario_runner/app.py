@@ -1,11 +1,14 @@
 """Builds the scenario runner; the only module that constructs adapters."""
 
+from datetime import timedelta
 from typing import Final
 
 from blob_store import S3BlobStore
 from event_bus import EventBus
 from grpc_edge import GrpcServer, Peer
-from retention.servicer import ReferenceServicer
+from retention.loop import SweepLoop as RetentionLoop
+from retention.references import GrpcReferences
+from retention.servicer import ReferenceServicer, RetentionServicer
 from scenario_runner.adapters.forked_host import ForkedHost
 from scenario_runner.adapters.hosts import Hosts
 from scenario_runner.adapters.peers import BusGauge, GrpcRegistry, PeerFacts
@@ -28,6 +31,7 @@ from scenario_runner.usecases.leases import LeaseRules, Leases
 from scenario_runner.usecases.planning import PlanRules
 from scenario_runner.usecases.references import FindReferences
 from scenario_runner.usecases.registering import RegisterTaskset, SourceRules, Tasksets
+from scenario_runner.usecases.retaining import RemoveRuns
 from scenario_runner.usecases.submitting import Runs, SubmitRun
 from scenario_runner.usecases.task_claims import ClaimTasks
 from service_kit.background import Worker
@@ -37,7 +41,10 @@ from service_kit.main import run_main
 from service_kit.service import Service
 from sql_store import Database, MigratedDatabase, OutboxRelay
 from upcycle.api.environment.v1.service_pb2_grpc import add_EnvironmentServiceServicer_to_server
-from upcycle.api.retention.v1.service_pb2_grpc import add_ReferenceServiceServicer_to_server
+from upcycle.api.retention.v1.service_pb2_grpc import (
+    add_ReferenceServiceServicer_to_server,
+    add_RetentionServiceServicer_to_server,
+)
 from upcycle.api.taskset.v1.events_pb2 import RunSubmitted
 from upcycle.api.taskset.v1.service_pb2_grpc import add_TasksetServiceServicer_to_server
 
@@ -46,7 +53,7 @@ BODY_RETRY_S: Final = 5.0
 """How long a read of a trajectory body is repeated while the object store is unavailable."""
 BEFORE_COMMANDS: Final = (RunSubmitted,)
 """The trainer begins to read a run at its run.submitted: no episode of it may be played before that."""
-_IDEMPOTENT: Final = ("GetModel", "GetVersion")
+_IDEMPOTENT: Final = ("GetModel", "GetVersion", "ListReferences")
 
 
 def build_app(settings: ScenarioRunnerSettings, server: GrpcServer | None = None) -> Service:
@@ -138,6 +145,19 @@ def _add_planner(
     server.add(add_TasksetServiceServicer_to_server, servicer, TASKSET_STATUSES)
     references = ReferenceServicer(FindReferences(plan))
     server.add(add_ReferenceServiceServicer_to_server, references, TASKSET_STATUSES)
+    _add_retention(service, settings, plan, registry, server)
+
+
+def _add_retention(
+    service: Service, settings: ScenarioRunnerSettings, plan: SqlPlan, registry: Peer, server: GrpcServer
+) -> None:
+    days = settings.retention_runs_days
+    age = None if days is None else timedelta(days=days)
+    references = GrpcReferences({"checkpoint_registry": registry})
+    sweeps = {"runs": RemoveRuns(plan, references, age, now=utc_now)}
+    if settings.retention_every_s:
+        service.add(Worker("retention", RetentionLoop(sweeps, every_s=settings.retention_every_s).run))
+    server.add(add_RetentionServiceServicer_to_server, RetentionServicer(sweeps), TASKSET_STATUSES)
 
 
 def _rules(settings: ScenarioRunnerSettings) -> PlanRules:

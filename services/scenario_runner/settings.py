@@ -69,6 +69,11 @@ class ScenarioRunnerSettings(ServiceSettings):
     """The same of one rank of the trainer."""
     environment_price: float = Field(0.0, ge=0, allow_inf_nan=False)
     """The same of one environment: the price of a core, divided by the environments that it holds."""
+    retention_runs_days: float | None = Field(None, ge=1, allow_inf_nan=False)
+    """Age after which groups and episodes of runs that are over and needed by nothing are removed, in days;
+    the runs stay, with their totals. Unset: never."""
+    retention_every_s: float = Field(3600.0, ge=0, allow_inf_nan=False)
+    """How often that is done, in seconds; 0: only by `upcycle retention`."""
     bus: BusSettings = Field(default_factory=BusSettings)
     s3: S3Settings = Field(default_factory=S3Settings)
     sql: SqlSettings = Field(default_factory=SqlSettings)

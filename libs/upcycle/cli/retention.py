@@ -13,7 +13,7 @@ from upcycle.platform import Platform
 if TYPE_CHECKING:
     from upcycle.api.retention.v1.service_pb2 import SweepRetentionResponse
 
-OWNERS: Final = {"bodies": "trajectories", "episodes": "trajectories"}
+OWNERS: Final = {"bodies": "trajectories", "episodes": "trajectories", "runs": "tasksets"}
 """What can be removed, in the order in which it goes, and the peer that owns it."""
 BATCH_TIMEOUT_S: Final = 120.0
 _AGE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([hdw])")
@@ -52,7 +52,8 @@ async def retention(
 ) -> int:
     """Show what is old and needed by nothing. Nothing is removed without --apply.
 
-    :param what: bodies (of trajectories), episodes (rows without a body); all by default.
+    :param what: bodies (of trajectories), episodes (rows without a body), runs (groups and episodes that a
+        finished run planned); all by default.
     :param older_than: an age such as 30d, 36h or 8w, at least one day, instead of the services' settings.
     :param apply: remove it. What a run, a checkpoint or a gate refers to stays in any case.
     :param as_json: one JSON line for each kind of thing.

@@ -15,6 +15,7 @@ from identities import events as event_ids
 from identities.entities import group_of_episode
 from scenario_runner.adapters import plan_statements as statements
 from scenario_runner.adapters.sql_announcements import SqlAnnouncements
+from scenario_runner.adapters.sql_retention import OldRuns
 from scenario_runner.adapters.sql_rows import episode_of, run_of, slots_of
 from scenario_runner.adapters.sql_source_groups import SourceGroups
 from scenario_runner.adapters.tables import EPISODE, GROUP, RUN
@@ -90,6 +91,7 @@ class PlanUnit(SqlAnnouncements):
         self.changed_runs: set[str] = set()
         """Whose rows this transaction writes."""
         self.source_groups = SourceGroups(connection, self.changed_runs)
+        self.old_runs = OldRuns(connection)
         self._runs: dict[str, RunRecord | None] = {}
         self._members: dict[str, dict[str, EpisodeRow]] = {}
         self._dirty_runs: set[str] = set()
@@ -139,6 +141,10 @@ class PlanUnit(SqlAnnouncements):
         self.changed_runs.add(run.run_id)
 
     def counts(self, run_id: str) -> Counts:
+        """Of a run that was removed, as they were then."""
+        run = self.run(run_id)
+        if run is not None and run.removed_at is not None:
+            return self.old_runs.summary(run_id).counts
         states = self._read(statements.EPISODE_COUNTS, run_id_=run_id)
         by_state = {EpisodeState(state): count for state, count in states}
         groups = [tuple(row) for row in self._read(statements.GROUP_COUNTS, run_id_=run_id)]

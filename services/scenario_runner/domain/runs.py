@@ -114,6 +114,8 @@ class RunRecord:
     trainer_s: float = 0.0
     taskset: str = ""
     taskset_revision: int = 1
+    removed_at: datetime | None = None
+    """When retention removed its groups and episodes; its totals are kept."""
     tenant: str = DEFAULT_TENANT
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ def apply_facts(unit: PlanUnit, facts: Iterable[Fact]) -> set[str]:
     touched: set[str] = set()
     for fact in facts:
         run = unit.run(fact.run_id)
-        if run is None:
+        if run is None or run.removed_at is not None:
             continue
         _apply(unit, run, fact)
         touched.add(run.run_id)

@@ -112,10 +112,17 @@ class Runs:
         return await self._plan.read(lambda unit: view_of(unit, find_run(unit, run_id)))
 
     async def results(self, run_id: str) -> list[tuple[EpisodeRow, RunnableTask]]:
-        """The newest attempt at each member of each group. Raises NotFound."""
+        """The newest attempt at each member of each group. Raises NotFound, and Refused for a run that
+        retention removed."""
 
         def read(unit: PlanUnit) -> list[tuple[EpisodeRow, RunnableTask]]:
             run = find_run(unit, run_id)
+            if run.removed_at is not None:
+                why = unit.old_runs.summary(run_id).why
+                raise Refused(
+                    f"the results of {run_id} were removed by retention at "
+                    f"{run.removed_at:%Y-%m-%d %H:%M} UTC: {why}; its totals are kept"
+                )
             rows = unit.results(run.run_id)
             tasks = {
                 key: unit.tasks(key, [row.task_position for row in rows if row.taskset == key])

@@ -35,7 +35,9 @@ def view_of(unit: PlanUnit, run: RunRecord, notices: NoticeCache | None = None) 
     counts = unit.counts(run.run_id)
     if run.spec.training is None:
         return RunView(run, counts)
-    tallies = unit.source_groups.tallies(run.run_id)
+    is_removed = run.removed_at is not None
+    summary = unit.old_runs.summary(run.run_id) if is_removed else None
+    tallies = unit.source_groups.tallies(run.run_id) if summary is None else list(summary.tallies)
     notice = _notice(unit, run, run.spec.training, {} if notices is None else notices)
     return RunView(run, with_offers(counts, tallies), source_reports(run, tallies), notice)
 

@@ -141,6 +141,8 @@ def run_to_wire(view: RunView, prices: Prices) -> taskset_pb2.Run:
     )
     if run.finished_at is not None:
         message.finished_at.CopyFrom(timestamp(run.finished_at))
+    if run.removed_at is not None:
+        message.removed_at.CopyFrom(timestamp(run.removed_at))
     return message
 
 

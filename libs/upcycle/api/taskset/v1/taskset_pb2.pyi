@@ -782,6 +782,7 @@ class Run(_message.Message):
     TASKSET_REVISION_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    REMOVED_AT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     taskset_digest: _builtins.str
@@ -819,6 +820,10 @@ class Run(_message.Message):
     def usage(self) -> _common_pb2.Usage:
         """of all its episodes and steps so far, failed and refilled episodes included"""
 
+    @_builtins.property
+    def removed_at(self) -> _timestamp_pb2.Timestamp:
+        """when retention removed its groups and episodes; absent: they are there"""
+
     def __init__(
         self,
         *,
@@ -839,10 +844,11 @@ class Run(_message.Message):
         taskset_revision: _builtins.int = ...,
         notice: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
+        removed_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "finished_at", b"finished_at", "removed_at", b"removed_at", "spec", b"spec", "submitted_at", b"submitted_at", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "failure", b"failure", "finished_at", b"finished_at", "notice", b"notice", "policy_version", b"policy_version", "removed_at", b"removed_at", "reward_mean", b"reward_mean", "run_id", b"run_id", "sources", b"sources", "spec", b"spec", "state", b"state", "step", b"step", "submitted_at", b"submitted_at", "success_rate", b"success_rate", "taskset_digest", b"taskset_digest", "taskset_revision", b"taskset_revision", "trace_id", b"trace_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

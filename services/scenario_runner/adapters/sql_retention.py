@@ -1,0 +1,73 @@
+"""Old runs in SQL, part of a PlanUnit: which are old, what stays of them, and the deletion of their rows."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from scenario_runner.adapters.tables import EPISODE, GROUP, RUN, SOURCE_GROUP
+from scenario_runner.domain.retention import FinishedRun, RunSummary
+from scenario_runner.wire.summaries import summary_from_json, summary_to_json
+from sql_store import owned
+
+_GROUPS_AT_ONCE: Final = 100
+# These very texts: SQLite takes a partial index only for the condition it was made with.
+_FINISHED: Final = sa.text("finished_at IS NOT NULL AND removed_at IS NULL")
+_EMPTYING: Final = sa.text("removed_at IS NOT NULL AND NOT is_emptied")
+_DRAWING: Final = RUN.alias("drawing")
+_IS_DRAWN_FROM: Final = (
+    sa.exists()
+    .where(SOURCE_GROUP.c.source_run_id == RUN.c.run_id, SOURCE_GROUP.c.run_id == _DRAWING.c.run_id)
+    .where(_DRAWING.c.removed_at.is_(None))
+)
+
+
+class OldRuns:
+    """Writes happen at once."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._sql = connection
+
+    def finished(self, before: datetime, after: tuple[datetime, str] | None, limit: int) -> list[FinishedRun]:
+        """Runs that were over before a moment, oldest first, beginning after a key."""
+        at, run_id = RUN.c.finished_at, RUN.c.run_id
+        query = sa.select(run_id, at, _IS_DRAWN_FROM).where(_FINISHED, owned(RUN), at < before)
+        if after is not None:
+            query = query.where((at > after[0]) | ((at == after[0]) & (run_id > after[1])))
+        rows = self._sql.execute(query.order_by(at, run_id).limit(limit))
+        return [FinishedRun(name, moment, bool(drawn)) for name, moment, drawn in rows]
+
+    def removable(self, run_ids: Collection[str]) -> list[str]:
+        """Of these, the runs that are over, not removed, and from which no run that is still there drew."""
+        query = sa.select(RUN.c.run_id).where(
+            _FINISHED, RUN.c.run_id.in_(sorted(run_ids)), sa.not_(_IS_DRAWN_FROM)
+        )
+        return sorted(self._sql.execute(query).scalars())
+
+    def remove(self, run_id: str, summary: RunSummary, moment: datetime) -> None:
+        """From now on its summary stands for its rows, and no run may draw from it."""
+        values: dict[str, Any] = {"summary": summary_to_json(summary), "removed_at": moment}
+        released = sa.func.coalesce(RUN.c.released_at, sa.bindparam("moment", moment, RUN.c.released_at.type))
+        mine = RUN.c.run_id == run_id
+        self._sql.execute(sa.update(RUN).where(mine).values(**values, released_at=released))
+
+    def summary(self, run_id: str) -> RunSummary:
+        """Of a removed run."""
+        query = sa.select(RUN.c.summary).where(RUN.c.run_id == run_id)
+        return summary_from_json(self._sql.execute(query).scalar_one())
+
+    def empty_some(self) -> bool:
+        """Delete some groups of a removed run with everything below them. False: there are none."""
+        emptying = sa.select(RUN.c.run_id).where(_EMPTYING).order_by(RUN.c.run_id).limit(1)
+        run_id = self._sql.execute(emptying).scalar()
+        if run_id is None:
+            return False
+        some = sa.select(GROUP.c.group_id).where(GROUP.c.run_id == run_id).limit(_GROUPS_AT_ONCE)
+        group_ids: Sequence[str] = self._sql.execute(some).scalars().all()
+        for table in (SOURCE_GROUP, EPISODE, GROUP):
+            self._sql.execute(sa.delete(table).where(table.c.group_id.in_(group_ids)))
+        if len(group_ids) < _GROUPS_AT_ONCE:
+            emptied = sa.update(RUN).where(RUN.c.run_id == run_id).values(is_emptied=sa.true())
+            self._sql.execute(emptied)
+        return True

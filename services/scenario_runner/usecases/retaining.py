@@ -1,0 +1,115 @@
+"""Removes the groups and episodes of old runs. The run stays, with its totals.
+
+The totals are written and the run is marked in one transaction; its rows are deleted after it, in bounded
+ones. Whatever a kill leaves is ended by the next sweep, and no reader counts rows of a marked run.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Protocol
+
+from retention import KEPT_FOR_EVER, Reference, SweepOrder, SweepReport
+from scenario_runner.adapters.sql_plan import PlanUnit, SqlPlan
+from scenario_runner.domain.retention import FinishedRun, RunSummary
+from scenario_runner.usecases.views import find_run
+from service_kit.errors import InvalidRequest
+
+_BATCH: Final = 50
+_DRAWN_FROM: Final = "a run that drew from it is there"
+
+
+class References(Protocol):
+    """Which runs other services need."""
+
+    async def to_runs(self, run_ids: Collection[str], *, release: bool) -> Sequence[Reference]:
+        """Raises Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Runs that were over before a moment, beginning after the last one that was looked at."""
+
+    before: datetime
+    after: tuple[datetime, str] | None = None
+
+
+class RemoveRuns:
+    """Oldest first, batch by batch."""
+
+    def __init__(
+        self,
+        plan: SqlPlan,
+        references: References,
+        age: timedelta | None,
+        *,
+        now: Callable[[], datetime],
+        batch: int = _BATCH,
+    ) -> None:
+        """age: after which runs go; None: never."""
+        self._plan = plan
+        self._references = references
+        self._age = age
+        self._now = now
+        self._batch = batch
+
+    async def __call__(self, order: SweepOrder) -> SweepReport:
+        """Raises InvalidRequest, Unavailable."""
+        if order.apply:
+            await self.end_begun()
+        age = order.older_than or self._age
+        if age is None:
+            return SweepReport(KEPT_FOR_EVER)
+        policy = f"older than {age / timedelta(days=1):g} days"
+        at = _decoded(order.after) if order.after else Position(self._now() - age)
+        found = await self._plan.read(lambda unit: unit.old_runs.finished(at.before, at.after, self._batch))
+        if not found:
+            return SweepReport(policy)
+        kept = await self._kept(found)
+        going = [run.run_id for run in found if run.run_id not in kept]
+        if order.apply and going:
+            going = await self._plan.transact(lambda unit: _remove(unit, going, policy))
+            await self.end_begun()
+        return SweepReport(
+            policy,
+            number=len(going),
+            oldest=min((run.finished_at for run in found if run.run_id in going), default=None),
+            kept=dict(Counter(kept.values())),
+            next=_encoded(at.before, found[-1]) if len(found) == self._batch else "",
+        )
+
+    async def end_begun(self) -> None:
+        """Delete what is left of runs that are marked as removed, in transactions of some groups each."""
+        while await self._plan.transact(lambda unit: unit.old_runs.empty_some()):
+            pass
+
+    async def _kept(self, found: Sequence[FinishedRun]) -> Mapping[str, str]:
+        """By id of each run that is needed: why."""
+        references = await self._references.to_runs([run.run_id for run in found], release=False)
+        drawn = {run.run_id: _DRAWN_FROM for run in found if run.is_drawn_from}
+        return {**drawn, **{one.run_id: one.why for one in references}}
+
+
+def _remove(unit: PlanUnit, run_ids: Sequence[str], policy: str) -> list[str]:
+    """Mark those that may still go, one after the other; returns them."""
+    gone = unit.old_runs.removable(run_ids)
+    for run_id in gone:
+        run = find_run(unit, run_id)
+        summary = RunSummary(unit.counts(run_id), unit.source_groups.tallies(run.run_id), policy)
+        unit.old_runs.remove(run_id, summary, unit.now)
+    return gone
+
+
+def _encoded(before: datetime, last: FinishedRun) -> str:
+    return json.dumps([before.isoformat(), last.finished_at.isoformat(), last.run_id])
+
+
+def _decoded(text: str) -> Position:
+    try:
+        before, finished_at, run_id = json.loads(text)
+        after = datetime.fromisoformat(finished_at), str(run_id)
+        return Position(datetime.fromisoformat(before), after)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"after {text[:80]!r} is not one of ours: pass next unchanged") from error

@@ -90,7 +90,7 @@ async def export(*, run: str = "", model: str = "", form: Literal["triples", "re
     from upcycle.cli.runs import resolve_run
 
     formats = {"triples": service_pb2.EXPORT_FORMAT_TRIPLES, "records": service_pb2.EXPORT_FORMAT_RECORDS}
-    lines = 0
+    lines = removed = 0
     async with Platform() as platform:
         run_id = await resolve_run(platform, run) if run else ""
         wanted = service_pb2.TrajectoryFilter(run_id=run_id, model=model)
@@ -98,5 +98,6 @@ async def export(*, run: str = "", model: str = "", form: Literal["triples", "re
         async for part in platform.trajectories.ExportTrajectories(request, timeout=3600):
             sys.stdout.write(part.jsonl)
             lines += part.jsonl.count("\n")
-    human().print(f"{lines} trajectories")
+            removed += part.removed
+    human().print(f"{lines} trajectories" + (f"; retention removed {removed} more" if removed else ""))
     return Exit.OK

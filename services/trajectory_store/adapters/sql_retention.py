@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, delete, false, func, select, true, tupl
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sql_store import Database, owned
-from trajectory_store.adapters.sql_index import lock_feed
+from trajectory_store.adapters.sql_index import lock_feed, run_of_episode
 from trajectory_store.adapters.tables import BODIES, BODIES_GOING, EPISODES, REMOVED_RUNS, WITHOUT_BODY
 from trajectory_store.domain.facts import LedgerState
 from trajectory_store.domain.retention import OldRow, Removable
@@ -107,7 +107,8 @@ def _delete(connection: Connection, episode_ids: Sequence[str], why: str, at_us:
     insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(REMOVED_RUNS)
     counted = {"num_episodes": REMOVED_RUNS.c.num_episodes + insert.excluded.num_episodes}
     known = insert.on_conflict_do_update(index_elements=["tenant", "run_id"], set_=counted)
-    removed = Counter((row.tenant, row.run_id) for row in found)
+    # A row that a step alone made has the run that trained; late facts name the episode's own.
+    removed = Counter((row.tenant, run_of_episode(row.episode_id) or row.run_id) for row in found)
     rows = [
         {"tenant": tenant, "run_id": run_id, "why": why, "removed_us": at_us, "num_episodes": number}
         for (tenant, run_id), number in removed.items()

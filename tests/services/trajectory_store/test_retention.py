@@ -188,6 +188,17 @@ async def test_late_facts_about_removed_rows_add_no_row_and_count_nothing(both: 
     assert (await old.index.ledger("run-new", 0)).requested == 1
 
 
+async def test_a_row_that_a_step_alone_made_is_remembered_by_its_own_run(old: RetentionHarness) -> None:
+    """The ledger never read what the evaluation said of the episode, until the row is gone."""
+    await old.index.project(facts(events.stepped([0], 3, run="run-e", by="run-t")))
+    before = await old.index.ledger("", 0)
+    assert (await old.sweep(EPISODES, apply=True)).number == 1
+    assert await old.index.project(facts(*old.life_of(0))) == 0
+    assert await old.index.ledger("", 0) == before
+    await old.index.project(facts(events.requested(0, run="run-t")))
+    assert (await old.index.ledger("run-t", 0)).requested == 2
+
+
 async def test_a_late_fact_about_a_removed_body_does_not_bring_it_back(old: RetentionHarness) -> None:
     await old.settle(0)
     await old.sweep(BODIES, apply=True)
